@@ -1,0 +1,33 @@
+"""Every tensor of a running PyTorch program under the name the program itself gives it."""
+
+from byname.autograd.graph import Graph, graph, path
+from byname.autograd.leaves import Leaf, Leaves, leaves
+from byname.autograd.saved import Saved, SavedTensor, saved
+from byname.errors import BynameError
+from byname.naming.name import Name
+from byname.naming.names import name, names
+from byname.naming.tags import tag
+from byname.naming.track import Tracker, track
+from byname.site import Site
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BynameError",
+    "Graph",
+    "Leaf",
+    "Leaves",
+    "Name",
+    "Saved",
+    "SavedTensor",
+    "Site",
+    "Tracker",
+    "graph",
+    "leaves",
+    "name",
+    "names",
+    "path",
+    "saved",
+    "tag",
+    "track",
+]

@@ -1,0 +1,213 @@
+"""What does the graph behind a tensor look like, and which way leads from it to another tensor?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from byname.autograd.leaves import Leaves, leaves_of
+from byname.autograd.saved import Saved, saved_of
+from byname.autograd.walk import Walk, node_name, root_node
+from byname.card import is_tensor, untouched
+from byname.errors import NotATensorError
+from byname.naming.track import SiteLookup
+from byname.site import Site
+from byname.table import Rows
+
+__all__ = ["Edge", "Graph", "GraphNode", "Step", "graph", "path"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of a graph.
+
+    Attributes:
+        number: its number, from 1 in the order of distance from the root.
+        name: PyTorch's name, such as ``AddmmBackward0``.
+        distance: the fewest steps from a root.
+        site: where the call stands that made it, when that is known.
+        hides: what it hides from a walk, in words; empty when it hides nothing.
+    """
+
+    number: int
+    name: str
+    distance: int
+    site: Site | None
+    hides: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The gradient goes from node `source` to node `target`, for the input number `index` of the source."""
+
+    source: int
+    target: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Graph(Rows[GraphNode]):
+    """A graph at one moment: its nodes and edges, leaves and saved tensors. It holds neither tensors nor nodes."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[Edge, ...]
+    leaves: Leaves
+    saved: Saved
+
+    @property
+    def opaque(self) -> tuple[GraphNode, ...]:
+        """The nodes that hide others; `GraphNode.hides` says what."""
+        return tuple(node for node in self.nodes if node.hides)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @overload
+    def __getitem__(self, position: int) -> GraphNode: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[GraphNode]: ...
+    def __getitem__(self, position: int | slice) -> GraphNode | Sequence[GraphNode]:
+        return self.nodes[position]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a node."""
+        below: dict[int, list[int]] = {}
+        for edge in self.edges:
+            below.setdefault(edge.source, []).append(edge.target)
+        return [
+            {
+                "node": node.number,
+                "name": node.name,
+                "distance": node.distance,
+                "goes to": tuple(below.get(node.number, ())) or None,
+                "made at": None if node.site is None else str(node.site),
+                "statement": None if node.site is None else node.site.statement,
+                "hides": node.hides,
+            }
+            for node in self.nodes
+        ]
+
+    def to_dot(self) -> str:
+        """The graph in the DOT language, for Graphviz: leaves under their names, nodes with their lines."""
+        leaf_names = {leaf.number: f"{leaf.name}\n{leaf.card}" for leaf in self.leaves}
+        lines = ["digraph byname {", "  rankdir=BT;", '  node [shape=box, fontname="sans-serif"];']
+        for node in self.nodes:
+            words = leaf_names.get(node.number) or (f"{node.name}\n{node.site}" if node.site else node.name)
+            style = ", style=filled, fillcolor=lightyellow" if node.number in leaf_names else ""
+            lines.append(f"  n{node.number} [label={_quoted(words)}{style}];")
+        lines += [f"  n{edge.target} -> n{edge.source};" for edge in self.edges]
+        return "\n".join([*lines, "}"])
+
+    def _title(self) -> str:
+        return f"{len(self.nodes)} nodes, {len(self.edges)} edges, {len(self.leaves)} leaves"
+
+    def _notes(self) -> Sequence[str]:
+        return self.leaves.opaque
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node on the way from a root to a tensor.
+
+    Attributes:
+        node: PyTorch's name of the node.
+        index: which input of the node the way goes on through; None at the end of the way.
+        site: where the call stands that made the node, when that is known.
+    """
+
+    node: str
+    index: int | None
+    site: Site | None = None
+
+
+def graph(root: Any) -> Graph:
+    """The autograd graph behind a tensor: nodes, edges, leaves, saved tensors.
+
+    Args:
+        root: a tensor, a ``grad_fn``, or a sequence of these.
+
+    Raises:
+        NotATensorError: `root` is neither tensor nor node.
+        NoGraphError: `root` belongs to no graph.
+
+    >>> import byname, torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> seen = byname.graph((x * x).sum())
+    >>> [node.name for node in seen.nodes]
+    ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
+    >>> [(edge.source, edge.target, edge.index) for edge in seen.edges]
+    [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
+    """
+    walk = Walk(root)
+    lookup = walk.lookup()
+    hidden = dict(walk.opaque())
+    nodes = tuple(
+        GraphNode(number, node_name(node), walk.distances[number], _site(lookup, node), hidden.get(number, ""))
+        for number, node in enumerate(walk.nodes)
+        if number
+    )
+    edges = tuple(
+        Edge(source, target, index)
+        for source, row in enumerate(walk.rows)
+        for index, target in enumerate(row)
+        if target
+    )
+    return Graph(nodes, edges, leaves_of(walk, (), ()), saved_of(walk))
+
+
+def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
+    """The shortest way that a gradient takes from a root back to a tensor.
+
+    Args:
+        root: a tensor, a ``grad_fn``, or a sequence of these.
+        tensor: a leaf, or any tensor computed on the way.
+
+    Returns:
+        The nodes passed, from the root's to the tensor's own, or None when no gradient of the root reaches the tensor.
+
+    Raises:
+        NotATensorError: either argument is something else.
+        NoGraphError: `root` belongs to no graph.
+
+    >>> import byname, torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> loss = (x * 2).sum()
+    >>> [(step.node, step.index) for step in byname.path(loss, x)]
+    [('SumBackward0', 0), ('MulBackward0', 0), ('AccumulateGrad', None)]
+    """
+    if not is_tensor(tensor):
+        raise NotATensorError(f"path() leads to a tensor, and this is a {type(tensor).__name__}")
+    walk = Walk(root)
+    with untouched():
+        if tensor.grad_fn is None and not tensor.requires_grad:
+            return None
+    number = walk.numbers.get(root_node(tensor))
+    return None if number is None else _way_down(walk, number)
+
+
+def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
+    """Climbs from a node to the root, each time to a user that is one step nearer."""
+    users: dict[int, tuple[int, int]] = {}
+    for user, row in enumerate(walk.rows):
+        for index, below in enumerate(row):
+            if walk.distances[below] == walk.distances[user] + 1:
+                users.setdefault(below, (user, index))
+    lookup = walk.lookup()
+    steps = [Step(node_name(walk.nodes[number]), None, _site(lookup, walk.nodes[number]))]
+    while walk.distances[number]:
+        number, index = users[number]
+        steps.append(Step(node_name(walk.nodes[number]), index, _site(lookup, walk.nodes[number])))
+    return tuple(reversed(steps))
+
+
+def _site(lookup: SiteLookup, node: Any) -> Site | None:
+    spot = lookup.spot(node) if lookup else None
+    return None if spot is None else spot.site
+
+
+def _quoted(words: str) -> str:
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

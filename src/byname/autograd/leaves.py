@@ -1,0 +1,381 @@
+"""Which tensors does this loss end in, and what does the program call them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from byname.autograd.walk import PathCounts, Walk, node_name
+from byname.card import Card, facts_of, untouched
+from byname.errors import NotAModuleError, NotAnOptimizerError
+from byname.naming.fsdp import gathered_parameters, is_sharded
+from byname.naming.name import Name, unnamed
+from byname.naming.names import Findings, find
+from byname.naming.roots import scope_of
+from byname.naming.search import Targets
+from byname.naming.track import SiteLookup, history_of, site_of_tensor
+from byname.site import Site, statements_binding
+from byname.table import Rows, grouped
+
+__all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One use of a leaf: the node that takes it, as which of its inputs (from 0), and where that stands."""
+
+    node: str
+    index: int
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of a graph.
+
+    Attributes:
+        card: its plain facts; `tensor` is None once the program has let go of it.
+        name, names: the best name, and all of them, best first.
+        kind: ``parameter`` (an ``nn.Parameter``, or registered as one), ``buffer``, or ``free``: nobody's.
+        in_optimizer: whether the optimizer has it; None when no optimizer was given.
+        group: the number of the optimizer's parameter group that has it.
+        grad: ``set`` when a ``.grad`` is there already, else ``none``.
+        distance: the fewest steps from a root to the leaf.
+        consumers: its direct uses.
+        site: where it was made, when that is known.
+        held: by whom it is kept alive: ``program``, or ``graph`` when no Python object holds it any more.
+    """
+
+    card: Card
+    names: tuple[Name, ...]
+    kind: str
+    in_optimizer: bool | None
+    group: int | None
+    grad: str
+    distance: int
+    consumers: tuple[Consumer, ...]
+    site: Site | None
+    held: str
+    number: int = field(repr=False)
+    counts: PathCounts = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> Name:
+        """The best name."""
+        return self.names[0]
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The leaf itself, or None once the program has let go of it."""
+        return self.card.tensor
+
+    @property
+    def paths(self) -> int:
+        """In how many ways a gradient reaches it: exact, and counted when first asked for."""
+        return self.counts.of(self.number)
+
+    def row(self) -> dict[str, Any]:
+        """The leaf as plain values."""
+        in_optimizer = self.in_optimizer if not self.in_optimizer else f"group {self.group}"
+        return {
+            "name": str(self.name),
+            "kind": self.kind,
+            "optimizer": in_optimizer,
+            "grad": self.grad,
+            "shape": self.card.shape,
+            "dtype": str(self.card.dtype).removeprefix("torch."),
+            "bytes": self.card.bytes,
+            "distance": self.distance,
+            "paths": self.paths,
+            "used by": _uses(self.consumers),
+            "made at": None if self.site is None else str(self.site),
+            "held by": self.held,
+            "scope": self.name.scope,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Leaves(Rows[Leaf]):
+    """The leaves of a graph, nearest first, each once. Prints as a table; ``rows()`` has the values."""
+
+    items: tuple[Leaf, ...]
+    opaque: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, position: int) -> Leaf: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[Leaf]: ...
+    def __getitem__(self, position: int | slice) -> Leaf | Sequence[Leaf]:
+        return self.items[position]
+
+    @property
+    def bytes(self) -> int:
+        """What the leaves' storages take, each counted once."""
+        return sum(size for _, _, size in self.by("kind"))
+
+    def by(self, column: str) -> list[tuple[Any, int, int]]:
+        """Totals ``(key, count, bytes)``, most bytes first, by ``kind``, ``name``, ``dtype``, ``device`` or ``group``.
+
+        Raises:
+            BadArgumentError: there is no such column.
+        """
+        from byname.table import column_of
+
+        read = column_of(column, _COLUMNS)
+        return grouped((read(leaf), leaf.card.storage, leaf.card.storage_bytes) for leaf in self.items)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a leaf."""
+        return [leaf.row() for leaf in self.items]
+
+    def _title(self) -> str:
+        return f"{len(self)} {'leaf' if len(self) == 1 else 'leaves'}"
+
+    def _notes(self) -> Sequence[str]:
+        return self.opaque
+
+
+_COLUMNS = {
+    "kind": lambda leaf: leaf.kind,
+    "name": lambda leaf: str(leaf.name),
+    "dtype": lambda leaf: str(leaf.card.dtype).removeprefix("torch."),
+    "device": lambda leaf: str(leaf.card.device),
+    "group": lambda leaf: leaf.group,
+}
+
+
+def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
+    """The leaves that a loss ends in: what backward would give a gradient to, under the program's own names.
+
+    Works before and after backward, on graphs that are freed, modified in place, checkpointed, compiled or hooked.
+    Nothing is unpacked or recomputed. Time is linear in nodes and edges.
+
+    Args:
+        root: a tensor, a ``grad_fn``, or a sequence of these.
+        model: the module (or modules) whose parameters to expect; wrappers (DDP, compile, FSDP2, parametrizations)
+            are seen through. Without it names still come from the program's variables.
+        optimizer: the optimizer (or optimizers) asked about; without it `Leaf.in_optimizer` is None.
+
+    Returns:
+        `Leaves`, a sequence of `Leaf`, nearest first.
+
+    Raises:
+        NotATensorError: `root` is neither tensor nor node.
+        NoGraphError: `root` belongs to no graph; the message says why as far as it can be known.
+        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+
+    >>> import byname, torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> shift = torch.zeros(1, requires_grad=True)
+    >>> loss = (model(torch.ones(2, 4)) + shift).sum()
+    >>> for leaf in byname.leaves(loss, model=model):
+    ...     print(leaf.name, leaf.kind, leaf.distance)
+    shift free 2
+    model.bias parameter 3
+    model.weight parameter 4
+    """
+    models, optimizers = _models(model), _optimizers(optimizer)
+    return leaves_of(Walk(root), models, optimizers)
+
+
+def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
+    """The leaves of a walk that was made already."""
+    numbers = walk.leaf_numbers()
+    uses = walk.consumers(numbers)
+    lookup = walk.lookup()
+    tensors = Targets(walk.nodes[number].variable for number in numbers)
+    findings = find(tensors, given=[*models, *optimizers])
+    groups = _groups(optimizers, models) if optimizers else None
+    counts = PathCounts(walk.rows, walk.roots, numbers)
+    names = _Naming(walk, uses, findings, lookup)
+    items = []
+    with untouched():
+        for number, tensor in zip(numbers, tensors, strict=True):
+            named = names.of(number, tensor)
+            group = None if groups is None else groups.get(id(tensor))
+            leaf = Leaf(
+                card=Card(*facts_of(tensor)),
+                names=named,
+                kind=_kind(tensor, named),
+                in_optimizer=None if groups is None else group is not None,
+                group=group,
+                grad="none" if torch.Tensor.grad.__get__(tensor) is None else "set",  # type: ignore[attr-defined]
+                distance=walk.distances[number],
+                consumers=tuple(
+                    Consumer(node_name(walk.nodes[user]), position, names.site(user)) for user, position in uses[number]
+                ),
+                site=named[0].site,
+                held="graph" if findings.holds_only_the_graph(tensor) else "program",
+                number=number,
+                counts=counts,
+            )
+            items.append(leaf)
+    return Leaves(tuple(items), opaque_notes(walk))
+
+
+def opaque_notes(walk: Walk) -> tuple[str, ...]:
+    """A sentence for each kind of node that hides others."""
+    kinds: dict[str, int] = {}
+    for number, reason in walk.opaque():
+        words = f"{node_name(walk.nodes[number])} is opaque, {reason}"
+        kinds[words] = kinds.get(words, 0) + 1
+    return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
+
+
+class _Naming:
+    """Names the leaves of one walk: by what holds them now, else by what they were called, else by a neighbour."""
+
+    def __init__(
+        self, walk: Walk, uses: dict[int, list[tuple[int, int]]], findings: Findings, lookup: SiteLookup
+    ) -> None:
+        self._walk = walk
+        self._uses = uses
+        self._findings = findings
+        self._lookup = lookup
+        self._named_results: dict[int, torch.Tensor] | None = None
+        self._above: list[list[int]] | None = None
+
+    def site(self, number: int) -> Site | None:
+        """Where the call stands that made a node."""
+        spot = self._lookup.spot(self._walk.nodes[number]) if self._lookup else None
+        return None if spot is None else spot.site
+
+    def of(self, number: int, tensor: torch.Tensor) -> tuple[Name, ...]:
+        """All names of a leaf, best first. To be called inside `untouched`."""
+        made = site_of_tensor(tensor, self._lookup)
+        own = self._findings.own_names(tensor, made)
+        if own:
+            return own
+        former = self._overwritten(number, tensor, made)
+        if former is None or not former.exact:
+            near = None if former is not None else self._nearest(number)
+            former = former or near or self._findings.related_name(tensor, made)
+        return (former or unnamed(made),)
+
+    def _overwritten(self, number: int, tensor: torch.Tensor, made: Site | None) -> Name | None:
+        """The name of a leaf whose variable was given to another tensor, as the log tells it.
+
+        Exact when a statement that took this leaf from the variable also rebound the variable.
+        """
+        former = history_of(tensor, self._lookup)
+        for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
+            call = self._lookup.call(self._walk.nodes[user]) if self._lookup else None
+            spot = None if call is None else call.spot()
+            if call is None or spot is None or spot.site.target is None:
+                continue
+            operand = spot.operands[position] if position < len(spot.operands) else None
+            variable = former.path if former is not None else operand
+            if variable is not None and variable == spot.site.target and variable in spot.reads:
+                assert call.code is not None
+                how, scope = _where(call.code)
+                return Name(variable, how, scope, True, rebound_at=spot.site, site=made)
+        return former
+
+    def _nearest(self, number: int) -> Name | None:
+        """The nearest node downstream whose result the program names."""
+        level, seen = [number], {number}
+        distance = 0
+        while level:
+            distance += 1
+            level = [user for below in level for user in self._users(below) if user not in seen]
+            seen.update(level)
+            for user in level:
+                name = self._result_name(user)
+                if name is not None:
+                    rebound = self._rebinding(name)
+                    return replace(name, how="graph", exact=False, distance=distance, rebound_at=rebound, site=None)
+        return None
+
+    def _users(self, number: int) -> list[int]:
+        if self._above is None:
+            self._above = [[] for _ in self._walk.nodes]
+            for user, row in enumerate(self._walk.rows):
+                for below in row:
+                    self._above[below].append(user)
+        return self._above[number]
+
+    def _result_name(self, number: int) -> Name | None:
+        if self._named_results is None:
+            self._named_results = {}
+            for tensor in self._findings.tensors():
+                node = tensor.grad_fn
+                at = self._walk.numbers.get(node) if node is not None else None
+                if at is not None:
+                    self._named_results.setdefault(at, tensor)
+        result = self._named_results.get(number)
+        named = () if result is None else self._findings.own_names(result)
+        return named[0] if named else None
+
+    def _rebinding(self, name: Name) -> Site | None:
+        """The one statement of the source that computes a variable from itself, if it is one."""
+        code = self._findings.code_of_scope(name)
+        if code is None or not name.path.isidentifier():
+            return None
+        own = [spot for spot in statements_binding(code, name.path) if name.path in spot.reads]
+        return own[0].site if len(own) == 1 else None
+
+
+def _where(code: CodeType) -> tuple[str, str]:
+    return ("global", "__main__") if code.co_name == "<module>" else ("local", scope_of(code))
+
+
+def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:
+    if issubclass(type(tensor), nn.Parameter) or any(name.how == "parameter" for name in names):
+        return "parameter"
+    return "buffer" if any(name.how == "buffer" for name in names) else "free"
+
+
+def _models(model: Any) -> list[nn.Module]:
+    """The models given, refused before anything is looked at."""
+    given = [] if model is None else list(model) if type(model) in (list, tuple) else [model]
+    for one in given:
+        if not issubclass(type(one), nn.Module):
+            hint = "; did you mean to call it, Model()?" if isinstance(one, type) else ""
+            raise NotAModuleError(f"model= wants an nn.Module or a list of them, and this is a {_said(one)}{hint}")
+    return given
+
+
+def _optimizers(optimizer: Any) -> list[Any]:
+    given = [] if optimizer is None else list(optimizer) if type(optimizer) in (list, tuple) else [optimizer]
+    for one in given:
+        if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
+            raise NotAnOptimizerError(
+                f"optimizer= wants a torch.optim.Optimizer (or something with its param_groups), or a list of them, "
+                f"and this is a {_said(one)}"
+            )
+    return given
+
+
+def _said(thing: Any) -> str:
+    return f"class, {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+
+
+def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:
+    """The parameter group of each tensor that an optimizer has, by identity; gathered parameters as their shards'."""
+    found: dict[int, int] = {}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                found.setdefault(id(parameter), number)
+    for model in models:
+        for module in nn.Module.modules(model):
+            if is_sharded(type(module)):
+                for one in gathered_parameters(module):
+                    if id(one.sharded) in found:
+                        found[id(one.gathered)] = found[id(one.sharded)]
+    return found
+
+
+def _uses(consumers: Sequence[Consumer]) -> str:
+    first = ", ".join(
+        f"{use.node}[{use.index}]" + (f" {use.site}" if use.site is not None else "") for use in consumers[:2]
+    )
+    return first if len(consumers) <= 2 else f"{first} and {len(consumers) - 2} more"

@@ -1,0 +1,162 @@
+"""What are the plain facts of one tensor? Its shape, type, place and storage, while the tensor itself is held weakly."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from byname.errors import DeadTensorError, NotATensorError
+
+__all__ = ["Card", "Facts", "card_of", "facts_of", "is_tensor", "untouched"]
+
+untouched = torch._C.DisableTorchFunction
+"""Context manager under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
+
+Facts: TypeAlias = tuple[Any, ...]
+"""The fields of a `Card` in order: cheap to take by the hundred thousand; ``Card(*facts)`` when somebody looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The facts of one tensor at the moment it was looked at. It does not keep the tensor alive.
+
+    Attributes:
+        shape: the sizes; empty for a scalar, None where the tensor has none (a nested one).
+        dtype, device: PyTorch's own objects.
+        bytes: what the elements of this tensor take; a view counts its own elements only.
+        storage_bytes: what the whole storage takes, 0 where there is no memory behind it (meta, fake).
+        storage: a key that is equal for tensors of one storage. It compares cards of one result, not of two.
+        offset: where in the storage the tensor begins, in elements.
+        strides: steps between neighbours, in elements; None where the layout has none.
+        version: how many in-place changes the tensor had seen; None where it counts none (inference tensors).
+        requires_grad: as the tensor says.
+        reference: the weak reference behind `tensor`.
+
+    >>> card = card_of(torch.zeros(2, 3))
+    >>> card.shape, card.bytes
+    ((2, 3), 24)
+    >>> card.tensor is None        # nobody else held it
+    True
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+    bytes: int
+    storage_bytes: int
+    storage: int | None
+    offset: int
+    strides: tuple[int, ...] | None
+    version: int | None
+    requires_grad: bool
+    reference: weakref.ref[torch.Tensor]
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor, or None once the program has let go of it."""
+        return self.reference()
+
+    def alive(self) -> torch.Tensor:
+        """The tensor; raises `DeadTensorError` once the program has let go of it."""
+        tensor = self.reference()
+        if tensor is None:
+            raise DeadTensorError(
+                f"the {self} that this row speaks of is no longer alive: byname never keeps a tensor alive. "
+                "Hold the tensor yourself while you need it, or look again."
+            )
+        return tensor
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.shape)) if self.shape else "scalar" if self.shape == () else "?"
+        return f"{str(self.dtype).removeprefix('torch.')} {shape}"
+
+    def same_value(self, other: Card) -> bool:
+        """Whether both describe the same elements in the same memory, seen in the same way."""
+        return (
+            self.storage is not None
+            and (self.storage, self.offset, self.shape, self.strides, self.dtype)
+            == (other.storage, other.offset, other.shape, other.strides, other.dtype)
+        )  # fmt: skip
+
+
+def is_tensor(thing: object) -> bool:
+    """Whether this is a tensor, judged by its class alone: ``isinstance`` would ask the object's own ``__class__``."""
+    return issubclass(type(thing), torch.Tensor)
+
+
+def card_of(tensor: torch.Tensor) -> Card:
+    """Takes the facts of a tensor without touching its values, its attributes or its subclass's methods."""
+    if not is_tensor(tensor):
+        raise NotATensorError(f"a tensor is needed here, and this is a {type(tensor).__name__}")
+    with untouched():
+        return Card(*facts_of(tensor))
+
+
+def facts_of(tensor: torch.Tensor) -> Facts:
+    """The fields of a tensor's card. To be called inside `untouched`."""
+    try:
+        storage = tensor.untyped_storage()
+        return (
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.device,
+            tensor.nbytes,
+            storage.nbytes() if not tensor.is_meta and type(tensor) in _PLAIN else _memory(storage),
+            storage._cdata,
+            tensor.storage_offset(),
+            tensor.stride(),
+            tensor._version,
+            tensor.requires_grad,
+            weakref.ref(tensor),
+        )
+    except Exception:  # noqa: BLE001 - sparse, nested, inference and wrapper tensors each refuse another of these reads
+        return _guarded_facts(tensor)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _memory(storage: torch.UntypedStorage) -> int:
+    return 0 if storage.device.type == "meta" else storage.nbytes()
+
+
+def _guarded_facts(tensor: torch.Tensor) -> Facts:
+    storage = _attempt(tensor.untyped_storage)
+    parts = _sparse_parts(tensor)
+    own = _attempt(lambda: tensor.nbytes) or sum(part.nbytes for part in parts)
+    return (
+        _attempt(lambda: tuple(tensor.shape)),
+        tensor.dtype,
+        tensor.device,
+        own,
+        sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _attempt(_memory, storage) or 0,
+        _attempt(lambda: storage._cdata) if storage is not None else None,
+        _attempt(tensor.storage_offset) or 0,
+        _attempt(tensor.stride),
+        _attempt(lambda: tensor._version),
+        tensor.requires_grad,
+        weakref.ref(tensor),
+    )
+
+
+def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that hold a sparse one's memory; none for a subclass, whose own code would run."""
+    if type(tensor) not in _PLAIN:
+        return ()
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()
+
+
+def _attempt(read: Any, *args: Any) -> Any:
+    try:
+        return read(*args)
+    except Exception:  # noqa: BLE001 - a fact that this kind of tensor does not have; the others still stand
+        return None

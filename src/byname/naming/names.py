@@ -1,0 +1,271 @@
+"""What is this tensor called? All its names, best first, and which of them is the best."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from byname.card import Card, facts_of, is_tensor, untouched
+from byname.errors import NotATensorError
+from byname.naming.heap import climb
+from byname.naming.name import Name, unnamed
+from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_roots
+from byname.naming.search import Reached, Targets, Way, search
+from byname.table import printable
+from byname.naming.track import SiteLookup, history_of, site_of_tensor
+from byname.site import Site
+
+__all__ = ["Findings", "find", "name", "names"]
+
+
+def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
+    """The best name that the program has for a tensor.
+
+    Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
+    what these hold: attributes, items, parameters, optimizer state, closures, suspended generators. What is not found
+    that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
+
+    Args:
+        tensor: the tensor, of any class.
+        roots: where to look instead: an object, a module, the name of a variable (then the modules that define such a
+            variable are searched), or a sequence of these.
+
+    Returns:
+        A `Name`; ``Name.how`` is ``"unnamed"`` when the program has no name for the tensor.
+
+    Raises:
+        NotATensorError: something other than a tensor was given.
+        BadArgumentError: `roots` names a variable that no module defines.
+
+    >>> import byname, torch
+    >>> def train():
+    ...     losses = {"train": [torch.ones(1)]}
+    ...     return byname.name(losses["train"][0])
+    >>> print(train())
+    losses['train'][0]
+    """
+    return names(tensor, roots=roots)[0]
+
+
+def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
+    """Every name that the program has for a tensor, the best first; one `unnamed` name when it has none.
+
+    Arguments and errors are those of `name`.
+
+    >>> import byname, torch
+    >>> def tied():
+    ...     embedding = torch.nn.Embedding(3, 2)
+    ...     head = torch.nn.Linear(2, 3, bias=False)
+    ...     head.weight = embedding.weight
+    ...     return byname.names(head.weight)
+    >>> [str(name) for name in tied()]
+    ['head.weight', 'embedding.weight']
+    """
+    if not is_tensor(tensor):
+        raise NotATensorError(
+            f"byname.name() wants a tensor, and this is a {type(tensor).__name__}"
+            + ("; for the tensors a module owns: model.named_parameters()" if isinstance(tensor, torch.nn.Module) else "")
+        )
+    found = find(Targets([tensor]), roots=roots)
+    return found.names(tensor)
+
+
+class Findings:
+    """The names found for some tensors, and what else the search came upon on its way.
+
+    It holds the objects it came upon, so it lives only as long as the call that asks.
+    """
+
+    def __init__(self, searches: Sequence[Reached], unheld: frozenset[int]) -> None:
+        self._searches = searches
+        self._unheld = unheld
+        self._by_storage: dict[int, list[tuple[torch.Tensor, Card]]] | None = None
+
+    def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
+        """All names of a tensor, best first; at least one, which may say that there is none."""
+        with untouched():
+            site = site_of_tensor(tensor, lookup)
+            own = self.own_names(tensor, site)
+            if own:
+                return own
+            former = history_of(tensor, lookup)
+            if former is not None:
+                return (former,)
+            return (self.related_name(tensor, site) or unnamed(site),)
+
+    def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
+        """The names by which the program reaches this very tensor."""
+        ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
+        ranked = sorted(((_rank(way), way) for way in ways), key=lambda pair: pair[0])
+        found: dict[tuple[str, str], Name] = {}
+        for _, way in ranked:
+            one = self._written(way, site)
+            if one is not None:
+                found.setdefault((one.path, one.scope), one)
+        return tuple(found.values())
+
+    def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
+        """Whether no Python object holds the tensor: PyTorch alone keeps it alive."""
+        return id(tensor) in self._unheld
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that the searches came upon."""
+        return [tensor for reached in self._searches for tensor, _ in reached.tensors()]
+
+    def sharing(self, storage: int | None) -> list[tuple[torch.Tensor, Card]]:
+        """The tensors come upon whose memory is this storage, with their cards. To be called inside `untouched`."""
+        if self._by_storage is None:
+            self._by_storage = {}
+            for tensor in self.tensors():
+                card = Card(*facts_of(tensor))
+                if card.storage is not None:
+                    self._by_storage.setdefault(card.storage, []).append((tensor, card))
+        return [] if storage is None else self._by_storage.get(storage, [])
+
+    def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
+        """The name of a tensor in the same memory, said to be just that. To be called inside `untouched`."""
+        base = tensor._base
+        for other, _ in self.sharing(Card(*facts_of(tensor)).storage):
+            named = self.own_names(other) if other is not tensor else ()
+            if named:
+                relation = "view of" if base is other else "in the memory of"
+                return replace(named[0], exact=False, site=site, relation=relation)
+        return None
+
+    def code_of_scope(self, name: Name) -> CodeType | None:
+        """The code of the function, or of the running module, in which a name holds."""
+        for reached in self._searches:
+            for root in reached.roots():
+                if root.text == name.path and root.scope == name.scope and root.code is not None:
+                    return root.code
+        return None
+
+    def path_of(self, thing: object) -> str:
+        """The best path to any object, such as a module; empty when the searches did not come upon it."""
+        ways = [way for reached in self._searches for way in reached.ways_to(thing)]
+        return printable(min(ways, key=_rank).source) if ways else ""
+
+    def owner_of(self, tensor: torch.Tensor) -> str:
+        """The path of the module whose parameter or buffer a tensor is; empty when it is none."""
+        ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
+        owned = [way for way in ways if way.steps and way.steps[-1].kind in ("parameter", "buffer")]
+        if not owned:
+            return ""
+        best = min(owned, key=_rank)
+        return printable(Way(best.root, best.steps[:-1]).source)
+
+    def _written(self, way: Way, site: Site | None) -> Name | None:
+        """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
+        text, evaluates, label = way.root.text, way.root.evaluates, ""
+        for step in way.steps:
+            if step.kind == "state":
+                key = self._parameter_key(step.parameter, way.root)  # type: ignore[attr-defined]
+                if key is None:
+                    return None
+                text = f"{text}.state[{key[0]}][{step.key!r}]"  # type: ignore[attr-defined]
+                evaluates = evaluates and step.evaluates and key[1]
+                continue
+            text = step.write(text)
+            evaluates = evaluates and step.evaluates
+            label = step.label
+        text, label = _parametrized(text, label)
+        how = _how(way)
+        return Name(printable(text), how, way.root.scope, evaluates, site=site, text=printable(label))
+
+    def _parameter_key(self, parameter: torch.Tensor, root: Root) -> tuple[str, bool] | None:
+        """The source of an optimizer's parameter in the scope of the optimizer, and whether it evaluates there."""
+        found = self.own_names(parameter)
+        near = [one for one in found if one.scope == root.scope and one.how != "optimizer"]
+        if near:
+            return near[0].path, near[0].exact
+        return (found[0].path, False) if found else None
+
+
+def find(
+    tensors: Targets,
+    *,
+    roots: Any = None,
+    given: Iterable[object] = (),
+    deep: bool = True,
+) -> Findings:
+    """Looks for the names of some tensors.
+
+    Args:
+        tensors: what to look for.
+        roots: where to look instead of everywhere, as `name` takes it.
+        given: models and optimizers that the user gave: searched even when no variable holds them.
+        deep: whether what is not found from the variables may cost a pass over the heap.
+    """
+    wanted = {id(tensor) for tensor in tensors}
+    if roots is not None:
+        return Findings([search(given_roots(roots), wanted=wanted)], frozenset())
+    everything = all_roots(list(given))
+    near = [root for root in everything if root.quality < FOREIGN]
+    searches = [search(near, wanted=wanted)]
+    missing = Targets(tensor for tensor in tensors if id(tensor) not in searches[0].places)
+    if missing:
+        far = [root for root in everything if root.quality >= FOREIGN]
+        searches.append(search(far, wanted=set(map(id, missing)), depth=4, budget=100_000))
+        missing = Targets(tensor for tensor in missing if id(tensor) not in searches[1].places)
+    if not missing or not deep:
+        return Findings(searches, frozenset())
+    climbed = climb(missing)
+    return Findings([*searches, climbed.reached], climbed.unheld)
+
+
+class _Rank(NamedTuple):
+    tagged: bool
+    dubious: bool
+    kind: int
+    quality: int
+    steps: int
+    order: int
+    distance: int
+    length: int
+
+
+_KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
+_ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
+
+
+def _rank(way: Way) -> _Rank:
+    """Which of two names is the better one: lower sorts first."""
+    how = _how(way)
+    return _Rank(
+        how != "tag",
+        way.root.quality >= LOOP,
+        _KINDS.get(how, 4),
+        way.root.quality,
+        len(way.steps),
+        _ORDER.get(how, 5),
+        way.root.distance,
+        sum(len(step.label) for step in way.steps),
+    )
+
+
+def _how(way: Way) -> str:
+    if way.root.how == "tag":
+        return "tag"
+    if any(step.kind == "state" for step in way.steps):
+        return "optimizer"
+    kind = way.steps[-1].kind if way.steps else way.root.how
+    return {"given": "attribute", "module": "attribute"}.get(kind, kind)
+
+
+_PARAMETRIZATION = re.compile(r"\.parametrizations\['(\w+)'\]\.(original\d*)$")
+
+
+def _parametrized(text: str, label: str) -> tuple[str, str]:
+    """The tensor behind a parametrized weight, written and said as PyTorch's users do."""
+    match = _PARAMETRIZATION.search(text)
+    if match is None:
+        return text, label
+    before = text[: match.start()]
+    return f"{before}.parametrizations.{match[1]}.{match[2]}", f"{before}.{match[1]} ({match[2]})"
+
+

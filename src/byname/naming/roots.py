@@ -1,0 +1,215 @@
+"""From which things can a person start to find a tensor? Variables of running functions, modules, and what was given."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from byname.errors import BadArgumentError
+from byname.naming.frames import locals_of, running_frames
+from byname.naming.steps import ATOMS
+from byname.naming.tags import tag_of, tagged
+from byname.site import is_library, is_torch
+
+__all__ = ["FOREIGN", "Root", "all_roots", "every_module_root", "given_roots", "module_roots", "scope_of"]
+
+OWN, PRIVATE, LOOP, FOREIGN = range(4)
+"""How good a variable is as the start of a name: the program's own, a private one, a loop variable, a library's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A variable (or a given object) with its value: where a path starts.
+
+    Attributes:
+        text: the source of it, such as ``trainer``.
+        value: the object.
+        how: ``local``, ``global``, ``tag`` or ``given``.
+        scope: a module's name, or a function with its file and line.
+        evaluates: whether the text, evaluated in the scope, is the value.
+        quality: OWN, PRIVATE, LOOP or FOREIGN; lower is better.
+        distance: how many calls away the variable is; globals are further than any local.
+        code: the function's code, where the variable is a local one.
+    """
+
+    text: str
+    value: object
+    how: str
+    scope: str
+    evaluates: bool = True
+    quality: int = OWN
+    distance: int = 0
+    code: CodeType | None = None
+
+
+def all_roots(given: Sequence[object] = ()) -> list[Root]:
+    """Tags, the objects given, the variables of every running function, and the globals of the user's modules."""
+    return [*_tag_roots(), *(_given_root(value) for value in given), *_frame_roots(), *_user_module_roots()]
+
+
+def given_roots(roots: Iterable[object]) -> list[Root]:
+    """The roots that ``roots=`` asks for: objects, modules, or the name of a variable that a module must define."""
+    if isinstance(roots, str | ModuleType) or not isinstance(roots, Iterable) or isinstance(roots, dict):
+        roots = [roots]
+    found: list[Root] = []
+    for root in roots:
+        if isinstance(root, str):
+            found += _modules_defining(root)
+        elif isinstance(root, ModuleType):
+            found += module_roots(root.__name__, vars(root))
+        else:
+            found += _variables_of(root) or [_given_root(root)]
+    return found
+
+
+def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN) -> list[Root]:
+    """The globals of a module."""
+    return [
+        Root(variable, value, "global", name, quality=max(quality, _quality(variable, None)), distance=_FAR)
+        for variable, value in list(namespace.items())
+        if type(variable) is str and type(value) not in ATOMS and not _is_dunder(variable)
+    ]
+
+
+def scope_of(code: CodeType) -> str:
+    """A function as the scope of a name: ``train (train.py:14)``."""
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
+
+
+def every_module_root() -> list[Root]:
+    """The globals of every loaded module, libraries' too; not PyTorch's and byname's own."""
+    return [root for name, module in _loaded() for root in module_roots(name, vars(module), FOREIGN)]
+
+
+_FAR = 1000
+
+
+def _tag_roots() -> list[Root]:
+    return [Root(name, value, "tag", "tag") for name, value in tagged()]
+
+
+def _given_root(value: object) -> Root:
+    """An object given by hand is called by its tag or its class until a variable is found that holds it."""
+    text = tag_of(value) or ("model" if _is_module(value) else type(value).__name__.lower())
+    return Root(text, value, "given", "given", evaluates=False, quality=PRIVATE)
+
+
+def _is_module(value: object) -> bool:
+    return any(parent.__name__ == "Module" and parent.__module__.startswith("torch.nn") for parent in type(value).__mro__)
+
+
+def _variables_of(value: object) -> list[Root]:
+    """The variables, of running functions and user modules, that hold this object."""
+    return [root for root in (*_frame_roots(), *_user_module_roots()) if root.value is value]
+
+
+def _frame_roots() -> Iterator[Root]:
+    for frame, distance, foreign in running_frames():
+        if frame.f_locals is frame.f_globals if _at_module_level(frame) else False:
+            continue
+        code = frame.f_code
+        library = is_library(code.co_filename)
+        scope = scope_of(code)
+        for variable, value in locals_of(frame):
+            if type(value) not in ATOMS and not _is_dunder(variable) and variable.isidentifier():
+                quality = FOREIGN if library else _quality(variable, code)
+                yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code)
+
+
+def _at_module_level(frame: FrameType) -> bool:
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _user_module_roots() -> Iterator[Root]:
+    for name, namespace, code in _namespaces():
+        for root in module_roots(name, namespace):
+            looped = code is not None and root.text in loop_variables(code)
+            yield replace(root, code=code, quality=LOOP if looped else root.quality)
+
+
+def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
+    """The globals of user modules and of running frames, each once; ``__main__`` before its alias ``__mp_main__``."""
+    running = {id(frame.f_globals): frame for frame, _, _ in running_frames() if _at_module_level(frame)}
+    seen: set[int] = set()
+    modules = sorted(list(sys.modules.items()), key=lambda pair: pair[0] != "__main__")
+    for name, module in modules:
+        if type(module) is ModuleType and _is_users(module):
+            namespace = vars(module)
+            if id(namespace) not in seen:
+                seen.add(id(namespace))
+                frame = running.get(id(namespace))
+                yield name, namespace, frame.f_code if frame is not None else None
+    for frame, _, _ in running_frames():
+        if id(frame.f_globals) not in seen and not is_library(frame.f_code.co_filename):
+            seen.add(id(frame.f_globals))
+            yield str(frame.f_globals.get("__name__", "?")), frame.f_globals, None
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = vars(module).get("__file__")
+    if type(file) is not str:
+        return vars(module).get("__name__") == "__main__" or vars(module).get("__spec__") is None
+    return not is_library(file)
+
+
+def _modules_defining(variable: str) -> list[Root]:
+    """Every loaded module that defines a variable, with all of that module's globals."""
+    namespaces = {id(vars(module)): (name, vars(module)) for name, module in _loaded() if variable in vars(module)}
+    for frame, _, _ in running_frames():
+        if variable in frame.f_globals:
+            namespaces.setdefault(id(frame.f_globals), (str(frame.f_globals.get("__name__", "?")), frame.f_globals))
+    if not namespaces:
+        raise BadArgumentError(
+            f"no loaded module defines a variable {variable!r}; a text in roots= means the modules that do. "
+            "To search an object, give the object itself"
+        )
+    return [root for name, namespace in namespaces.values() for root in module_roots(name, namespace)]
+
+
+def _loaded() -> list[tuple[str, ModuleType]]:
+    """The loaded modules, ``__main__`` last so that it wins over its aliases."""
+    found = [(name, module) for name, module in list(sys.modules.items()) if type(module) is ModuleType]
+    return sorted(
+        [(name, module) for name, module in found if not is_torch(str(vars(module).get("__file__") or ""))],
+        key=lambda pair: pair[0] == "__main__",
+    )
+
+
+def _is_dunder(variable: str) -> bool:
+    return variable.startswith("__") and variable.endswith("__")
+
+
+def _quality(variable: str, code: CodeType | None) -> int:
+    if variable.strip("_") == "" or (code is not None and variable in loop_variables(code)):
+        return LOOP
+    if variable.startswith("_") or variable in ("self", "cls"):
+        return PRIVATE
+    return OWN
+
+
+@lru_cache(maxsize=1024)
+def loop_variables(code: CodeType) -> frozenset[str]:
+    """The variables that a ``for`` of this code assigns, read from its instructions."""
+    found: set[str] = set()
+    pending = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith("FOR_ITER"):
+            pending = 1
+        elif pending and instruction.opname.startswith("UNPACK_SEQUENCE"):
+            pending += int(instruction.arg or 0) - 1
+        elif pending and instruction.opname.startswith("STORE_"):
+            names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            found.update(map(str, names))
+            pending -= len(names)
+        elif instruction.opname not in ("CACHE", "NOP", "EXTENDED_ARG", "RESUME"):
+            pending = 0
+    return frozenset(found)
+
+

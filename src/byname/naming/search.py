@@ -1,0 +1,153 @@
+"""By which ways can a tensor be reached? A breadth-first search from the roots that remembers every way in.
+
+The search only reads; it is bounded in depth and in the number of objects, so that a heap of millions costs no more
+than a small one. What it does not reach is left to `byname.naming.heap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from byname.card import is_tensor, untouched
+from byname.naming.roots import Root
+from byname.naming.steps import Step, held_by
+
+__all__ = ["Place", "Reached", "Targets", "Way", "search"]
+
+DEPTH = 10
+BUDGET = 300_000
+
+
+class Targets(list[torch.Tensor]):
+    """Tensors that byname itself holds for the time of a question; never taken for the program's holder of them."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """An object that the search came upon, and the ways that lead to it: from a root, or by a step from a holder."""
+
+    value: object
+    ways: list[tuple[Place | Root, Step | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One whole way: a root and the steps from it."""
+
+    root: Root
+    steps: tuple[Step, ...]
+
+    @property
+    def source(self) -> str:
+        """The way as the program would write it."""
+        text = self.root.text
+        for step in self.steps:
+            text = step.write(text)
+        return text
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether that source, evaluated in the root's scope, is the object at the end."""
+        return self.root.evaluates and all(step.evaluates for step in self.steps)
+
+
+@dataclass(slots=True)
+class Reached:
+    """What a search came upon: places by ``id`` of their values, which the places keep alive meanwhile."""
+
+    places: dict[int, Place]
+
+    def tensors(self) -> Iterator[tuple[torch.Tensor, Place]]:
+        """Every tensor that has a way."""
+        for place in self.places.values():
+            if is_tensor(place.value):
+                yield place.value, place  # type: ignore[misc]
+
+    def roots(self) -> Iterator[Root]:
+        """Every root that the search started from."""
+        for place in self.places.values():
+            for before, _ in place.ways:
+                if isinstance(before, Root):
+                    yield before
+
+    def ways_to(self, value: object, limit: int = 64) -> list[Way]:
+        """The ways to an object, shortest first, none through itself."""
+        place = self.places.get(id(value))
+        return list(_ways(place, limit)) if place is not None else []
+
+
+def search(
+    roots: Iterable[Root],
+    *,
+    wanted: Collection[int] = (),
+    only: Collection[int] | None = None,
+    depth: int = DEPTH,
+    budget: int = BUDGET,
+) -> Reached:
+    """Looks at what is within `depth` steps of the roots, at most `budget` objects, the nearest first.
+
+    Args:
+        roots: where to start.
+        wanted: ids of the objects looked for; the search ends one level after the last of them was met.
+        only: ids of the only objects to look at.
+        depth, budget: the bounds.
+    """
+    places: dict[int, Place] = {}
+    level: list[Place] = []
+    for root in sorted(roots, key=lambda root: (root.quality, root.distance)):
+        place = places.get(id(root.value))
+        if place is None:
+            place = places[id(root.value)] = Place(root.value)
+            level.append(place)
+        place.ways.append((root, None))
+    met = False
+    with untouched():
+        for _ in range(depth):
+            level = _next_level(level, places, only, budget)
+            if not level or met or len(places) > budget:
+                break
+            met = bool(wanted) and all(ident in places for ident in wanted)
+    return Reached(places)
+
+
+def _next_level(
+    level: list[Place], places: dict[int, Place], only: Collection[int] | None, budget: int
+) -> list[Place]:
+    found: list[Place] = []
+    for holder in level:
+        for step, value in held_by(holder.value):
+            if only is not None and id(value) not in only:
+                continue
+            place = places.get(id(value))
+            if place is None:
+                place = places[id(value)] = Place(value)
+                found.append(place)
+            place.ways.append((holder, step))
+        if len(places) > budget:
+            break
+    return found
+
+
+def _ways(place: Place, limit: int) -> Iterator[Way]:
+    """Follows the ways back to the roots, breadth first, so that the shortest come first."""
+    level: list[tuple[Place, tuple[Step, ...], frozenset[int]]] = [(place, (), frozenset([id(place)]))]
+    given = tried = 0
+    while level and given < limit and tried < _PATIENCE:
+        deeper = []
+        for here, steps, passed in level:
+            for before, step in here.ways:
+                tried += 1
+                if isinstance(before, Root):
+                    yield Way(before, steps)
+                    given += 1
+                    if given >= limit:
+                        return
+                elif step is not None and id(before) not in passed:
+                    deeper.append((before, (step, *steps), passed | {id(before)}))
+        level = deeper
+
+
+_PATIENCE = 4096

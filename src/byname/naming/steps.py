@@ -1,0 +1,410 @@
+"""What does an object hold, and how does the program write the way from the object to what it holds?
+
+One function per kind of object. Nothing here runs the user's code: attributes are read from ``__dict__`` and slots,
+never through ``getattr``, and types are compared by ``type(obj)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import keyword
+import math
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from byname.card import is_tensor
+from byname.naming.frames import locals_of
+from byname.naming.fsdp import gathered_parameters, is_sharded
+
+__all__ = ["ATOMS", "Step", "held_by"]
+
+
+class Step(NamedTuple):
+    """One step on the way to a tensor.
+
+    Attributes:
+        kind: ``attribute``, ``item``, ``parameter``, ``buffer``, ``module``, ``closure``, ``state``, ...
+        write: makes the source of the held object from the source of its holder.
+        evaluates: whether that source, evaluated, is the held object.
+        label: the variable or key in plain words, where the source would be hard to read.
+    """
+
+    kind: str
+    write: Callable[[str], str]
+    evaluates: bool = True
+    label: str = ""
+
+
+Held = Iterable[tuple[Step, object]]
+
+ATOMS: frozenset[type] = frozenset(
+    {
+        *(int, float, complex, bool, str, bytes, bytearray, range, slice, memoryview, type(None), type(...)),
+        *(types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType, types.TracebackType),
+        *(types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+        *(types.MemberDescriptorType, types.ClassMethodDescriptorType, property, type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
+    }
+)
+"""Types that hold no tensor, or lead out of the user's objects into the whole interpreter."""
+
+
+def held_by(obj: object) -> Held:
+    """What an object holds that could be, or lead to, a tensor."""
+    kind = type(obj)
+    for family, expand in _FAMILIES:
+        if issubclass(kind, family):
+            return expand(obj)
+    return _instance(obj)
+
+
+def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Step:
+    """The step ``.name``; by ``getattr`` where the name is no identifier."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return Step(kind, lambda before: f"{before}.{name}", evaluates)
+    return Step(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
+
+
+def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
+    """The step ``[key]`` for a key that can be written down."""
+    written = repr(key)
+    return Step(kind, lambda before: f"{before}[{written}]", evaluates)
+
+
+def _plain(kind: type, family: type, *methods: str) -> bool:
+    """Whether a class reads its items as its builtin family does."""
+    return all(_found(kind, method) is _found(family, method) for method in methods)
+
+
+def _found(kind: type, name: str) -> object:
+    return next((vars(parent)[name] for parent in kind.__mro__ if name in vars(parent)), None)
+
+
+def _literal(key: object) -> bool:
+    """Whether a key, written down and read again, finds the same entry."""
+    if type(key) in (str, int, bool, bytes, type(None)):
+        return True
+    if type(key) is float:
+        return math.isfinite(key)
+    return type(key) is tuple and all(map(_literal, key))
+
+
+def _snapshot(mapping: Any) -> list[tuple[Any, Any]]:
+    """The items of a dict that other threads may be changing."""
+    for _ in range(5):
+        try:
+            return list(dict.items(mapping))
+        except RuntimeError:
+            continue
+    return []
+
+
+def _dict(obj: Any) -> Held:
+    kind = type(obj)
+    base = OrderedDict if issubclass(kind, OrderedDict) else defaultdict if issubclass(kind, defaultdict) else dict
+    direct = _plain(kind, base, "__getitem__", "values", "__iter__", "__getattribute__")
+    for position, (key, value) in enumerate(_snapshot(obj)):
+        if type(value) in ATOMS:
+            continue
+        if _literal(key):
+            yield item(key, evaluates=direct), value
+        else:
+            yield _by_position(position, direct), value
+    if kind not in (dict, OrderedDict, defaultdict):
+        yield from _instance(obj)
+
+
+def _by_position(position: int, evaluates: bool) -> Step:
+    return Step("item", lambda before: f"list({before}.values())[{position}]", evaluates)
+
+
+def _sequence(obj: Any) -> Held:
+    family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
+    direct = _plain(type(obj), family, "__getitem__", "__getattribute__")
+    for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
+        if type(value) not in ATOMS:
+            yield item(position, evaluates=direct), value
+    if type(obj) is not family and family is not tuple:
+        yield from _instance(obj)
+
+
+def _steady(obj: deque[Any]) -> list[Any]:
+    for _ in range(5):
+        try:
+            return list(deque.__iter__(obj))
+        except RuntimeError:
+            continue
+    return []
+
+
+def _set(obj: Any) -> Held:
+    step = Step("item", lambda before: f"(one of {before})", evaluates=False)
+    for value in gc.get_referents(obj):
+        if type(value) not in ATOMS and not isinstance(value, type):
+            yield step, value
+
+
+def _module(obj: Any) -> Held:
+    """A module's parameters, buffers and children under the names the program writes, then its other attributes."""
+    attributes = _attributes(obj)
+    kind = type(obj)
+    for field, what in (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module")):
+        registry = attributes.get(field)
+        if not issubclass(type(registry), dict):
+            continue
+        for position, (name, value) in enumerate(_snapshot(registry)):
+            if type(value) not in ATOMS:
+                yield _registered(kind, str(name), position, what, shadowed=name in attributes), value
+    if is_sharded(kind):
+        yield from _unsharded(obj)
+    for name, value in _snapshot(attributes):
+        if type(value) not in ATOMS and name not in _MODULE_FIELDS:
+            yield _instance_attribute(kind, name), value
+    yield from _slots(obj)
+
+
+_MODULE_FIELDS = frozenset(
+    {*vars(nn.Module()), "_compiled_call_impl", "_forward_module", "_is_full_backward_hook"} - {"training"}
+)
+_SEEN_THROUGH = {
+    ("DistributedDataParallel", "module"): False,
+    ("DataParallel", "module"): False,
+    ("OptimizedModule", "_orig_mod"): True,
+    ("CheckpointWrapper", "_checkpoint_wrapped_module"): True,
+    ("FullyShardedDataParallel", "_fsdp_wrapped_module"): True,
+}
+"""Wrappers whose own segment is left out of a name: class and child, and whether the shorter path still evaluates."""
+
+
+def _registered(kind: type, name: str, position: int, what: str, shadowed: bool) -> Step:
+    for parent in kind.__mro__:
+        if (through := _SEEN_THROUGH.get((parent.__name__, name))) is not None and what == "module":
+            return Step("module", lambda before: before, through)
+    own = _plain(kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(kind)
+    if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential | nn.ModuleList):
+        family = nn.Sequential if issubclass(kind, nn.Sequential) else nn.ModuleList
+        return item(position, "module", _plain(kind, family, "__getitem__", "_get_item_by_idx"))
+    if what == "parameter" and name.isdigit() and issubclass(kind, nn.ParameterList):
+        return item(position, "parameter", _plain(kind, nn.ParameterList, "__getitem__"))
+    if issubclass(kind, nn.ModuleDict | nn.ParameterDict):
+        family = nn.ModuleDict if issubclass(kind, nn.ModuleDict) else nn.ParameterDict
+        return item(name, what, _plain(kind, family, "__getitem__"))
+    descriptor = _found(kind, name)
+    if shadowed or descriptor is not None or not own:
+        registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
+        reachable = _plain(kind, nn.Module, "__getattribute__")
+        return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable)
+    if what == "parameter" and name.startswith("original") and any(p.__name__ == "ParametrizationList" for p in kind.__mro__):  # fmt: skip
+        return Step(what, lambda before: f"{before}.{name}", label=name)
+    return attribute(name, kind=what)
+
+
+def _wrapper(kind: type) -> bool:
+    """Whether the class answers ``__getattr__`` by asking the module it wraps, as PyTorch's own wrappers do."""
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _unsharded(obj: Any) -> Held:
+    for one in gathered_parameters(obj):
+        inside = _path_inside(obj, one.module)
+        if inside is not None:
+            yield Step("parameter", _suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
+
+
+def _suffix(text: str) -> Callable[[str], str]:
+    return lambda before: f"{before}{text}"
+
+
+def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
+    """The path from a module to one inside it, as source."""
+    stack: list[tuple[str, nn.Module]] = [("", root)]
+    seen: set[int] = set()
+    while stack:
+        path, module = stack.pop()
+        if module is wanted:
+            return path
+        for position, (name, child) in enumerate(_snapshot(vars(module)["_modules"])):
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                stack.append((_registered(type(module), name, position, "module", False).write(path), child))
+    return None
+
+
+def _optimizer(obj: Any) -> Held:
+    """An optimizer's state, each tensor under the parameter it belongs to; then its groups and other attributes."""
+    attributes = _attributes(obj)
+    state = attributes.get("state")
+    if issubclass(type(state), dict):
+        for parameter, entry in _snapshot(state):
+            if is_tensor(parameter) and issubclass(type(entry), dict):
+                for key, value in _snapshot(entry):
+                    if is_tensor(value):
+                        yield StateStep(parameter, key), value
+    for name, value in _snapshot(attributes):
+        if type(value) not in ATOMS and name != "state":
+            yield _instance_attribute(type(obj), name), value
+
+
+def StateStep(parameter: torch.Tensor, key: object) -> Step:  # noqa: N802 - reads as the class it stands for
+    """The step into an optimizer's state. Its text needs the name of a parameter: `byname.naming.names` writes it."""
+    return _StateStep("state", lambda before: f"{before}.state[?][{key!r}]", _literal(key), "", parameter, key)
+
+
+class _StateStep(NamedTuple):
+    kind: str
+    write: Callable[[str], str]
+    evaluates: bool
+    label: str
+    parameter: torch.Tensor
+    key: object
+
+
+def _tensor(obj: Any) -> Held:
+    """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
+    gradient = torch.Tensor.grad.__get__(obj) if obj.is_leaf or obj.retains_grad else None  # type: ignore[attr-defined]
+    if gradient is not None:
+        yield attribute("grad"), gradient
+    for held in gc.get_referents(obj):
+        if type(held) is dict:
+            for name, value in _snapshot(held):
+                if type(name) is str and type(value) not in ATOMS:
+                    yield _instance_attribute(type(obj), name), value
+
+
+def _function(obj: Any) -> Held:
+    names = obj.__code__.co_freevars
+    for position, cell in enumerate(obj.__closure__ or ()):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        if type(value) not in ATOMS:
+            yield _cell(position, names[position], obj.__qualname__), value
+    for position, value in enumerate(obj.__defaults__ or ()):
+        if type(value) not in ATOMS:
+            yield Step("item", _suffix(f".__defaults__[{position}]")), value
+    for name, value in _snapshot(obj.__kwdefaults__ or {}):
+        if type(value) not in ATOMS:
+            yield Step("item", _suffix(f".__kwdefaults__[{name!r}]")), value
+    for name, value in _snapshot(obj.__dict__):
+        if type(value) not in ATOMS:
+            yield attribute(name), value
+
+
+def _cell(position: int, variable: str, function: str) -> Step:
+    words = f"{variable} (closure of {function})"
+    return Step("closure", _suffix(f".__closure__[{position}].cell_contents"), label=words)
+
+
+def _method(obj: Any) -> Held:
+    yield Step("attribute", _suffix(".__self__")), obj.__self__
+    yield Step("attribute", _suffix(".__func__")), obj.__func__
+
+
+def _partial(obj: Any) -> Held:
+    yield attribute("func"), obj.func
+    yield attribute("args"), obj.args
+    yield attribute("keywords"), obj.keywords
+
+
+def _suspended(obj: Any) -> Held:
+    """The local variables of a suspended generator or coroutine."""
+    field = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame"}.get(type(obj), "ag_frame")
+    frame = getattr(obj, field)
+    if frame is None:
+        return
+    for name, value in locals_of(frame):
+        if type(value) not in ATOMS:
+            words = f"{name} (local of the suspended {obj.__qualname__})"
+            yield Step("local", _suffix(f".{field}.f_locals[{name!r}]"), label=words), value
+
+
+def _class(obj: Any) -> Held:
+    module = vars(obj).get("__module__")
+    if type(module) is not str or module.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
+        return
+    for name, value in _snapshot(dict(type.__dict__["__dict__"].__get__(obj))):
+        if type(value) not in ATOMS and not isinstance(value, type) and not name.startswith("__"):
+            kind = type(value)
+            if kind in (staticmethod, classmethod):
+                continue
+            yield attribute(name, _found(kind, "__get__") is None), value
+
+
+def _instance(obj: object) -> Held:
+    """The attributes of an object of any class, from its ``__dict__`` and its slots."""
+    kind = type(obj)
+    if not kind.__flags__ & _HEAP_TYPE or all(type(held) in ATOMS or isinstance(held, type) for held in gc.get_referents(obj)):  # fmt: skip
+        return
+    for name, value in _snapshot(_attributes(obj)):
+        if type(name) is str and type(value) not in ATOMS:
+            yield _instance_attribute(kind, name), value
+    yield from _slots(obj)
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def _attributes(obj: object) -> dict[str, Any]:
+    """An object's ``__dict__``, read past any ``__getattribute__`` or property of its class."""
+    for parent in type(obj).__mro__:
+        descriptor = vars(parent).get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType:
+            found = descriptor.__get__(obj)
+            return found if issubclass(type(found), dict) else {}
+    return {}
+
+
+def _instance_attribute(kind: type, name: str) -> Step:
+    """The step ``.name`` where that reads the instance's own attribute; ``.__dict__['name']`` where a class hides it."""
+    plain = _found(kind, "__getattribute__") in _GETATTRIBUTE
+    hidden = _found(kind, name)
+    if hidden is not None and any(hasattr(type(hidden), method) for method in ("__set__", "__delete__")):
+        return Step("attribute", lambda before: f"{before}.__dict__[{name!r}]", plain)
+    return attribute(name, plain)
+
+
+_GETATTRIBUTE = {
+    object.__getattribute__,
+    _found(torch.Tensor, "__getattribute__"),
+    _found(type, "__getattribute__"),
+    *(_found(base, "__getattribute__") for base in (dict, list, tuple, OrderedDict, defaultdict, deque, set, frozenset)),
+}
+
+
+def _slots(obj: object) -> Iterator[tuple[Step, object]]:
+    kind = type(obj)
+    plain = _found(kind, "__getattribute__") in _GETATTRIBUTE
+    for parent in kind.__mro__:
+        if not parent.__flags__ & _HEAP_TYPE:
+            continue
+        for name, descriptor in list(vars(parent).items()):
+            if type(descriptor) is not types.MemberDescriptorType:
+                continue
+            try:
+                value = descriptor.__get__(obj)
+            except AttributeError:
+                continue
+            if type(value) not in ATOMS:
+                yield attribute(name, plain and _found(kind, name) is descriptor), value
+
+
+_FAMILIES: tuple[tuple[Any, Callable[[Any], Held]], ...] = (
+    (torch.Tensor, _tensor),
+    (nn.Module, _module),
+    (torch.optim.Optimizer, _optimizer),
+    (dict, _dict),
+    ((list, tuple, deque), _sequence),
+    ((set, frozenset), _set),
+    (types.FunctionType, _function),
+    (types.MethodType, _method),
+    (functools.partial, _partial),
+    ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _suspended),
+    (type, _class),
+)

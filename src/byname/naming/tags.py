@@ -1,0 +1,61 @@
+"""Which names did the user give by hand? A register of tags that keeps nothing alive."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TypeVar
+
+from torch.utils.weak import WeakIdKeyDictionary
+
+from byname.errors import BadArgumentError
+
+__all__ = ["tag", "tag_of", "tagged"]
+
+T = TypeVar("T")
+
+_TAGS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Tag by object. Process-wide because the function `tag` is; an entry goes when its object goes."""
+
+
+def tag(obj: T, name: str) -> T:
+    """Gives a tensor a name by hand; or a module or optimizer, and with it everything it owns.
+
+    The tag comes before every other name. It is held weakly: nothing is written on the object and nothing is kept
+    alive. A second tag replaces the first.
+
+    Args:
+        obj: a tensor, a module, an optimizer, or any object that can be referred to weakly.
+        name: what to call it, such as ``"latent"``; what a module owns is then ``latent.fc.weight``.
+
+    Returns:
+        `obj` itself, so that the call can stand inside an expression.
+
+    Raises:
+        BadArgumentError: the name is empty or no text, or the object cannot be referred to weakly.
+
+    >>> import byname, torch
+    >>> noise = [byname.tag(torch.ones(3), "noise")]
+    >>> str(byname.name(noise[0]))
+    'noise'
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgumentError(f"a tag is a text that says something, and this is {name!r}")
+    try:
+        weakref.ref(obj)
+    except TypeError:
+        raise BadArgumentError(
+            f"a {type(obj).__name__} cannot be tagged, because Python keeps no weak references to it; "
+            "tag the tensors in it one by one"
+        ) from None
+    _TAGS[obj] = name
+    return obj
+
+
+def tag_of(obj: object) -> str | None:
+    """The tag of an object, or None."""
+    return _TAGS.get(obj) if _TAGS else None
+
+
+def tagged() -> list[tuple[str, object]]:
+    """Every tag with its living object."""
+    return [(name, obj) for obj, name in list(_TAGS.items())]

@@ -1,0 +1,289 @@
+"""Where in the user's source did this happen? From a code object and an instruction to file, line, statement, variable."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import CodeType
+
+import executing
+import torch
+
+__all__ = ["Site", "Spot", "is_library", "is_torch", "locate", "site_of_line", "statements_binding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the source.
+
+    Attributes:
+        file: the file's full name, as Python knows it.
+        line: the line, from 1.
+        function: the qualified name of the function, ``<module>`` at the top level of a file.
+        statement: the source of the statement on one line; empty where the source is not to be had.
+        target: what the statement assigns (``h``, ``self.state``, ``cache['k']``), None when it assigns nothing.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+    statement: str = ""
+    target: str | None = None
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"  # noqa: PTH119 - not a path for notebooks and exec
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A `Site` and what the source says of the one expression there.
+
+    Attributes:
+        site: where.
+        expression: the source of the call, operator or subscript that ran; empty when it could not be found.
+        whole: whether the value of that expression is, as it stands, what ``site.target`` names.
+        operands: the source of its operands, the object of a method first; None for one that is not a plain name.
+        reads: the plain variable names that the statement reads.
+    """
+
+    site: Site
+    expression: str = ""
+    whole: bool = False
+    operands: tuple[str | None, ...] = ()
+    reads: frozenset[str] = frozenset()
+
+
+@lru_cache(maxsize=8192)
+def locate(code: CodeType, instruction: int) -> Spot:
+    """Finds the statement and the expression that an instruction belongs to.
+
+    The expression is taken only when its columns in the source are exactly those that the compiler wrote down for the
+    instruction, so that a file edited since it was loaded gives no statement rather than a wrong one.
+
+    Args:
+        code: the code object that ran.
+        instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
+    """
+    line, end_line, column, end_column = _position(code, instruction)
+    if line is None:
+        return Spot(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
+    source = executing.Source.for_filename(code.co_filename)
+    node = None if source.tree is None else _expression_at(source, (line, end_line, column, end_column))
+    if node is None:
+        return Spot(Site(code.co_filename, line, code.co_qualname))
+    statement = _enclosing_statement(node)
+    target, whole = _assigned(statement, node)
+    site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
+    return Spot(site, _text(source, node), whole, _operands(node), _reads(statement))
+
+
+def site_of_line(file: str, line: int, function: str = "") -> Site:
+    """The site of a line, with its statement and target when exactly one statement stands there."""
+    source = executing.Source.for_filename(file)
+    found = [] if source.tree is None else list(source.statements_at_line(line))
+    if len(found) != 1:
+        return Site(file, line, function)
+    return Site(file, line, function, _text(source, found[0]), _assigned(found[0], found[0])[0])
+
+
+def statements_binding(code: CodeType, variable: str) -> list[Spot]:
+    """The statements of one function or module body that assign a plain variable, in the order of the source.
+
+    Nested functions and classes are left out: a variable of theirs is another variable.
+    """
+    source = executing.Source.for_filename(code.co_filename)
+    body = None if source.tree is None else _body_of(source.tree, code)
+    if body is None:
+        return []
+    return [
+        Spot(
+            Site(code.co_filename, statement.lineno, code.co_qualname, _text(source, statement), variable),
+            reads=_reads(statement),
+        )
+        for statement in _statements(body)
+        if variable in _names_bound(statement)
+    ]
+
+
+def is_torch(filename: str) -> bool:
+    """Whether a file is part of PyTorch or of byname, neither of which is a place in the user's program."""
+    return filename.startswith(_NOT_THE_USERS)
+
+
+@lru_cache(maxsize=4096)
+def is_library(filename: str) -> bool:
+    """Whether a file is installed (standard library, site-packages) rather than written by the user."""
+    if is_torch(filename) or filename.startswith("<frozen"):
+        return True
+    return filename.startswith(_INSTALLED)
+
+
+_HERE = str(Path(__file__).parent) + os.sep
+_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, _HERE)
+_INSTALLED = tuple(
+    path + os.sep
+    for key, path in sysconfig.get_paths().items()
+    if key in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+_Position = tuple[int | None, int | None, int | None, int | None]
+
+
+def _position(code: CodeType, instruction: int) -> _Position:
+    return next(islice(code.co_positions(), max(instruction, 0) // 2, None), (None, None, None, None))
+
+
+@lru_cache(maxsize=64)
+def _nodes(source: executing.Source) -> tuple[dict[_Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
+    """Two indexes of a file: every expression by its four coordinates, and calls by where they end."""
+    exact: dict[_Position, ast.AST] = {}
+    calls: dict[tuple[int, int], list[ast.Call]] = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.expr | ast.AugAssign):
+            exact.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
+        if isinstance(node, ast.Call):
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            calls.setdefault((node.end_lineno, node.end_col_offset), []).append(node)
+    return exact, calls
+
+
+def _expression_at(source: executing.Source, position: _Position) -> ast.AST | None:
+    exact, calls = _nodes(source)
+    node = exact.get(position)
+    if node is None and position[1] is not None and position[3] is not None:
+        # A method call over several lines is located from the method's name on, not from the start of its object.
+        ending = calls.get((position[1], position[3]), [])
+        node = ending[0] if len(ending) == 1 else None
+    return node
+
+
+def _enclosing_statement(node: ast.AST) -> ast.stmt:
+    while not isinstance(node, ast.stmt):
+        node = node.parent  # type: ignore[attr-defined]  # set by executing
+    return node
+
+
+def _assigned(statement: ast.stmt, node: ast.AST) -> tuple[str | None, bool]:
+    """What the statement assigns, and whether the value of `node` is exactly that."""
+    parent = getattr(node, "parent", None)
+    if isinstance(parent, ast.NamedExpr) and parent.value is node:
+        return parent.target.id, True
+    if isinstance(statement, ast.AugAssign):
+        return ast.unparse(statement.target), node is statement
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return ast.unparse(statement.target), node is statement.value
+    if isinstance(statement, ast.Assign):
+        return _assigned_by(statement, node)
+    return None, False
+
+
+def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
+    target, value = statement.targets[0], statement.value
+    pairs = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    if pairs and not any(isinstance(part, ast.Starred) for part in [*target.elts, *value.elts]):  # type: ignore[attr-defined]
+        for one, its_value in zip(target.elts, value.elts, strict=True):  # type: ignore[attr-defined]
+            if its_value is node:
+                return ast.unparse(one), True
+    text = ast.unparse(target)
+    if isinstance(target, ast.Tuple | ast.List):
+        return text.strip("()"), False
+    return text, node is value
+
+
+def _operands(node: ast.AST) -> tuple[str | None, ...]:
+    """The operands in the order in which PyTorch receives them."""
+    if isinstance(node, ast.BinOp):
+        parts: list[ast.expr] = [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        parts = [node.target, node.value]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [node.operand]
+    elif isinstance(node, ast.Call):
+        parts = [*([node.func.value] if isinstance(node.func, ast.Attribute) else []), *node.args]
+    elif isinstance(node, ast.Attribute | ast.Subscript):
+        parts = [node.value]
+    else:
+        parts = []
+    return tuple(_dotted(part) for part in parts)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """The source of ``a`` or ``a.b.c``; None for anything that computes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
+        return f"{before}.{node.attr}"
+    return None
+
+
+def _reads(statement: ast.stmt) -> frozenset[str]:
+    """The names that the statement reads; for one with a body, its head's."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+    found = {
+        node.id
+        for head in heads
+        for node in ast.walk(head)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        found.add(statement.target.id)
+    return frozenset(found)
+
+
+def _text(source: executing.Source, node: ast.expr | ast.stmt | ast.AST, limit: int = 160) -> str:
+    """The source of a node on one line; of a statement with a body, its head."""
+    first, last = node.lineno, node.end_lineno  # type: ignore[attr-defined]
+    end = node.end_col_offset  # type: ignore[attr-defined]
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        last, end = (body[0].lineno, body[0].col_offset) if body[0].lineno == first else (body[0].lineno - 1, None)
+    lines = [line.encode() for line in source.lines[first - 1 : last]]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][node.col_offset :]  # type: ignore[attr-defined]
+    text = " ".join(b" ".join(lines).decode(errors="replace").split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
+    if code.co_name == "<module>":
+        return tree.body
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == code.co_name
+        and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
+    ]
+    return found[0].body if len(found) == 1 else None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement of a body in source order, going into blocks and not into functions and classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, field, []))
+        for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+            yield from _statements(block.body)
+
+
+def _names_bound(statement: ast.stmt) -> set[str]:
+    """The plain names that a simple statement, or the head of a compound one, binds."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
+    return {
+        node.id
+        for head in heads
+        for node in ast.walk(head)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

@@ -1,0 +1,195 @@
+"""How are results shown? Rows of plain values become a table in a terminal, in a notebook, or a DataFrame."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from byname.errors import BadArgumentError, BynameError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Rows", "bytes_text", "closest", "grouped", "printable"]
+
+R = TypeVar("R")
+Row = dict[str, Any]
+
+SHOWN = 60
+"""Rows of a longer table that are printed; ``rows()`` has all of them."""
+
+
+class Rows(Sequence[R], Generic[R]):
+    """A result that is a sequence of row objects and prints as a table.
+
+    A child class holds its row objects and says by `rows` what each shows; everything else is here.
+    """
+
+    __slots__ = ()
+
+    def rows(self) -> list[Row]:
+        """One dict of plain values a row."""
+        raise NotImplementedError
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _notes(self) -> Sequence[str]:
+        """Sentences under the table: what the result does not show."""
+        return ()
+
+    @overload
+    def __getitem__(self, position: int) -> R: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[R]: ...
+    def __getitem__(self, position: int | slice) -> R | Sequence[R]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return text(self.rows(), title=self._title(), notes=self._notes())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self.rows(), title=self._title(), notes=self._notes())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a DataFrame; needs pandas (``pip install byname[frames]``)."""
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
+        return pandas.DataFrame(self.rows())
+
+
+def text(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = (), width: int | None = None) -> str:
+    """The rows as a table for a terminal.
+
+    Args:
+        rows: dicts of plain values with the same keys.
+        title: one line above.
+        notes: lines below.
+        width: in characters; the terminal's own, or as wide as needed when there is none.
+    """
+    import io
+    import shutil
+    import sys
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    columns = _columns(rows)
+    for column in columns:
+        number = all(type(row.get(column)) in (int, float, type(None)) for row in rows)
+        table.add_column(Text(column), justify="right" if number or column == "bytes" else "left", overflow="fold")
+    for row in rows[:SHOWN]:
+        table.add_row(*(Text(cell(column, row.get(column))) for column in columns))
+    if width is None:
+        width = shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 200
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    if rows:
+        console.print(table)
+    below = [*_more(rows), *notes]
+    body = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    lines = (line.rstrip() for line in body.splitlines())
+    return "\n".join([printable(title), *lines, *map(printable, below)])
+
+
+def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:
+    """The rows as an HTML table, with every text escaped."""
+    columns = _columns(rows)
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
+        for row in rows[:SHOWN]
+    )
+    below = "".join(f"<p>{html.escape(printable(note))}</p>" for note in (*_more(rows), *notes))
+    caption = html.escape(printable(title))
+    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def cell(column: str, value: object) -> str:
+    """One value as it is shown."""
+    if value is None:
+        return ""
+    if column == "bytes" and type(value) is int:
+        return bytes_text(value)
+    if type(value) is bool:
+        return "yes" if value else "no"
+    if type(value) is int and value > 10**15:
+        return f"about 2^{value.bit_length() - 1}"
+    if type(value) is tuple:
+        return "×".join(map(str, value)) if column == "shape" and value else ", ".join(map(str, value)) or "scalar"
+    return printable(str(value))
+
+
+def printable(words: str) -> str:
+    r"""The text with everything that could steer a terminal written as an escape (``\x1b``), on one line."""
+    if words.isprintable():
+        return words
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in words)
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes for people.
+
+    >>> bytes_text(1536)
+    '1.5 KiB'
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def grouped(
+    members: Iterable[tuple[Hashable, Hashable | None, int]],
+) -> list[tuple[Any, int, int]]:
+    """Totals by key: ``(key, count, bytes)``, most bytes first. Each storage counts once, for the first key that has it.
+
+    Args:
+        members: for each row its key, its storage (None when it has none) and the bytes of that storage.
+    """
+    counts: dict[Hashable, int] = {}
+    sizes: dict[Hashable, int] = {}
+    seen: set[Hashable] = set()
+    for key, storage, size in members:
+        counts[key] = counts.get(key, 0) + 1
+        fresh = storage is None or storage not in seen
+        seen.add(storage)
+        sizes[key] = sizes.get(key, 0) + (size if fresh else 0)
+    return sorted(((key, counts[key], sizes[key]) for key in counts), key=lambda row: (-row[2], -row[1], str(row[0])))
+
+
+def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Callable[[Any], Hashable]:
+    """The function that reads a column, or an error that names the columns there are."""
+    if column not in known:
+        raise BadArgumentError(f"there is no column {column!r} to group by; there are {closest(column, known)}")
+    return known[column]
+
+
+def closest(wanted: str, there: Iterable[str]) -> str:
+    """The names there are, those most like the wanted one first."""
+    import difflib
+
+    every = list(there)
+    near = difflib.get_close_matches(str(wanted), every, n=3, cutoff=0.4)
+    return ", ".join(dict.fromkeys([*near, *every[:12]]))
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """The columns in which some row has something to show."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
+
+
+def _more(rows: Sequence[Row]) -> Iterator[str]:
+    if len(rows) > SHOWN:
+        yield f"… and {len(rows) - SHOWN} rows more; .rows() has them all"
