@@ -9,11 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from byname.errors import DeadTensorError, NotATensorError
+from byname.quiet import untouched
 
-__all__ = ["Card", "Facts", "card_of", "facts_of", "is_tensor", "untouched"]
-
-untouched = torch._C.DisableTorchFunction
-"""Context manager under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
+__all__ = ["Card", "Facts", "card_of", "facts_of", "is_tensor"]
 
 Facts: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order: cheap to take by the hundred thousand; ``Card(*facts)`` when somebody looks."""

@@ -6,7 +6,14 @@ catch it.
 
 from __future__ import annotations
 
-__all__ = ["BynameError", "DeadTensorError", "NoGraphError", "NotAModuleError", "NotAnOptimizerError", "NotATensorError"]
+__all__ = [
+    "BynameError",
+    "DeadTensorError",
+    "NoGraphError",
+    "NotAModuleError",
+    "NotAnOptimizerError",
+    "NotATensorError",
+]
 
 
 class BynameError(Exception):

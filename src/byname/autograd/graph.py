@@ -11,9 +11,10 @@ import torch
 from byname.autograd.leaves import Leaves, leaves_of
 from byname.autograd.saved import Saved, saved_of
 from byname.autograd.walk import Walk, node_name, root_node
-from byname.card import is_tensor, untouched
+from byname.card import is_tensor
 from byname.errors import NotATensorError
 from byname.naming.track import SiteLookup
+from byname.quiet import untouched
 from byname.site import Site
 from byname.table import Rows
 

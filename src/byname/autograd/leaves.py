@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import Any, overload
 
 import torch
 from torch import nn
 
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, facts_of, untouched
+from byname.card import Card, facts_of
 from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
-from byname.naming.roots import scope_of
 from byname.naming.search import Targets
-from byname.naming.track import SiteLookup, history_of, site_of_tensor
+from byname.naming.track import SiteLookup, history_of, rebound_by, site_of_tensor
+from byname.quiet import untouched
 from byname.site import Site, statements_binding
 from byname.table import Rows, grouped
 
@@ -268,15 +267,9 @@ class _Naming:
         former = history_of(tensor, self._lookup)
         for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
             call = self._lookup.call(self._walk.nodes[user]) if self._lookup else None
-            spot = None if call is None else call.spot()
-            if call is None or spot is None or spot.site.target is None:
-                continue
-            operand = spot.operands[position] if position < len(spot.operands) else None
-            variable = former.path if former is not None else operand
-            if variable is not None and variable == spot.site.target and variable in spot.reads:
-                assert call.code is not None
-                how, scope = _where(call.code)
-                return Name(variable, how, scope, True, rebound_at=spot.site, site=made)
+            name = None if call is None else rebound_by(former, call, position)
+            if name is not None:
+                return replace(name, site=made)
         return former
 
     def _nearest(self, number: int) -> Name | None:
@@ -321,10 +314,6 @@ class _Naming:
             return None
         own = [spot for spot in statements_binding(code, name.path) if name.path in spot.reads]
         return own[0].site if len(own) == 1 else None
-
-
-def _where(code: CodeType) -> tuple[str, str]:
-    return ("global", "__main__") if code.co_name == "<module>" else ("local", scope_of(code))
 
 
 def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import Card, Facts, facts_of, is_tensor, untouched
+from byname.card import Card, Facts, facts_of, is_tensor
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.naming.track import Call, SiteLookup, name_at
+from byname.naming.track import Call, SiteLookup, name_at, rebound_by
+from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import Rows, bytes_text, column_of, grouped
 
@@ -40,8 +41,8 @@ class SavedTensor:
         name: what the program calls it.
         site: where the operation stands that saved it, when that is known.
         module: the path of the module that ran, or that owns the tensor; empty when neither is known.
-        shares_with: the positions, in the same result, of the rows that lie in the same storage.
         number: which node of the graph, in the order of distance from the root.
+        position, storage_rows: where the row stands in its result, and the rows that lie in the same storage.
     """
 
     node: str
@@ -51,8 +52,14 @@ class SavedTensor:
     name: Name
     site: Site | None
     module: str
-    shares_with: tuple[int, ...]
     number: int
+    position: int
+    storage_rows: Sequence[int]
+
+    @property
+    def shares_with(self) -> tuple[int, ...]:
+        """The positions, in the same result, of the other rows that lie in the same storage."""
+        return tuple(row for row in self.storage_rows if row != self.position)
 
     @property
     def bytes(self) -> int:
@@ -74,7 +81,7 @@ class SavedTensor:
             "shape": None if self.card is None else self.card.shape,
             "dtype": None if self.card is None else str(self.card.dtype).removeprefix("torch."),
             "bytes": self.bytes,
-            "shares with": self.shares_with or None,
+            "shares with": _shown(self.shares_with),
             "module": self.module,
             "saved at": None if self.site is None else str(self.site),
         }
@@ -89,27 +96,49 @@ class _Slot(NamedTuple):
     tensor: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Saved(Rows[SavedTensor]):
-    """What a graph keeps for backward. Prints as a table; ``rows()`` has the values, ``by`` the totals."""
+    """What a graph keeps for backward. Prints as a table; ``rows()`` has the values, ``by`` the totals.
 
-    items: tuple[SavedTensor, ...]
-    opaque: tuple[str, ...] = ()
+    A graph can have millions of slots, so the row objects are made when they are looked at.
+    """
+
+    __slots__ = ("_facts", "_fields", "_sharing", "opaque")
+
+    def __init__(
+        self,
+        fields: list[_Fields],
+        facts: list[Facts | None],
+        sharing: dict[Hashable, list[int]],
+        opaque: tuple[str, ...],
+    ) -> None:
+        self._fields = fields
+        self._facts = facts
+        self._sharing = sharing
+        self.opaque = opaque
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self._fields)
 
     @overload
     def __getitem__(self, position: int) -> SavedTensor: ...
     @overload
     def __getitem__(self, position: slice) -> Sequence[SavedTensor]: ...
     def __getitem__(self, position: int | slice) -> SavedTensor | Sequence[SavedTensor]:
-        return self.items[position]
+        if isinstance(position, slice):
+            return tuple(self[one] for one in range(*position.indices(len(self))))
+        fields, facts = self._fields[position], self._facts[position]
+        card = None if facts is None else Card(*facts)
+        rows = () if card is None else self._sharing.get(card.storage, ())
+        return SavedTensor(*fields[:3], card, *fields[3:], position % len(self), rows)
 
     @property
     def bytes(self) -> int:
         """What the saved tensors keep in memory: whole storages, each counted once."""
-        return sum(size for _, _, size in self.by("state"))
+        sizes = {
+            facts[_STORAGE]: facts[_STORAGE_BYTES] for facts in self._facts if facts and facts[_STORAGE] is not None
+        }
+        loose = [facts[_STORAGE_BYTES] for facts in self._facts if facts and facts[_STORAGE] is None]
+        return sum(sizes.values()) + sum(loose)
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
         """Totals ``(key, count, bytes)``, most bytes first; a storage counts once, where it was met first.
@@ -121,11 +150,11 @@ class Saved(Rows[SavedTensor]):
             BadArgumentError: there is no such column.
         """
         read = column_of(column, _COLUMNS)
-        return grouped((read(one), *_memory(one.card)) for one in self.items)
+        return grouped((read(one), *_memory(one.card)) for one in self)
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a saved tensor."""
-        return [one.row() for one in self.items]
+        return [one.row() for one in self]
 
     def _title(self) -> str:
         return f"{len(self)} saved tensors, {bytes_text(self.bytes)}"
@@ -133,6 +162,14 @@ class Saved(Rows[SavedTensor]):
     def _notes(self) -> Sequence[str]:
         return self.opaque
 
+
+_Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
+"""node, slot, state, name, site, module, number: a row without its card."""
+
+_STORAGE, _STORAGE_BYTES = 5, 4
+"""Where in a tensor's `Facts` its storage stands, and that storage's size."""
+
+_NAMELESS = unnamed()
 
 _COLUMNS = {
     "node": lambda one: one.node,
@@ -175,40 +212,42 @@ def saved(root: Any) -> Saved:
 
 def saved_of(walk: Walk) -> Saved:
     """The saved tensors of a walk that was made already."""
-    with untouched():
-        slots = list(_slots(walk))
-    cards = [None if slot.tensor is None else facts_of(slot.tensor) for slot in slots]
-    return _named(walk, slots, cards)
+    with untouched(), collection_paused():
+        return _named(walk, list(_slots(walk)))
 
 
-def _named(walk: Walk, slots: list[_Slot], facts: list[Facts | None]) -> Saved:
+def _named(walk: Walk, slots: list[_Slot]) -> Saved:
     lookup = walk.lookup()
-    calls = {slot.number: None for slot in slots}
-    if lookup:
-        calls = {number: lookup.call(walk.nodes[number]) for number in calls}
-    tensors = Targets(slot.tensor for slot in slots if slot.tensor is not None)
-    findings = find(tensors, deep=False)
+    numbers = {slot.number for slot in slots}
+    calls = {number: lookup.call(walk.nodes[number]) for number in numbers} if lookup else {}
+    sites = {number: call.spot() for number, call in calls.items() if call is not None}
+    findings = find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
     naming = _Naming(walk, findings, lookup, calls)
-    shared = _sharing(facts)
-    items = []
-    with untouched():
-        for position, (slot, fact) in enumerate(zip(slots, facts, strict=True)):
-            card = None if fact is None else Card(*fact)
-            spot = call.spot() if (call := calls[slot.number]) is not None else None
-            items.append(
-                SavedTensor(
-                    node=node_name(walk.nodes[slot.number]),
-                    slot=slot.name,
-                    state=slot.state,
-                    card=card,
-                    name=naming.of(slot, card),
-                    site=None if spot is None else spot.site,
-                    module=naming.module(slot),
-                    shares_with=shared.get(position, ()),
-                    number=slot.number,
-                )
-            )
-    return Saved(tuple(items), opaque_notes(walk))
+    names = {number: node_name(walk.nodes[number]) for number in numbers}
+    fields: list[_Fields] = []
+    facts: list[Facts | None] = []
+    sharing: dict[Hashable, list[int]] = {}
+    seen: dict[int, Facts] = {}
+    for slot in slots:
+        number, shown, state, tensor = slot
+        fact = None
+        if tensor is not None:
+            fact = seen.get(id(tensor))
+            if fact is None:
+                fact = seen[id(tensor)] = facts_of(tensor)
+            rows = sharing.get(fact[_STORAGE])
+            if rows is None:
+                rows = sharing[fact[_STORAGE]] = []
+            rows.append(len(facts))
+        spot = sites.get(number)
+        site = None if spot is None else spot.site
+        if fact is None or naming.knows(tensor, fact[_STORAGE]):
+            fields.append((names[number], shown, state, naming.of(slot, fact), site, naming.module(slot), number))
+        else:
+            fields.append((names[number], shown, state, _NAMELESS, site, "", number))
+        facts.append(fact)
+    sharing.pop(None, None)
+    return Saved(fields, facts, sharing, opaque_notes(walk))
 
 
 class _Naming:
@@ -221,14 +260,25 @@ class _Naming:
         self._calls = calls
         self._modules: dict[int, str] = {}
 
-    def of(self, slot: _Slot, card: Card | None) -> Name:
+    def knows(self, tensor: object, storage: int | None) -> bool:
+        """Whether there is anything to say about a tensor: a name, a name in the same memory, or a log."""
+        return bool(self._lookup) or self._findings.met(tensor) or bool(self._findings.sharing(storage))
+
+    def of(self, slot: _Slot, facts: Facts | None) -> Name:
         """The name of what a slot holds. To be called inside `untouched`."""
-        if slot.tensor is None or card is None:
-            return unnamed()
-        named = self._findings.names(slot.tensor, self._lookup)[0]
-        if named.how != "unnamed" and not named.relation:
-            return named
-        return self._result(slot, card) or named
+        tensor = slot.tensor
+        if tensor is None or facts is None:
+            return _NAMELESS
+        met = self._findings.met(tensor)
+        named = self._findings.names(tensor, self._lookup)[0]
+        if met or (named.how != "unnamed" and not named.relation):
+            return self._rebound(slot, named)
+        return self._result(slot, Card(*facts)) or named
+
+    def _rebound(self, slot: _Slot, named: Name) -> Name:
+        """Adds the statement that took the tensor from its variable and gave the variable to the result."""
+        call = self._calls.get(slot.number)
+        return named if named.exact or call is None else rebound_by(named, call) or named
 
     def _result(self, slot: _Slot, card: Card) -> Name | None:
         """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
@@ -236,7 +286,7 @@ class _Naming:
         for tensor, other in self._findings.sharing(card.storage):
             if tensor.grad_fn is node and card.same_value(other):
                 return self._findings.own_names(tensor)[0]
-        call = self._calls[slot.number]
+        call = self._calls.get(slot.number)
         spot = None if call is None else call.spot()
         if slot.name != "result" or call is None or spot is None or call.inside or call.after != call.before + 1:
             return None
@@ -245,7 +295,7 @@ class _Naming:
 
     def module(self, slot: _Slot) -> str:
         """The module that ran when the slot was filled, or that owns the tensor in it."""
-        call = self._calls[slot.number]
+        call = self._calls.get(slot.number)
         running = None if call is None or call.module is None else call.module()
         if running is None:
             return "" if slot.tensor is None else self._findings.owner_of(slot.tensor)
@@ -258,17 +308,9 @@ def _memory(card: Card | None) -> tuple[Hashable | None, int]:
     return (None, 0) if card is None else (card.storage, card.storage_bytes)
 
 
-_STORAGE_FIELD = 5
-
-
-def _sharing(facts: list[Facts | None]) -> dict[int, tuple[int, ...]]:
-    """For each row the other rows in the same storage."""
-    rows: dict[int, list[int]] = {}
-    for position, fact in enumerate(facts):
-        if fact is not None and fact[_STORAGE_FIELD] is not None:
-            rows.setdefault(fact[_STORAGE_FIELD], []).append(position)
-    groups = [group for group in rows.values() if len(group) > 1]
-    return {one: tuple(other for other in group if other != one) for group in groups for one in group}
+def _shown(rows: tuple[int, ...], most: int = 6) -> str | None:
+    words = ", ".join(map(str, rows[:most]))
+    return (words if len(rows) <= most else f"{words} and {len(rows) - most} more") or None
 
 
 def _slots(walk: Walk) -> Iterator[_Slot]:
@@ -284,11 +326,15 @@ def _slots(walk: Walk) -> Iterator[_Slot]:
                 yield from _custom_slots(number, node)
                 continue
             found = getattr(node, attribute)
-            if type(found) is tuple:
-                for position, one in enumerate(found):
-                    yield from _slot(number, node, f"{name}[{position}]", one, f"_saved_{name}")
-            else:
-                yield from _slot(number, node, name, found, f"_saved_{name}")
+            if type(found) is not tuple:
+                state, tensor = _state(node, found, name)
+                if state is not None:
+                    yield _Slot(number, name, state, tensor)
+                continue
+            for position, one in enumerate(found):
+                state, tensor = _state(node, one, name)
+                if state is not None:
+                    yield _Slot(number, f"{name}[{position}]", state, tensor)
 
 
 _CUSTOM = "_raw_saved_tensors"
@@ -301,18 +347,18 @@ def _saved_fields(kind: type) -> list[tuple[str, str]]:
     return [(name.removeprefix(_RAW), name) for name in sorted(names)]
 
 
-def _slot(number: int, node: Node, shown: str, raw: Any, getter: str) -> Iterator[_Slot]:
+def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor | None]:
+    """The state of one slot and the tensor in it; no state for a slot that was never filled."""
     if raw is None:
-        return
+        return None, None
     data = raw.data
     if raw.unpack_hook is not None:
-        yield _Slot(number, shown, "packed", _tensor_in(data))
-    elif data is None:
-        if _was_freed(raw):
-            yield _Slot(number, shown, "freed", None)
-    else:
-        modified = not data.is_inference() and data._version > 0 and _was_modified(node, getter)
-        yield _Slot(number, shown, "modified" if modified else "live", data)
+        return "packed", _tensor_in(data)
+    if data is None:
+        return ("freed" if _was_freed(raw) else None), None
+    if not data.is_inference() and data._version > 0 and _was_modified(node, f"_saved_{field}"):
+        return "modified", data
+    return "live", data
 
 
 def _was_freed(raw: Any) -> bool:

@@ -6,18 +6,17 @@ numbers and words they need.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
 
-from byname.card import is_tensor, untouched
+from byname.card import is_tensor
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.track import SiteLookup
+from byname.quiet import collection_paused, untouched
 
 __all__ = ["Node", "PathCounts", "Walk", "node_name", "opaque_reason", "root_node"]
 
@@ -46,7 +45,7 @@ class Walk:
         self.roots: list[int] = list(range(1, len(start) + 1))
         self.numbers: dict[Node, int] = {node: number for number, node in enumerate(self.nodes)}
         try:
-            with _collection_paused():
+            with collection_paused():
                 self._walk()
         finally:
             self._make_safe_to_free()
@@ -202,7 +201,9 @@ def root_node(root: Any) -> Node:
     if isinstance(root, torch.autograd.graph.GradientEdge):
         return root.node
     hint = "; a model has no graph, the loss computed with it has" if isinstance(root, torch.nn.Module) else ""
-    raise NotATensorError(f"a tensor, a grad_fn or a sequence of these is needed, and this is a {type(root).__name__}{hint}")
+    raise NotATensorError(
+        f"a tensor, a grad_fn or a sequence of these is needed, and this is a {type(root).__name__}{hint}"
+    )
 
 
 def node_name(node: Node) -> str:
@@ -264,15 +265,3 @@ def _accumulate_type() -> type:
     with untouched(), torch.enable_grad(), torch.inference_mode(False):
         leaf = torch.empty(0, requires_grad=True, device="cpu")
         return type(torch.autograd.graph.get_gradient_edge(leaf).node)
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Keeps the garbage collector from running over and over because of the many objects that a walk makes at once."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 
 from byname.naming.roots import Root, all_roots, every_module_root
@@ -29,22 +30,27 @@ class Climb:
 def climb(tensors: Targets) -> Climb:
     """Climbs from the tensors to their holders, and theirs, until variables are met; then walks back down."""
     roots = [*all_roots(), *every_module_root()]
-    known = {id(root.value) for root in roots}
+    known = {id(root.value) for root in roots} | {
+        id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType
+    }
     wanted = frozenset(map(id, tensors))
-    unheld: frozenset[int] = frozenset()
-    ancestors: set[int] = set()
     met = _Met()
     frontier = set(wanted)
-    for height in range(HEIGHT):
-        held = _climb_one(frontier, met)
-        if height == 0:
-            unheld = wanted - held
-        frontier = {ident for ident in met if ident not in known and ident not in ancestors}
-        ancestors.update(met)
-        if not frontier:
-            break
-    usable = [root for root in roots if id(root.value) in ancestors or id(root.value) in wanted]
-    return Climb(search(usable, depth=HEIGHT + 2, only=ancestors | wanted), unheld)
+    unheld = wanted - _climb_one(frontier, met)
+    reached = Reached({})
+    for _ in range(HEIGHT):
+        frontier = {ident for ident in met if ident not in known} - frontier
+        arrived = any(ident in known for ident in met)
+        if arrived or not frontier:
+            allowed = wanted | met.keys()
+            usable = [root for root in roots if id(root.value) in allowed]
+            reached = search(usable, depth=HEIGHT + 2, only=allowed)
+            if not frontier or all(ident in reached.places for ident in wanted - unheld):
+                break
+        before = set(met)
+        _climb_one(frontier, met)
+        frontier = before
+    return Climb(reached, unheld)
 
 
 class _Met(dict[int, object]):

@@ -55,5 +55,3 @@ class Name:
 def unnamed(site: Site | None = None) -> Name:
     """The name of a tensor that the program gives none."""
     return Name("", "unnamed", exact=False, site=site)
-
-

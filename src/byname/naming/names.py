@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.card import Card, facts_of, is_tensor, untouched
+from byname.card import Card, facts_of, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_roots
 from byname.naming.search import Reached, Targets, Way, search
-from byname.table import printable
 from byname.naming.track import SiteLookup, history_of, site_of_tensor
+from byname.quiet import untouched
 from byname.site import Site
+from byname.table import printable
 
 __all__ = ["Findings", "find", "name", "names"]
 
@@ -69,7 +70,11 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     if not is_tensor(tensor):
         raise NotATensorError(
             f"byname.name() wants a tensor, and this is a {type(tensor).__name__}"
-            + ("; for the tensors a module owns: model.named_parameters()" if isinstance(tensor, torch.nn.Module) else "")
+            + (
+                "; for the tensors a module owns: model.named_parameters()"
+                if isinstance(tensor, torch.nn.Module)
+                else ""
+            )
         )
     found = find(Targets([tensor]), roots=roots)
     return found.names(tensor)
@@ -85,6 +90,9 @@ class Findings:
         self._searches = searches
         self._unheld = unheld
         self._by_storage: dict[int, list[tuple[torch.Tensor, Card]]] | None = None
+        self._met = frozenset().union(*(reached.places.keys() for reached in searches))
+        self._own: dict[int, tuple[Name, ...]] = {}
+        self._owners: dict[int, str] = {}
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
@@ -100,6 +108,14 @@ class Findings:
 
     def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
         """The names by which the program reaches this very tensor."""
+        if not self.met(tensor):
+            return ()
+        known = self._own.get(id(tensor))
+        if known is None:
+            known = self._own[id(tensor)] = self._find_own(tensor, site)
+        return known
+
+    def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Name, ...]:
         ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
         ranked = sorted(((_rank(way), way) for way in ways), key=lambda pair: pair[0])
         found: dict[tuple[str, str], Name] = {}
@@ -108,6 +124,10 @@ class Findings:
             if one is not None:
                 found.setdefault((one.path, one.scope), one)
         return tuple(found.values())
+
+    def met(self, thing: object) -> bool:
+        """Whether a search came upon this very object."""
+        return id(thing) in self._met
 
     def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
         """Whether no Python object holds the tensor: PyTorch alone keeps it alive."""
@@ -152,6 +172,14 @@ class Findings:
 
     def owner_of(self, tensor: torch.Tensor) -> str:
         """The path of the module whose parameter or buffer a tensor is; empty when it is none."""
+        if not self.met(tensor):
+            return ""
+        known = self._owners.get(id(tensor))
+        if known is None:
+            known = self._owners[id(tensor)] = self._find_owner(tensor)
+        return known
+
+    def _find_owner(self, tensor: torch.Tensor) -> str:
         ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
         owned = [way for way in ways if way.steps and way.steps[-1].kind in ("parameter", "buffer")]
         if not owned:
@@ -164,10 +192,11 @@ class Findings:
         text, evaluates, label = way.root.text, way.root.evaluates, ""
         for step in way.steps:
             if step.kind == "state":
-                key = self._parameter_key(step.parameter, way.root)  # type: ignore[attr-defined]
+                assert step.parameter is not None
+                key = self._parameter_key(step.parameter, way.root)
                 if key is None:
                     return None
-                text = f"{text}.state[{key[0]}][{step.key!r}]"  # type: ignore[attr-defined]
+                text = f"{text}.state[{key[0]}][{step.key!r}]"
                 evaluates = evaluates and step.evaluates and key[1]
                 continue
             text = step.write(text)
@@ -267,5 +296,3 @@ def _parametrized(text: str, label: str) -> tuple[str, str]:
         return text, label
     before = text[: match.start()]
     return f"{before}.parametrizations.{match[1]}.{match[2]}", f"{before}.{match[1]} ({match[2]})"
-
-

@@ -102,7 +102,9 @@ def _given_root(value: object) -> Root:
 
 
 def _is_module(value: object) -> bool:
-    return any(parent.__name__ == "Module" and parent.__module__.startswith("torch.nn") for parent in type(value).__mro__)
+    return any(
+        parent.__name__ == "Module" and parent.__module__.startswith("torch.nn") for parent in type(value).__mro__
+    )
 
 
 def _variables_of(value: object) -> list[Root]:
@@ -211,5 +213,3 @@ def loop_variables(code: CodeType) -> frozenset[str]:
         elif instruction.opname not in ("CACHE", "NOP", "EXTENDED_ARG", "RESUME"):
             pending = 0
     return frozenset(found)
-
-

@@ -6,14 +6,16 @@ than a small one. What it does not reach is left to `byname.naming.heap`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from byname.card import is_tensor, untouched
+from byname.card import is_tensor
 from byname.naming.roots import Root
 from byname.naming.steps import Step, held_by
+from byname.quiet import untouched
 
 __all__ = ["Place", "Reached", "Targets", "Way", "search"]
 
@@ -27,10 +29,10 @@ class Targets(list[torch.Tensor]):
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """An object that the search came upon, and the ways that lead to it: from a root, or by a step from a holder."""
+    """An object that the search came upon, and the ways in: a root, or a holder and what makes the step from it."""
 
     value: object
-    ways: list[tuple[Place | Root, Step | None]] = field(default_factory=list)
+    ways: list[tuple[Place | Root, Callable[[Any], Step] | None, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Reached:
     def roots(self) -> Iterator[Root]:
         """Every root that the search started from."""
         for place in self.places.values():
-            for before, _ in place.ways:
+            for before, _, _ in place.ways:
                 if isinstance(before, Root):
                     yield before
 
@@ -102,7 +104,7 @@ def search(
         if place is None:
             place = places[id(root.value)] = Place(root.value)
             level.append(place)
-        place.ways.append((root, None))
+        place.ways.append((root, None, None))
     met = False
     with untouched():
         for _ in range(depth):
@@ -113,21 +115,21 @@ def search(
     return Reached(places)
 
 
-def _next_level(
-    level: list[Place], places: dict[int, Place], only: Collection[int] | None, budget: int
-) -> list[Place]:
+def _next_level(level: list[Place], places: dict[int, Place], only: Collection[int] | None, budget: int) -> list[Place]:
     found: list[Place] = []
     for holder in level:
-        for step, value in held_by(holder.value):
+        if len(places) > budget:
+            break
+        for make, key, value in held_by(holder.value):
             if only is not None and id(value) not in only:
                 continue
             place = places.get(id(value))
             if place is None:
                 place = places[id(value)] = Place(value)
                 found.append(place)
-            place.ways.append((holder, step))
-        if len(places) > budget:
-            break
+                if len(places) > budget:
+                    break
+            place.ways.append((holder, make, key))
     return found
 
 
@@ -138,16 +140,23 @@ def _ways(place: Place, limit: int) -> Iterator[Way]:
     while level and given < limit and tried < _PATIENCE:
         deeper = []
         for here, steps, passed in level:
-            for before, step in here.ways:
+            for number, (before, make, key) in enumerate(here.ways):
                 tried += 1
                 if isinstance(before, Root):
                     yield Way(before, steps)
                     given += 1
                     if given >= limit:
                         return
-                elif step is not None and id(before) not in passed:
+                elif make is not None and id(before) not in passed:
+                    step = key if make is _made else make(key)
+                    here.ways[number] = (before, _made, step)
                     deeper.append((before, (step, *steps), passed | {id(before)}))
         level = deeper
 
 
 _PATIENCE = 4096
+
+
+def _made(step: Step) -> Step:
+    """Stands for the maker of a step that has been made."""
+    return step

@@ -12,8 +12,8 @@ import keyword
 import math
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -33,15 +33,19 @@ class Step(NamedTuple):
         write: makes the source of the held object from the source of its holder.
         evaluates: whether that source, evaluated, is the held object.
         label: the variable or key in plain words, where the source would be hard to read.
+        parameter, key: of a step into an optimizer's state, the parameter whose state it is, and the entry.
     """
 
     kind: str
     write: Callable[[str], str]
     evaluates: bool = True
     label: str = ""
+    parameter: torch.Tensor | None = None
+    key: object = None
 
 
-Held = Iterable[tuple[Step, object]]
+Held: TypeAlias = Iterable[tuple[Callable[[Any], Step], Any, object]]
+"""Held objects, each with the function that makes the step to it and that function's argument: most are never made."""
 
 ATOMS: frozenset[type] = frozenset(
     {
@@ -57,11 +61,23 @@ ATOMS: frozenset[type] = frozenset(
 
 def held_by(obj: object) -> Held:
     """What an object holds that could be, or lead to, a tensor."""
-    kind = type(obj)
-    for family, expand in _FAMILIES:
-        if issubclass(kind, family):
-            return expand(obj)
-    return _instance(obj)
+    return _expander(type(obj))(obj)
+
+
+def _expander(kind: type) -> Callable[[Any], Held]:
+    module = vars(kind).get("__module__")
+    if type(module) is str and (module == "byname" or module.startswith("byname.")):
+        return _nothing
+    return next((expand for family, expand in _FAMILIES if issubclass(kind, family)), _instance)
+
+
+def _nothing(_: object) -> Held:
+    """byname's own results and registers hold no tensor for anybody."""
+    return ()
+
+
+def _same(step: Step) -> Step:
+    return step
 
 
 def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Step:
@@ -110,28 +126,32 @@ def _dict(obj: Any) -> Held:
     base = OrderedDict if issubclass(kind, OrderedDict) else defaultdict if issubclass(kind, defaultdict) else dict
     direct = _plain(kind, base, "__getitem__", "values", "__iter__", "__getattribute__")
     for position, (key, value) in enumerate(_snapshot(obj)):
-        if type(value) in ATOMS:
-            continue
-        if _literal(key):
-            yield item(key, evaluates=direct), value
-        else:
-            yield _by_position(position, direct), value
+        if type(value) not in ATOMS:
+            yield _entry, (key, position, direct), value
     if kind not in (dict, OrderedDict, defaultdict):
         yield from _instance(obj)
 
 
-def _by_position(position: int, evaluates: bool) -> Step:
+def _entry(found: tuple[object, int, bool]) -> Step:
+    """The step to a dict's value: by its key where that can be written down, else by its position."""
+    key, position, evaluates = found
+    if _literal(key):
+        return item(key, evaluates=evaluates)
     return Step("item", lambda before: f"list({before}.values())[{position}]", evaluates)
 
 
 def _sequence(obj: Any) -> Held:
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
-    direct = _plain(type(obj), family, "__getitem__", "__getattribute__")
+    make = item if _plain(type(obj), family, "__getitem__", "__getattribute__") else _indirect_item
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
         if type(value) not in ATOMS:
-            yield item(position, evaluates=direct), value
+            yield make, position, value
     if type(obj) is not family and family is not tuple:
         yield from _instance(obj)
+
+
+def _indirect_item(position: int) -> Step:
+    return item(position, evaluates=False)
 
 
 def _steady(obj: deque[Any]) -> list[Any]:
@@ -147,7 +167,7 @@ def _set(obj: Any) -> Held:
     step = Step("item", lambda before: f"(one of {before})", evaluates=False)
     for value in gc.get_referents(obj):
         if type(value) not in ATOMS and not isinstance(value, type):
-            yield step, value
+            yield _same, step, value
 
 
 def _module(obj: Any) -> Held:
@@ -160,13 +180,21 @@ def _module(obj: Any) -> Held:
             continue
         for position, (name, value) in enumerate(_snapshot(registry)):
             if type(value) not in ATOMS:
-                yield _registered(kind, str(name), position, what, shadowed=name in attributes), value
+                yield _registered_as, (kind, str(name), position, what, name in attributes), value
     if is_sharded(kind):
         yield from _unsharded(obj)
     for name, value in _snapshot(attributes):
         if type(value) not in ATOMS and name not in _MODULE_FIELDS:
-            yield _instance_attribute(kind, name), value
+            yield _own, (kind, name), value
     yield from _slots(obj)
+
+
+def _registered_as(found: tuple[type, str, int, str, bool]) -> Step:
+    return _registered(*found)
+
+
+def _own(found: tuple[type, str]) -> Step:
+    return _instance_attribute(*found)
 
 
 _MODULE_FIELDS = frozenset(
@@ -214,7 +242,7 @@ def _unsharded(obj: Any) -> Held:
     for one in gathered_parameters(obj):
         inside = _path_inside(obj, one.module)
         if inside is not None:
-            yield Step("parameter", _suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
+            yield _same, Step("parameter", _suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
 
 
 def _suffix(text: str) -> Callable[[str], str]:
@@ -245,36 +273,28 @@ def _optimizer(obj: Any) -> Held:
             if is_tensor(parameter) and issubclass(type(entry), dict):
                 for key, value in _snapshot(entry):
                     if is_tensor(value):
-                        yield StateStep(parameter, key), value
+                        yield _state_step, (parameter, key), value
     for name, value in _snapshot(attributes):
         if type(value) not in ATOMS and name != "state":
-            yield _instance_attribute(type(obj), name), value
+            yield _own, (type(obj), name), value
 
 
-def StateStep(parameter: torch.Tensor, key: object) -> Step:  # noqa: N802 - reads as the class it stands for
-    """The step into an optimizer's state. Its text needs the name of a parameter: `byname.naming.names` writes it."""
-    return _StateStep("state", lambda before: f"{before}.state[?][{key!r}]", _literal(key), "", parameter, key)
-
-
-class _StateStep(NamedTuple):
-    kind: str
-    write: Callable[[str], str]
-    evaluates: bool
-    label: str
-    parameter: torch.Tensor
-    key: object
+def _state_step(found: tuple[torch.Tensor, object]) -> Step:
+    """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
+    parameter, key = found
+    return Step("state", _suffix(f".state[?][{key!r}]"), _literal(key), parameter=parameter, key=key)
 
 
 def _tensor(obj: Any) -> Held:
     """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
     gradient = torch.Tensor.grad.__get__(obj) if obj.is_leaf or obj.retains_grad else None  # type: ignore[attr-defined]
     if gradient is not None:
-        yield attribute("grad"), gradient
+        yield attribute, "grad", gradient
     for held in gc.get_referents(obj):
         if type(held) is dict:
             for name, value in _snapshot(held):
                 if type(name) is str and type(value) not in ATOMS:
-                    yield _instance_attribute(type(obj), name), value
+                    yield _own, (type(obj), name), value
 
 
 def _function(obj: Any) -> Held:
@@ -285,16 +305,16 @@ def _function(obj: Any) -> Held:
         except ValueError:
             continue
         if type(value) not in ATOMS:
-            yield _cell(position, names[position], obj.__qualname__), value
+            yield _same, _cell(position, names[position], obj.__qualname__), value
     for position, value in enumerate(obj.__defaults__ or ()):
         if type(value) not in ATOMS:
-            yield Step("item", _suffix(f".__defaults__[{position}]")), value
+            yield _same, Step("item", _suffix(f".__defaults__[{position}]")), value
     for name, value in _snapshot(obj.__kwdefaults__ or {}):
         if type(value) not in ATOMS:
-            yield Step("item", _suffix(f".__kwdefaults__[{name!r}]")), value
+            yield _same, Step("item", _suffix(f".__kwdefaults__[{name!r}]")), value
     for name, value in _snapshot(obj.__dict__):
         if type(value) not in ATOMS:
-            yield attribute(name), value
+            yield attribute, name, value
 
 
 def _cell(position: int, variable: str, function: str) -> Step:
@@ -303,14 +323,14 @@ def _cell(position: int, variable: str, function: str) -> Step:
 
 
 def _method(obj: Any) -> Held:
-    yield Step("attribute", _suffix(".__self__")), obj.__self__
-    yield Step("attribute", _suffix(".__func__")), obj.__func__
+    yield attribute, "__self__", obj.__self__
+    yield attribute, "__func__", obj.__func__
 
 
 def _partial(obj: Any) -> Held:
-    yield attribute("func"), obj.func
-    yield attribute("args"), obj.args
-    yield attribute("keywords"), obj.keywords
+    yield attribute, "func", obj.func
+    yield attribute, "args", obj.args
+    yield attribute, "keywords", obj.keywords
 
 
 def _suspended(obj: Any) -> Held:
@@ -322,7 +342,7 @@ def _suspended(obj: Any) -> Held:
     for name, value in locals_of(frame):
         if type(value) not in ATOMS:
             words = f"{name} (local of the suspended {obj.__qualname__})"
-            yield Step("local", _suffix(f".{field}.f_locals[{name!r}]"), label=words), value
+            yield _same, Step("local", _suffix(f".{field}.f_locals[{name!r}]"), label=words), value
 
 
 def _class(obj: Any) -> Held:
@@ -334,7 +354,7 @@ def _class(obj: Any) -> Held:
             kind = type(value)
             if kind in (staticmethod, classmethod):
                 continue
-            yield attribute(name, _found(kind, "__get__") is None), value
+            yield _same, attribute(name, _found(kind, "__get__") is None), value
 
 
 def _instance(obj: object) -> Held:
@@ -344,7 +364,7 @@ def _instance(obj: object) -> Held:
         return
     for name, value in _snapshot(_attributes(obj)):
         if type(name) is str and type(value) not in ATOMS:
-            yield _instance_attribute(kind, name), value
+            yield _own, (kind, name), value
     yield from _slots(obj)
 
 
@@ -374,11 +394,14 @@ _GETATTRIBUTE = {
     object.__getattribute__,
     _found(torch.Tensor, "__getattribute__"),
     _found(type, "__getattribute__"),
-    *(_found(base, "__getattribute__") for base in (dict, list, tuple, OrderedDict, defaultdict, deque, set, frozenset)),
+    *(
+        _found(base, "__getattribute__")
+        for base in (dict, list, tuple, OrderedDict, defaultdict, deque, set, frozenset)
+    ),
 }
 
 
-def _slots(obj: object) -> Iterator[tuple[Step, object]]:
+def _slots(obj: object) -> Held:
     kind = type(obj)
     plain = _found(kind, "__getattribute__") in _GETATTRIBUTE
     for parent in kind.__mro__:
@@ -392,7 +415,7 @@ def _slots(obj: object) -> Iterator[tuple[Step, object]]:
             except AttributeError:
                 continue
             if type(value) not in ATOMS:
-                yield attribute(name, plain and _found(kind, name) is descriptor), value
+                yield _same, attribute(name, plain and _found(kind, name) is descriptor), value
 
 
 _FAMILIES: tuple[tuple[Any, Callable[[Any], Held]], ...] = (

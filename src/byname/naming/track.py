@@ -27,13 +27,24 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
-from byname.card import is_tensor, untouched
+from byname.card import is_tensor
 from byname.errors import BadArgumentError, NotATensorError
 from byname.naming.name import Name
 from byname.naming.roots import scope_of
+from byname.quiet import untouched
 from byname.site import Site, Spot, is_torch, locate, statements_binding
 
-__all__ = ["Call", "Mutation", "SiteLookup", "Tracker", "history_of", "name_at", "site_of_tensor", "track"]
+__all__ = [
+    "Call",
+    "Mutation",
+    "SiteLookup",
+    "Tracker",
+    "history_of",
+    "name_at",
+    "rebound_by",
+    "site_of_tensor",
+    "track",
+]
 
 
 class Call(NamedTuple):
@@ -259,6 +270,26 @@ def name_at(spot: Spot, code: CodeType) -> Name | None:
     if not target.isidentifier():
         how = "item" if target.endswith("]") else "attribute"
     return Name(target, how, "__main__" if at_module_level else scope_of(code), exact=False, site=spot.site)
+
+
+def rebound_by(former: Name | None, call: Call, operand: int | None = None) -> Name | None:
+    """The exact name that a tensor had, if this call took it from a variable and its statement rebound that variable.
+
+    Args:
+        former: the name that the tensor was given where it was made, if that is known.
+        call: a call that used the tensor.
+        operand: as which of the operands, where that is known.
+    """
+    spot = call.spot()
+    if spot is None or call.code is None or spot.site.target is None:
+        return None
+    taken = spot.operands[operand] if operand is not None and operand < len(spot.operands) else None
+    variable = former.path if former is not None else taken
+    if variable is None or variable != spot.site.target or variable not in spot.reads:
+        return None
+    at_module_level = call.code.co_name == "<module>"
+    how, scope = ("global", "__main__") if at_module_level else ("local", scope_of(call.code))
+    return Name(variable, how, scope, True, rebound_at=spot.site, site=None if former is None else former.site)
 
 
 def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:
