@@ -1,4 +1,4 @@
-"""What are the plain facts of one tensor? Its shape, type, place and storage, while the tensor itself is held weakly."""
+"""What are the plain facts of one tensor? Shape, type, place and storage, while the tensor itself is held weakly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from byname.errors import DeadTensorError, NotATensorError
 from byname.quiet import untouched
 
-__all__ = ["Card", "Facts", "card_of", "facts_of", "is_tensor"]
+__all__ = ["Card", "Facts", "card_of", "facts_of", "gradient_of", "is_tensor"]
 
 Facts: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order: cheap to take by the hundred thousand; ``Card(*facts)`` when somebody looks."""
@@ -83,6 +83,15 @@ class Card:
 def is_tensor(thing: object) -> bool:
     """Whether this is a tensor, judged by its class alone: ``isinstance`` would ask the object's own ``__class__``."""
     return issubclass(type(thing), torch.Tensor)
+
+
+def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
+    """The ``.grad`` of a leaf, past any property of its class. To be called inside `untouched`."""
+    found: torch.Tensor | None = _GRADIENT.__get__(leaf)
+    return found
+
+
+_GRADIENT: Any = torch.Tensor.grad
 
 
 def card_of(tensor: torch.Tensor) -> Card:

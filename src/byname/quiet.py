@@ -11,7 +11,7 @@ import torch
 __all__ = ["collection_paused", "untouched"]
 
 untouched = torch._C.DisableTorchFunction
-"""Context manager under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
+"""Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where in the user's source did this happen? From a code object and an instruction to file, line, statement, variable."""
+"""Where in the user's source did this happen? From a code object and an instruction to a statement and a variable."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import executing
 import torch
@@ -140,7 +141,7 @@ def _position(code: CodeType, instruction: int) -> _Position:
 
 
 @lru_cache(maxsize=64)
-def _nodes(source: executing.Source) -> tuple[dict[_Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
+def _nodes(source: Any) -> tuple[dict[_Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
     """Two indexes of a file: every expression by its four coordinates, and calls by where they end."""
     exact: dict[_Position, ast.AST] = {}
     calls: dict[tuple[int, int], list[ast.Call]] = {}
@@ -170,7 +171,7 @@ def _enclosing_statement(node: ast.AST) -> ast.stmt:
     return node
 
 
-def _assigned(statement: ast.stmt, node: ast.AST) -> tuple[str | None, bool]:
+def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
     """What the statement assigns, and whether the value of `node` is exactly that."""
     parent = getattr(node, "parent", None)
     if isinstance(parent, ast.NamedExpr) and parent.value is node:
@@ -237,10 +238,10 @@ def _reads(statement: ast.stmt) -> frozenset[str]:
     return frozenset(found)
 
 
-def _text(source: executing.Source, node: ast.expr | ast.stmt | ast.AST, limit: int = 160) -> str:
+def _text(source: executing.Source, node: Any, limit: int = 160) -> str:
     """The source of a node on one line; of a statement with a body, its head."""
-    first, last = node.lineno, node.end_lineno  # type: ignore[attr-defined]
-    end = node.end_col_offset  # type: ignore[attr-defined]
+    first, last = node.lineno, node.end_lineno
+    end = node.end_col_offset
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
         last, end = (body[0].lineno, body[0].col_offset) if body[0].lineno == first else (body[0].lineno - 1, None)
@@ -248,7 +249,7 @@ def _text(source: executing.Source, node: ast.expr | ast.stmt | ast.AST, limit: 
     if not lines:
         return ""
     lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][node.col_offset :]  # type: ignore[attr-defined]
+    lines[0] = lines[0][node.col_offset :]
     text = " ".join(b" ".join(lines).decode(errors="replace").split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

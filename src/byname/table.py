@@ -152,7 +152,7 @@ def bytes_text(count: int) -> str:
 def grouped(
     members: Iterable[tuple[Hashable, Hashable | None, int]],
 ) -> list[tuple[Any, int, int]]:
-    """Totals by key: ``(key, count, bytes)``, most bytes first. Each storage counts once, for the first key that has it.
+    """Totals by key: ``(key, count, bytes)``, most bytes first; each storage counts once, for the first key with it.
 
     Args:
         members: for each row its key, its storage (None when it has none) and the bytes of that storage.

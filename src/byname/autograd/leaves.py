@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, facts_of
+from byname.card import Card, facts_of, gradient_of
 from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
@@ -206,7 +206,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
                 kind=_kind(tensor, named),
                 in_optimizer=None if groups is None else group is not None,
                 group=group,
-                grad="none" if torch.Tensor.grad.__get__(tensor) is None else "set",  # type: ignore[attr-defined]
+                grad="none" if gradient_of(tensor) is None else "set",
                 distance=walk.distances[number],
                 consumers=tuple(
                     Consumer(node_name(walk.nodes[user]), position, names.site(user)) for user, position in uses[number]

@@ -129,16 +129,17 @@ class Saved(Rows[SavedTensor]):
         fields, facts = self._fields[position], self._facts[position]
         card = None if facts is None else Card(*facts)
         rows = () if card is None else self._sharing.get(card.storage, ())
-        return SavedTensor(*fields[:3], card, *fields[3:], position % len(self), rows)
+        node, slot, state, name, site, module, number = fields
+        return SavedTensor(node, slot, state, card, name, site, module, number, position % len(self), rows)
 
     @property
     def bytes(self) -> int:
         """What the saved tensors keep in memory: whole storages, each counted once."""
-        sizes = {
-            facts[_STORAGE]: facts[_STORAGE_BYTES] for facts in self._facts if facts and facts[_STORAGE] is not None
-        }
-        loose = [facts[_STORAGE_BYTES] for facts in self._facts if facts and facts[_STORAGE] is None]
-        return sum(sizes.values()) + sum(loose)
+        storages: dict[Hashable, int] = {}
+        for position, facts in enumerate(self._facts):
+            if facts is not None:
+                storages[position if facts[_STORAGE] is None else (facts[_STORAGE],)] = facts[_STORAGE_BYTES]
+        return sum(storages.values())
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
         """Totals ``(key, count, bytes)``, most bytes first; a storage counts once, where it was met first.
@@ -202,8 +203,9 @@ def saved(root: Any) -> Saved:
     >>> x = torch.ones(3, requires_grad=True)
     >>> y = x.exp()
     >>> loss = (y * x).sum()
-    >>> [(row.node, row.slot, row.state, row.bytes) for row in byname.saved(loss)]
-    [('MulBackward0', 'other', 'live', 12), ('MulBackward0', 'self', 'live', 12), ('ExpBackward0', 'result', 'live', 12)]
+    >>> [(row.node, row.slot, row.state, row.bytes) for row in byname.saved(loss)]  # doctest: +NORMALIZE_WHITESPACE
+    [('MulBackward0', 'other', 'live', 12), ('MulBackward0', 'self', 'live', 12),
+     ('ExpBackward0', 'result', 'live', 12)]
     >>> byname.saved(loss).bytes
     24
     """
@@ -418,7 +420,8 @@ def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
     if is_tensor(value):
         yield name, value  # type: ignore[misc]
     elif type(value) in (list, tuple):
-        yield from ((f"{name}[{at}]", one) for at, one in enumerate(value) if is_tensor(one))  # type: ignore[arg-type]
+        parts: Sequence[Any] = value  # type: ignore[assignment]
+        yield from ((f"{name}[{at}]", one) for at, one in enumerate(parts) if is_tensor(one))
     elif type(value) is dict:
         yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items()) if is_tensor(one))
 
@@ -427,5 +430,8 @@ def _tensor_in(packed: object) -> torch.Tensor | None:
     """The tensor that a hook packed a saved one into, where it is one or a tuple with just one."""
     if is_tensor(packed):
         return packed  # type: ignore[return-value]
-    inside = [one for one in packed if is_tensor(one)] if type(packed) in (tuple, list) else []  # type: ignore[attr-defined]
+    if type(packed) not in (tuple, list):
+        return None
+    parts: Sequence[Any] = packed  # type: ignore[assignment]
+    inside = [one for one in parts if is_tensor(one)]
     return inside[0] if len(inside) == 1 else None

@@ -111,6 +111,8 @@ class Walk:
         """
         if len(self.nodes) < _DEEP:
             return
+        # An interrupted walk has nodes that it did not reach.
+        self.rows += [[] for _ in range(len(self.nodes) - len(self.rows))]
         levels = self._levels()
         if max(levels) < _DEEP:
             return
@@ -193,9 +195,10 @@ def root_node(root: Any) -> Node:
         with untouched():
             if root.grad_fn is not None:
                 return root.grad_fn
-            if root.requires_grad:
-                return torch.autograd.graph.get_gradient_edge(root).node
-            raise NoGraphError(_why_no_graph(root))
+            node = _accumulator(root) if root.requires_grad else None
+            if node is None:
+                raise NoGraphError(_why_no_graph(root))
+            return node
     if _is_node(root):
         return root
     if isinstance(root, torch.autograd.graph.GradientEdge):
@@ -204,6 +207,13 @@ def root_node(root: Any) -> Node:
     raise NotATensorError(
         f"a tensor, a grad_fn or a sequence of these is needed, and this is a {type(root).__name__}{hint}"
     )
+
+
+def _accumulator(leaf: torch.Tensor) -> Node:
+    """The node that accumulates into a leaf; None for a view that was made under ``no_grad``, which has none."""
+    with torch.enable_grad():
+        view = leaf.view_as(leaf)
+    return view.grad_fn.next_functions[0][0] if view.grad_fn is not None else None
 
 
 def node_name(node: Node) -> str:
@@ -247,12 +257,18 @@ def _why_no_graph(tensor: torch.Tensor) -> str:
         return f"{asked}. It was made under torch.inference_mode(); compute it outside of that"
     if not (tensor.is_floating_point() or tensor.is_complex()):
         kind = str(tensor.dtype).removeprefix("torch.")
-        return f"{asked}. Its type is {kind}, and only floating-point and complex tensors have gradients (argmax, comparisons and .long() end a graph)"  # fmt: skip
+        return (
+            f"{asked}. Its type is {kind}, and only floating-point and complex tensors have gradients: argmax, "
+            "comparisons and .long() end a graph"
+        )
     base = tensor._base
     if base is not None and base.requires_grad:
         return f"{asked}, though the tensor that it is a view of does: it was detached, or made under torch.no_grad()"
     if not torch.is_grad_enabled():
-        return f"{asked}. Gradients are switched off here (torch.no_grad() or set_grad_enabled(False)); compute it outside of that"  # fmt: skip
+        return (
+            f"{asked}. Gradients are switched off here (torch.no_grad() or set_grad_enabled(False)); compute it "
+            "outside of that"
+        )
     return (
         f"{asked}. Either nothing it was computed from requires grad, or it was made under torch.no_grad(), or cut off "
         "by .detach(), .data, .item() or numpy; byname.track() around the computation remembers which line made it"
@@ -263,5 +279,4 @@ def _why_no_graph(tensor: torch.Tensor) -> str:
 def _accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
     with untouched(), torch.enable_grad(), torch.inference_mode(False):
-        leaf = torch.empty(0, requires_grad=True, device="cpu")
-        return type(torch.autograd.graph.get_gradient_edge(leaf).node)
+        return type(_accumulator(torch.empty(0, requires_grad=True, device="cpu")))

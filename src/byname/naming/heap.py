@@ -1,4 +1,4 @@
-"""Who holds a tensor that no search from the variables came upon? One pass over the heap a level, from the tensor up."""
+"""Who holds a tensor that no search from the variables met? One pass over the heap a level, from the tensor up."""
 
 from __future__ import annotations
 

@@ -65,14 +65,14 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     ...     head.weight = embedding.weight
     ...     return byname.names(head.weight)
     >>> [str(name) for name in tied()]
-    ['head.weight', 'embedding.weight']
+    ['embedding.weight', 'head.weight']
     """
     if not is_tensor(tensor):
         raise NotATensorError(
             f"byname.name() wants a tensor, and this is a {type(tensor).__name__}"
             + (
                 "; for the tensors a module owns: model.named_parameters()"
-                if isinstance(tensor, torch.nn.Module)
+                if issubclass(type(tensor), torch.nn.Module)
                 else ""
             )
         )
@@ -230,16 +230,15 @@ def find(
         given: models and optimizers that the user gave: searched even when no variable holds them.
         deep: whether what is not found from the variables may cost a pass over the heap.
     """
-    wanted = {id(tensor) for tensor in tensors}
     if roots is not None:
-        return Findings([search(given_roots(roots), wanted=wanted)], frozenset())
+        return Findings([search(given_roots(roots))], frozenset())
     everything = all_roots(list(given))
     near = [root for root in everything if root.quality < FOREIGN]
-    searches = [search(near, wanted=wanted)]
+    searches = [search(near)]
     missing = Targets(tensor for tensor in tensors if id(tensor) not in searches[0].places)
     if missing:
         far = [root for root in everything if root.quality >= FOREIGN]
-        searches.append(search(far, wanted=set(map(id, missing)), depth=4, budget=100_000))
+        searches.append(search(far, depth=4, budget=100_000))
         missing = Targets(tensor for tensor in missing if id(tensor) not in searches[1].places)
     if not missing or not deep:
         return Findings(searches, frozenset())

@@ -1,4 +1,4 @@
-"""From which things can a person start to find a tensor? Variables of running functions, modules, and what was given."""
+"""Where does a name begin? At variables of running functions, at globals of modules, and at what was given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dis
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
@@ -54,15 +54,13 @@ def all_roots(given: Sequence[object] = ()) -> list[Root]:
     return [*_tag_roots(), *(_given_root(value) for value in given), *_frame_roots(), *_user_module_roots()]
 
 
-def given_roots(roots: Iterable[object]) -> list[Root]:
+def given_roots(roots: Any) -> list[Root]:
     """The roots that ``roots=`` asks for: objects, modules, or the name of a variable that a module must define."""
-    if isinstance(roots, str | ModuleType) or not isinstance(roots, Iterable) or isinstance(roots, dict):
-        roots = [roots]
     found: list[Root] = []
-    for root in roots:
-        if isinstance(root, str):
+    for root in roots if type(roots) in (list, tuple) else [roots]:
+        if type(root) is str:
             found += _modules_defining(root)
-        elif isinstance(root, ModuleType):
+        elif type(root) is ModuleType:
             found += module_roots(root.__name__, vars(root))
         else:
             found += _variables_of(root) or [_given_root(root)]

@@ -84,7 +84,6 @@ class Reached:
 def search(
     roots: Iterable[Root],
     *,
-    wanted: Collection[int] = (),
     only: Collection[int] | None = None,
     depth: int = DEPTH,
     budget: int = BUDGET,
@@ -93,7 +92,6 @@ def search(
 
     Args:
         roots: where to start.
-        wanted: ids of the objects looked for; the search ends one level after the last of them was met.
         only: ids of the only objects to look at.
         depth, budget: the bounds.
     """
@@ -105,13 +103,11 @@ def search(
             place = places[id(root.value)] = Place(root.value)
             level.append(place)
         place.ways.append((root, None, None))
-    met = False
     with untouched():
         for _ in range(depth):
             level = _next_level(level, places, only, budget)
-            if not level or met or len(places) > budget:
+            if not level or len(places) > budget:
                 break
-            met = bool(wanted) and all(ident in places for ident in wanted)
     return Reached(places)
 
 

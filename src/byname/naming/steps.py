@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from byname.card import is_tensor
+from byname.card import gradient_of, is_tensor
 from byname.naming.frames import locals_of
 from byname.naming.fsdp import gathered_parameters, is_sharded
 
@@ -124,7 +124,7 @@ def _snapshot(mapping: Any) -> list[tuple[Any, Any]]:
 def _dict(obj: Any) -> Held:
     kind = type(obj)
     base = OrderedDict if issubclass(kind, OrderedDict) else defaultdict if issubclass(kind, defaultdict) else dict
-    direct = _plain(kind, base, "__getitem__", "values", "__iter__", "__getattribute__")
+    direct = _plain(kind, base, "__getitem__", "values", "__iter__") and _reads_plainly(kind)
     for position, (key, value) in enumerate(_snapshot(obj)):
         if type(value) not in ATOMS:
             yield _entry, (key, position, direct), value
@@ -142,7 +142,7 @@ def _entry(found: tuple[object, int, bool]) -> Step:
 
 def _sequence(obj: Any) -> Held:
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
-    make = item if _plain(type(obj), family, "__getitem__", "__getattribute__") else _indirect_item
+    make = item if _plain(type(obj), family, "__getitem__") else _indirect_item
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
         if type(value) not in ATOMS:
             yield make, position, value
@@ -221,15 +221,13 @@ def _registered(kind: type, name: str, position: int, what: str, shadowed: bool)
     if what == "parameter" and name.isdigit() and issubclass(kind, nn.ParameterList):
         return item(position, "parameter", _plain(kind, nn.ParameterList, "__getitem__"))
     if issubclass(kind, nn.ModuleDict | nn.ParameterDict):
-        family = nn.ModuleDict if issubclass(kind, nn.ModuleDict) else nn.ParameterDict
-        return item(name, what, _plain(kind, family, "__getitem__"))
+        mapping = nn.ModuleDict if issubclass(kind, nn.ModuleDict) else nn.ParameterDict
+        return item(name, what, _plain(kind, mapping, "__getitem__"))
     descriptor = _found(kind, name)
     if shadowed or descriptor is not None or not own:
         registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
         reachable = _plain(kind, nn.Module, "__getattribute__")
         return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable)
-    if what == "parameter" and name.startswith("original") and any(p.__name__ == "ParametrizationList" for p in kind.__mro__):  # fmt: skip
-        return Step(what, lambda before: f"{before}.{name}", label=name)
     return attribute(name, kind=what)
 
 
@@ -287,7 +285,7 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Step:
 
 def _tensor(obj: Any) -> Held:
     """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
-    gradient = torch.Tensor.grad.__get__(obj) if obj.is_leaf or obj.retains_grad else None  # type: ignore[attr-defined]
+    gradient = gradient_of(obj) if obj.is_leaf or obj.retains_grad else None
     if gradient is not None:
         yield attribute, "grad", gradient
     for held in gc.get_referents(obj):
@@ -360,7 +358,7 @@ def _class(obj: Any) -> Held:
 def _instance(obj: object) -> Held:
     """The attributes of an object of any class, from its ``__dict__`` and its slots."""
     kind = type(obj)
-    if not kind.__flags__ & _HEAP_TYPE or all(type(held) in ATOMS or isinstance(held, type) for held in gc.get_referents(obj)):  # fmt: skip
+    if all(type(held) in ATOMS or issubclass(type(held), type) for held in gc.get_referents(obj)):
         return
     for name, value in _snapshot(_attributes(obj)):
         if type(name) is str and type(value) not in ATOMS:
@@ -375,35 +373,29 @@ def _attributes(obj: object) -> dict[str, Any]:
     """An object's ``__dict__``, read past any ``__getattribute__`` or property of its class."""
     for parent in type(obj).__mro__:
         descriptor = vars(parent).get("__dict__")
-        if type(descriptor) is types.GetSetDescriptorType:
+        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             found = descriptor.__get__(obj)
             return found if issubclass(type(found), dict) else {}
     return {}
 
 
 def _instance_attribute(kind: type, name: str) -> Step:
-    """The step ``.name`` where that reads the instance's own attribute; ``.__dict__['name']`` where a class hides it."""
-    plain = _found(kind, "__getattribute__") in _GETATTRIBUTE
+    """The step ``.name`` where that reads the instance's attribute; ``.__dict__['name']`` where a class hides it."""
+    plain = _reads_plainly(kind)
     hidden = _found(kind, name)
     if hidden is not None and any(hasattr(type(hidden), method) for method in ("__set__", "__delete__")):
         return Step("attribute", lambda before: f"{before}.__dict__[{name!r}]", plain)
     return attribute(name, plain)
 
 
-_GETATTRIBUTE = {
-    object.__getattribute__,
-    _found(torch.Tensor, "__getattribute__"),
-    _found(type, "__getattribute__"),
-    *(
-        _found(base, "__getattribute__")
-        for base in (dict, list, tuple, OrderedDict, defaultdict, deque, set, frozenset)
-    ),
-}
+def _reads_plainly(kind: type) -> bool:
+    """Whether the class reads attributes as Python does, not by a ``__getattribute__`` that somebody wrote."""
+    return type(_found(kind, "__getattribute__")) is types.WrapperDescriptorType
 
 
 def _slots(obj: object) -> Held:
     kind = type(obj)
-    plain = _found(kind, "__getattribute__") in _GETATTRIBUTE
+    plain = _reads_plainly(kind)
     for parent in kind.__mro__:
         if not parent.__flags__ & _HEAP_TYPE:
             continue

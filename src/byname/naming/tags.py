@@ -53,9 +53,9 @@ def tag(obj: T, name: str) -> T:
 
 def tag_of(obj: object) -> str | None:
     """The tag of an object, or None."""
-    return _TAGS.get(obj) if _TAGS else None
+    return _TAGS.get(obj) if _TAGS else None  # type: ignore[no-untyped-call]
 
 
 def tagged() -> list[tuple[str, object]]:
     """Every tag with its living object."""
-    return [(name, obj) for obj, name in list(_TAGS.items())]
+    return [(name, obj) for obj, name in list(_TAGS.items())]  # type: ignore[no-untyped-call]

@@ -351,13 +351,15 @@ def _kind_of(function: Any) -> int:
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return _READ
-    if name == "__set__":
+    if name in ("__set__", "requires_grad_"):
         return _SETTER
     if type(function) is FunctionType or type(function) not in _BUILTINS or name.startswith("_fused"):
         return _COMPOSITE
-    in_place = name in ("__setitem__", "set_") or (name.endswith("_") and not name.endswith("__"))
-    in_place = in_place or (name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"))  # fmt: skip
-    return _IN_PLACE if in_place and name != "requires_grad_" else _PLAIN
+    return _IN_PLACE if name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__")) else _PLAIN
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
 
 
 class _Log:
@@ -419,7 +421,7 @@ class _Watch(TorchFunctionMode):
 
     def start(self) -> None:
         """Begins to watch this thread."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
         _UNSEEN.watch(self)
         self._hooks = [
             torch_module.register_module_forward_pre_hook(self._entering),
@@ -431,7 +433,7 @@ class _Watch(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
         _UNSEEN.unwatch(self)
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = self._kinds.get(func)
@@ -518,7 +520,7 @@ class _Watch(TorchFunctionMode):
                 continue
 
 
-_sequence_number = torch.autograd._get_sequence_nr
+_sequence_number = torch._C._autograd._get_sequence_nr
 _is_torch = functools.lru_cache(maxsize=None)(is_torch)
 _MODULE_FILE = torch_module.__file__
 

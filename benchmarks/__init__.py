@@ -1,0 +1,1 @@
+"""What does byname cost? Ratios against floors and rivals, each from one interleaved run."""

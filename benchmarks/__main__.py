@@ -1,0 +1,32 @@
+"""Which topics are measured? ``python -m benchmarks [walking] [naming] [tracking]``; all of them when none is named."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from time import perf_counter
+
+import torch
+
+from benchmarks.naming import naming
+from benchmarks.timing import print_table
+from benchmarks.tracking import tracking
+from benchmarks.walking import walking
+
+_TOPICS = {"walking": walking, "naming": naming, "tracking": tracking}
+
+
+def main() -> None:
+    """Measures the topics asked for and prints a table of each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures byname against its floors.")
+    parser.add_argument("topics", nargs="*", choices=[*_TOPICS, []], metavar="topic", help=", ".join(_TOPICS))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(f"Python {platform.python_version()}, PyTorch {torch.__version__}, one thread")
+    for topic in parser.parse_args().topics or _TOPICS:
+        start = perf_counter()
+        rows = _TOPICS[topic]()
+        print_table(f"{topic} ({perf_counter() - start:.0f} s)", rows)
+
+
+main()

@@ -1,0 +1,74 @@
+"""How long does it take to learn what a tensor is called, compared with one look at every object for tensors?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+import byname
+from benchmarks.graphs import attention
+from benchmarks.timing import Rounds, Row, Variant, interleaved, timed
+
+__all__ = ["naming"]
+
+_MILLI = 1e-3
+
+
+def naming(rounds: int = 30) -> list[Row]:
+    """The model and the tensors asked about are variables of this function, which runs meanwhile."""
+    model = attention()
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    local = torch.zeros(2)
+    trainer = _Trainer()
+    leaves = byname.leaves(model(tokens).sum())
+    assert all(leaf.name.path.startswith("model.") for leaf in leaves)
+    variants = {
+        "scan": timed(lambda: None, lambda _: tensors_alive()),
+        "scan again": timed(lambda: None, lambda _: tensors_alive()),
+        "leaves": timed(lambda: model(tokens).sum(), byname.leaves),
+        "local": _asking(lambda: local, "local"),
+        "deep": _asking(lambda: trainer.state.best["weights"][0], "trainer.state.best['weights'][0]"),
+        "unnamed": _asking(lambda: torch.zeros(2), ""),
+    }
+    return _rows(interleaved(variants, rounds), len(leaves))
+
+
+class _State:
+    def __init__(self) -> None:
+        self.best = {"weights": [torch.zeros(2)]}
+
+
+class _Trainer:
+    def __init__(self) -> None:
+        self.state = _State()
+
+
+def tensors_alive() -> int:
+    """The floor: the class of every object that the collector knows; how many tensors there are."""
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def _asking(make: Callable[[], torch.Tensor], expected: str) -> Variant:
+    """Asks for the name of a tensor, after making sure that this is the name it has."""
+    found = byname.name(make())
+    assert (found.path if found.how != "unnamed" else "") == expected, found
+    return timed(lambda: None, lambda _: byname.name(make()))
+
+
+def _rows(took: Rounds, leaves: int) -> list[Row]:
+    words = {
+        "leaves": f"leaves of a model of {leaves} parameters",
+        "local": "name of a local variable",
+        "deep": "name of an item four steps into a local",
+        "unnamed": "name of a tensor that nothing names",
+    }
+    rows = [
+        Row(f"scan of {len(gc.get_objects()):,} objects for tensors", took.each("scan", 1, _MILLI), "ms"),
+        Row("  scan again / scan (A/A)", took.ratio("scan again", "scan"), "×"),
+    ]
+    for what, said in words.items():
+        rows.append(Row(said, took.each(what, 1, _MILLI), "ms", 50 if what == "leaves" else None))
+        rows.append(Row("  / scan", took.ratio(what, "scan"), "×"))
+    return rows

@@ -1,0 +1,89 @@
+"""How much slower is a training step while it is tracked, and is it as fast as ever afterwards?
+
+The time of a tracked step includes entering and leaving the tracker, and letting go of what it remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from time import process_time
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import byname
+from benchmarks.graphs import tiny_step, transformer_step
+from benchmarks.timing import Rounds, Row, Variant, interleaved
+
+__all__ = ["NoOp", "tracking"]
+
+_MILLI = 1e-3
+
+_Step = Callable[[], None]
+
+
+def tracking() -> list[Row]:
+    """A step in which PyTorch computes, and one in which it only dispatches."""
+    return [
+        *_rows("transformer, 4 blocks, AdamW", transformer_step(), limit=1.05, rounds=60),
+        *_rows("205 operations on 4×4 matrices, SGD", tiny_step(), limit=1.35, rounds=150, times=5),
+    ]
+
+
+class NoOp(TorchFunctionMode):
+    """The floor: what any function mode costs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _rows(title: str, step: _Step, limit: float, rounds: int, times: int = 1) -> list[Row]:
+    took = interleaved(_variants(step, times), rounds)
+    return [
+        Row(f"{title}: plain step", took.each("plain", times, _MILLI), "ms"),
+        _against_plain("plain again (A/A)", "again", took),
+        _against_plain("under a function mode that does nothing", "mode", took),
+        _against_plain("tracked", "tracked", took, limit),
+        Row("  tracked / under the mode", took.ratio("tracked", "mode"), "×"),
+        _against_plain("under set_detect_anomaly", "anomaly", took),
+        _against_plain("not tracked, after a tracker that is still held", "after", took),
+    ]
+
+
+def _against_plain(words: str, what: str, took: Rounds, limit: float | None = None) -> Row:
+    return Row(f"  {words} / plain", took.ratio(what, "plain"), "×", limit)
+
+
+def _variants(step: _Step, times: int) -> dict[str, Variant]:
+    return {
+        "plain": _inside(nullcontext, step, times),
+        "again": _inside(nullcontext, step, times),
+        "mode": _inside(NoOp, step, times),
+        "tracked": _inside(byname.track, step, times),
+        "anomaly": _inside(lambda: torch.autograd.set_detect_anomaly(True, check_nan=False), step, times),
+        "after": _afterwards(step, times),
+    }
+
+
+def _inside(context: Callable[[], AbstractContextManager[object]], step: _Step, times: int) -> Variant:
+    def run() -> float:
+        start = process_time()
+        with context():
+            for _ in range(times):
+                step()
+        return process_time() - start
+
+    return run
+
+
+def _afterwards(step: _Step, times: int) -> Variant:
+    def run() -> float:
+        with byname.track() as tracker:
+            step()
+        seconds = _inside(nullcontext, step, times)()
+        del tracker
+        return seconds
+
+    return run

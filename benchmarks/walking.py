@@ -1,0 +1,104 @@
+"""How fast are the leaves and the saved tensors of a graph found, compared with a walk that only looks?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torchviz
+
+import byname
+from benchmarks.graphs import Built, chain, encoder, residual, rnn
+from benchmarks.timing import Rounds, Row, Variant, interleaved, timed
+
+__all__ = ["bare_walk", "walking"]
+
+_MICRO, _MILLI = 1e-6, 1e-3
+
+
+def walking() -> list[Row]:
+    """Each graph is walked from cold: fresh for every run of every variant."""
+    large = {
+        "chain": chain,
+        "RNN": rnn,
+        "residual": residual,
+    }
+    rows = [row for name, build in large.items() for row in _large(name, build)]
+    return rows + _encoder()
+
+
+def bare_walk(built: Built) -> int:
+    """The floor: nothing but `next_functions` and a set of the nodes seen; how many there are."""
+    seen: set[Any] = {built.node}
+    stack = [built.node]
+    while stack:
+        for below, _ in stack.pop().next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                stack.append(below)
+    return len(seen)
+
+
+def _large(name: str, build: Callable[[], Built], rounds: int = 31) -> list[Row]:
+    nodes, slots = _size(build)
+    took = interleaved(_variants(build), rounds)
+    title = f"{name} of {nodes:,} nodes, {slots:,} slots"
+    return [
+        *_floor(title, took, nodes),
+        Row("  leaves / bare walk", took.ratio("leaves", "bare"), "×", 2),
+        Row("  leaves, a node", took.each("leaves", nodes, _MICRO), "µs", 0.5),
+        Row("  leaves with paths / bare walk", took.ratio("paths", "bare"), "×"),
+        Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs", 1),
+        Row("  saved less the bare walk, a slot", took.each("saved", slots, _MICRO, less="bare"), "µs"),
+        Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs"),
+    ]
+
+
+def _encoder(rounds: int = 31) -> list[Row]:
+    nodes, slots = _size(encoder)
+    took = interleaved({**_variants(encoder), "torchviz": timed(encoder, _draw)}, rounds)
+    title = f"12-layer encoder of {nodes:,} nodes, {slots:,} slots"
+    return [
+        *_floor(title, took, nodes),
+        Row("  leaves", took.each("leaves", 1, _MILLI), "ms", 5),
+        Row("  leaves / bare walk", took.ratio("leaves", "bare"), "×"),
+        Row("  leaves with paths / bare walk", took.ratio("paths", "bare"), "×"),
+        Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs"),
+        Row("  saved less the bare walk, a slot", took.each("saved", slots, _MICRO, less="bare"), "µs"),
+        Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs"),
+        Row("  torchviz.make_dot / leaves", took.ratio("torchviz", "leaves"), "×"),
+        Row("  torchviz.make_dot / graph", took.ratio("torchviz", "graph"), "×"),
+    ]
+
+
+def _floor(title: str, took: Rounds, nodes: int) -> list[Row]:
+    return [
+        Row(f"{title}: bare walk, a node", took.each("bare", nodes, _MICRO), "µs"),
+        Row("  bare walk again / bare walk (A/A)", took.ratio("bare again", "bare"), "×"),
+    ]
+
+
+def _variants(build: Callable[[], Built]) -> dict[str, Variant]:
+    return {
+        "bare": timed(build, bare_walk, collector=False),
+        "bare again": timed(build, bare_walk, collector=False),
+        "leaves": timed(build, lambda built: byname.leaves(built.loss)),
+        "paths": timed(build, _paths),
+        "saved": timed(build, lambda built: byname.saved(built.loss)),
+        "graph": timed(build, lambda built: byname.graph(built.loss)),
+    }
+
+
+def _paths(built: Built) -> list[int]:
+    return [leaf.paths for leaf in byname.leaves(built.loss)]
+
+
+def _draw(built: Built) -> str:
+    source: str = torchviz.make_dot(built.loss, show_saved=False).source
+    return source
+
+
+def _size(build: Callable[[], Built]) -> tuple[int, int]:
+    """How many nodes a graph has, and how many saved tensors."""
+    built = build()
+    return bare_walk(built), len(byname.saved(built.loss))

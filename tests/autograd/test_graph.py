@@ -1,0 +1,164 @@
+"""What does a graph look like, and which way leads through it?"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+from byname.errors import NotATensorError
+
+
+def test_nodes_edges_and_dot():
+    x = torch.ones(3, requires_grad=True)
+    graph = byname.graph((x * x).sum())
+    assert [node.name for node in graph] == ["SumBackward0", "MulBackward0", "AccumulateGrad"]
+    assert [(edge.source, edge.target, edge.index) for edge in graph.edges] == [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
+    assert [str(leaf.name) for leaf in graph.leaves] == ["x"]
+    assert len(graph.saved) == 2
+    assert "n2 -> n1;" in graph.to_dot()
+    assert 'label="x' in graph.to_dot()
+
+
+def test_names_cannot_break_out_of_dot():
+    x = byname.tag(torch.ones(1, requires_grad=True), 'a"]; evil [label="')
+    lines = byname.graph(x * 2).to_dot().splitlines()
+    (line,) = [line for line in lines if "evil" in line]
+    assert line.count('"') - line.count('\\"') == 2
+
+
+def test_the_shortest_way_to_a_tensor():
+    x = torch.ones(2, requires_grad=True)
+    h = x * 2
+    loss = (h.sin() + h).sum()
+    assert [(step.node, step.index) for step in byname.path(loss, h)] == [
+        ("SumBackward0", 0),
+        ("AddBackward0", 1),
+        ("MulBackward0", None),
+    ]
+    assert byname.path(loss, x)[-1].node == "AccumulateGrad"
+    assert byname.path(loss, loss)[0].node == "SumBackward0"
+
+
+def test_no_way_is_none():
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    assert byname.path((x * 2).sum(), y) is None
+    assert byname.path((x * 2).sum(), torch.ones(2)) is None
+    with pytest.raises(NotATensorError):
+        byname.path(x * 2, "x")
+
+
+def test_a_gradient_graph_of_higher_order():
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    assert [str(leaf.name) for leaf in byname.leaves(gradient)] == ["x"]
+    assert byname.saved(gradient).bytes > 0
+    assert byname.graph(gradient)
+
+
+def run_alone(program):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+def test_a_chain_of_three_hundred_thousand_nodes_is_walked_and_freed():
+    out = run_alone("""
+        import gc, torch, byname
+        x = torch.ones(1, requires_grad=True)
+        y = x
+        for _ in range(300_000):
+            y = y * 1.0
+        (leaf,) = byname.leaves(y)
+        print(leaf.name, leaf.distance, leaf.paths)
+        print(len(byname.saved(y)))
+        del y
+        gc.collect()
+        print("freed")
+    """)
+    assert out == ["x", "300000", "1", "300000", "freed"]
+
+
+@pytest.mark.slow
+def test_a_chain_of_a_million_nodes():
+    out = run_alone("""
+        import torch, byname
+        y = x = torch.ones(1, requires_grad=True)
+        for _ in range(1_000_000):
+            y = y * 1.0
+        print(byname.leaves(y)[0].distance)
+        del y
+        print("freed")
+    """)
+    assert out == ["1000000", "freed"]
+
+
+def test_a_walked_ladder_half_of_which_is_kept_is_freed():
+    out = run_alone("""
+        import gc, threading, torch, byname
+        threading.stack_size(512 * 1024)
+
+        def run():
+            a = torch.ones(1, requires_grad=True) * 1.0
+            b = kept = a * 1.0
+            for _ in range(40_000):
+                a, b = a * 1.0, a + b
+            total = a + b
+            byname.leaves(total)
+            del total, a
+            gc.collect()
+            del kept, b
+            gc.collect()
+            print("freed")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    """)
+    assert out == ["freed"]
+
+
+def test_an_interrupted_walk_leaves_no_bomb():
+    out = run_alone("""
+        import torch, byname
+        from byname.autograd import walk
+        y = torch.ones(1, requires_grad=True)
+        for _ in range(100_000):
+            y = y * 1.0
+
+        class Stop(list):
+            def append(self, item, count=[0]):
+                count[0] += 1
+                if count[0] == 90_000:
+                    raise KeyboardInterrupt
+                super().append(item)
+
+        class Interrupted(walk.Walk):
+            def _walk(self):
+                self.rows = Stop(self.rows)
+                super()._walk()
+
+        try:
+            Interrupted(y)
+        except KeyboardInterrupt:
+            print("interrupted")
+        del y
+        print("freed")
+    """)
+    assert out == ["interrupted", "freed"]
+
+
+def test_a_graph_result_holds_neither_tensors_nor_nodes(no_collection):
+    import weakref
+
+    model = nn.Linear(2, 2)
+    x = torch.ones(1, 2, requires_grad=True)
+    loss = model(x).tanh().sum()
+    watched = weakref.ref(x)
+    graph = byname.graph(loss)
+    del x, loss
+    assert watched() is None
+    assert len(graph.rows()) == len(graph)

@@ -1,0 +1,84 @@
+"""The house: imports go down, there is no cycle, and `import byname` stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import byname
+
+SOURCE = Path(byname.__file__).parent
+LAYERS = [
+    {"errors", "quiet", "place", "site", "card", "table"},
+    {"naming"},
+    {"autograd", "memory"},
+    {"watch"},
+    {"recording", "analyse"},
+    {"reporting"},
+    {"plug", "cli"},
+]
+HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "transformers", "torch._dynamo", "jinja2"]
+
+
+def modules():
+    return {
+        "byname" + "".join(f".{part}" for part in path.relative_to(SOURCE).with_suffix("").parts): path
+        for path in SOURCE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+def imports_of(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("byname"):
+            yield node.module
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("byname"))
+
+
+def layer_of(module):
+    part = module.split(".")[1] if "." in module else "byname"
+    return next(number for number, layer in enumerate(LAYERS) if part in layer)
+
+
+def test_every_module_belongs_to_a_layer_and_imports_only_downwards():
+    for module, path in modules().items():
+        for imported in imports_of(path):
+            assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which stands above it"
+
+
+def test_imports_have_no_cycle():
+    graph = {module: set(imports_of(path)) & set(modules()) for module, path in modules().items()}
+    done, passing = set(), []
+
+    def visit(module):
+        assert module not in passing, f"cycle: {passing[passing.index(module):] + [module]}"
+        if module not in done:
+            passing.append(module)
+            for imported in sorted(graph[module]):
+                visit(imported)
+            done.add(passing.pop())
+
+    for module in graph:
+        visit(module)
+
+
+def test_no_folder_bears_the_name_of_a_public_function():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    assert not folders & set(byname.__all__)
+
+
+def test_import_byname_loads_nothing_heavy():
+    code = "import sys, torch; before = set(sys.modules); import byname; print(*(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    found = set(loaded.stdout.split())
+    assert not [name for name in HEAVY if name in found]
+
+
+def test_every_public_name_is_documented_with_an_example():
+    for name in byname.__all__:
+        thing = getattr(byname, name)
+        assert thing.__doc__, name
+        if callable(thing) and not isinstance(thing, type):
+            assert ">>>" in thing.__doc__, f"{name} has no runnable example"
