@@ -16,7 +16,7 @@ __all__ = ["naming"]
 _MILLI = 1e-3
 
 
-def naming(rounds: int = 30) -> list[Row]:
+def naming(rounds: int = 20) -> list[Row]:
     """The model and the tensors asked about are variables of this function, which runs meanwhile."""
     model = attention()
     tokens = torch.zeros(2, 16, dtype=torch.long)

@@ -9,7 +9,7 @@ import torchviz
 
 import byname
 from benchmarks.graphs import Built, chain, encoder, residual, rnn
-from benchmarks.timing import Rounds, Row, Variant, interleaved, timed
+from benchmarks.timing import Rounds, Row, Variant, interleaved, small_heap, timed
 
 __all__ = ["bare_walk", "walking"]
 
@@ -23,8 +23,9 @@ def walking() -> list[Row]:
         "RNN": rnn,
         "residual": residual,
     }
-    rows = [row for name, build in large.items() for row in _large(name, build)]
-    return rows + _encoder()
+    with small_heap():
+        rows = [row for name, build in large.items() for row in _large(name, build)]
+        return rows + _encoder()
 
 
 def bare_walk(built: Built) -> int:
@@ -39,7 +40,7 @@ def bare_walk(built: Built) -> int:
     return len(seen)
 
 
-def _large(name: str, build: Callable[[], Built], rounds: int = 31) -> list[Row]:
+def _large(name: str, build: Callable[[], Built], rounds: int = 21) -> list[Row]:
     nodes, slots = _size(build)
     took = interleaved(_variants(build), rounds)
     title = f"{name} of {nodes:,} nodes, {slots:,} slots"

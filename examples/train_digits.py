@@ -68,7 +68,7 @@ class Digits(nn.Module):
             x = block(x)
         hidden = self.widen(x.flatten(1)).relu()
         logits: Tensor = self.head(hidden)
-        # The mistake: it is meant to be learned, but every step makes a new one, and no optimizer ever has it.
+        # The mistake: meant to be learned, it should be an nn.Parameter of the model. Here every step makes another.
         temperature = torch.ones(1, requires_grad=True)
         temperature = temperature.clamp(min=0.05)
         return logits / temperature
@@ -107,8 +107,7 @@ def accuracy(model: Digits, images: Tensor, labels: Tensor) -> float:
     return float((model(images).argmax(dim=1) == labels).float().mean())
 
 
-def inspect(model: Digits, optimizer: Optimizer, images: Tensor, labels: Tensor) -> None:
-    """Takes one more step and prints what is in its graph."""
+def show_one_more_step(model: Digits, optimizer: Optimizer, images: Tensor, labels: Tensor) -> None:
     batch = torch.randperm(len(images))[:BATCH]
     with byname.track():
         loss = cross_entropy(model(images[batch]), labels[batch])
@@ -125,8 +124,9 @@ def inspect(model: Digits, optimizer: Optimizer, images: Tensor, labels: Tensor)
 
 def print_modules(kept: byname.Saved) -> None:
     print(f"\nWhat autograd keeps for backward, {bytes_text(kept.bytes)}, by the module that ran:")
+    print(f"{'module':38} {'memory':>10} {'tensors':>8}")
     for module, count, size in kept.by("module"):
-        print(f"{module or 'outside the model':32} {count:2} tensors {bytes_text(size):>10}")
+        print(f"{module or 'outside the model':38} {bytes_text(size):>10} {count:8}")
 
 
 def print_saved(kept: byname.Saved, module: str) -> None:
@@ -139,18 +139,19 @@ def print_saved(kept: byname.Saved, module: str) -> None:
 def print_lost(leaf: byname.Leaf) -> None:
     name = leaf.name
     print(f"\nWhat is wrong: {name.path}, made at {leaf.site}, is in no optimizer.")
-    print(f"The statement at {name.rebound_at} gave its name to another tensor, so only the {leaf.held} holds it.")
+    print(f"The statement at {name.rebound_at} gave its name to another tensor; only the {leaf.held} still holds it.")
     print(f"Backward gave it the gradient {leaf.card.alive().grad}, and nothing will use that.")
 
 
 def main() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is too small for a second one to help
     images, labels, test_images, test_labels = load()
     model = Digits(WIDTH)
-    optimizer = AdamW(model.parameters(), lr=3e-3)
+    optimizer = AdamW(model.parameters(), lr=4e-3)
     train(model, optimizer, images, labels)
     print(f"test accuracy {accuracy(model, test_images, test_labels):.3f} on {TEST} images not trained on")
-    inspect(model, optimizer, images, labels)
+    show_one_more_step(model, optimizer, images, labels)
 
 
 if __name__ == "__main__":

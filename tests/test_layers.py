@@ -53,7 +53,7 @@ def test_imports_have_no_cycle():
     done, passing = set(), []
 
     def visit(module):
-        assert module not in passing, f"cycle: {passing[passing.index(module):] + [module]}"
+        assert module not in passing, f"cycle: {passing[passing.index(module) :] + [module]}"
         if module not in done:
             passing.append(module)
             for imported in sorted(graph[module]):

@@ -1,14 +1,15 @@
-"""How does byname look at a program without disturbing it? Two contexts, under which tensors and nodes are read."""
+"""How does byname look at a program without disturbing it? Contexts and marks under which it reads and listens."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["collection_paused", "untouched"]
+__all__ = ["collection_paused", "eager", "untouched"]
 
 untouched = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
@@ -27,3 +28,22 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def eager(function: F) -> F:
+    """Marks a function that PyTorch calls, so that ``torch.compile`` neither traces it nor compiles what it calls.
+
+    ``torch.compiler.disable`` would do the same, but imports the compiler. Without the mark a function mode around a
+    compiled function sets off several compilations, of the mode's own code (PyTorch 2.13).
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    compiler = getattr(torch._C, "_dynamo", None)
+    frames = getattr(compiler, "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP  # type: ignore[union-attr]
+        strategy = frames._FrameExecStrategy(skip, skip)  # type: ignore[union-attr]
+        frames.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[union-attr]
+    return function

@@ -49,7 +49,10 @@ class Spot:
         site: where.
         expression: the source of the call, operator or subscript that ran; empty when it could not be found.
         whole: whether the value of that expression is, as it stands, what ``site.target`` names.
-        operands: the source of its operands, the object of a method first; None for one that is not a plain name.
+        operands: the source of its operands; None for one that is not a plain name.
+        receiver: the source of what stands before the dot of a call; None when it is not a plain name.
+        parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
+        made_here: whether the expression makes its object on the spot: ``torch.FloatTensor([1.0]).requires_grad_()``.
         reads: the plain variable names that the statement reads.
     """
 
@@ -57,6 +60,9 @@ class Spot:
     expression: str = ""
     whole: bool = False
     operands: tuple[str | None, ...] = ()
+    receiver: str | None = None
+    parts: tuple[str, ...] = ()
+    made_here: bool = False
     reads: frozenset[str] = frozenset()
 
 
@@ -81,7 +87,16 @@ def locate(code: CodeType, instruction: int) -> Spot:
     statement = _enclosing_statement(node)
     target, whole = _assigned(statement, node)
     site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
-    return Spot(site, _text(source, node), whole, _operands(node), _reads(statement))
+    return Spot(
+        site=site,
+        expression=_text(source, node),
+        whole=whole,
+        operands=_operands(node),
+        receiver=_receiver(node),
+        parts=_parts(statement, node),
+        made_here=_made_here(node),
+        reads=_reads(statement),
+    )
 
 
 def site_of_line(file: str, line: int, function: str = "") -> Site:
@@ -105,6 +120,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Spot]:
     return [
         Spot(
             Site(code.co_filename, statement.lineno, code.co_qualname, _text(source, statement), variable),
+            made_here=_makes_unseen(getattr(statement, "value", None)),
             reads=_reads(statement),
         )
         for statement in _statements(body)
@@ -207,12 +223,38 @@ def _operands(node: ast.AST) -> tuple[str | None, ...]:
     elif isinstance(node, ast.UnaryOp):
         parts = [node.operand]
     elif isinstance(node, ast.Call):
-        parts = [*([node.func.value] if isinstance(node.func, ast.Attribute) else []), *node.args]
+        parts = node.args
     elif isinstance(node, ast.Attribute | ast.Subscript):
         parts = [node.value]
     else:
         parts = []
     return tuple(_dotted(part) for part in parts)
+
+
+def _receiver(node: ast.AST) -> str | None:
+    """The source of the object of a method call."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return _dotted(node.func.value)
+
+
+def _parts(statement: ast.stmt, node: ast.AST) -> tuple[str, ...]:
+    if isinstance(statement, ast.Assign) and statement.value is node:
+        target = statement.targets[0]
+        if isinstance(target, ast.Tuple | ast.List) and not any(isinstance(one, ast.Starred) for one in target.elts):
+            return tuple(ast.unparse(one) for one in target.elts)
+    return ()
+
+
+def _made_here(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_unseen(node.func.value)
+
+
+def _makes_unseen(value: object) -> bool:
+    """Whether an expression is a call of a constructor that no function mode sees, such as ``torch.FloatTensor``."""
+    called = _dotted(value.func) if isinstance(value, ast.Call) else None
+    name = "" if called is None else called.rpartition(".")[2]
+    return name.endswith("Tensor") or name in ("Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load")
 
 
 def _dotted(node: ast.expr) -> str | None:

@@ -10,6 +10,7 @@ from byname.errors import BadArgumentError, BynameError
 
 if TYPE_CHECKING:
     import pandas
+    from rich.table import Table as RichTable
 
 __all__ = ["Rows", "bytes_text", "closest", "grouped", "printable"]
 
@@ -46,8 +47,12 @@ class Rows(Sequence[R], Generic[R]):
     def __getitem__(self, position: int | slice) -> R | Sequence[R]:
         raise NotImplementedError
 
+    def _spare(self) -> Sequence[str]:
+        """The columns that a narrow terminal may do without, the first one first."""
+        return ()
+
     def __str__(self) -> str:
-        return text(self.rows(), title=self._title(), notes=self._notes())
+        return text(self.rows(), title=self._title(), notes=self._notes(), spare=self._spare())
 
     def __repr__(self) -> str:
         return str(self)
@@ -64,40 +69,68 @@ class Rows(Sequence[R], Generic[R]):
         return pandas.DataFrame(self.rows())
 
 
-def text(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = (), width: int | None = None) -> str:
-    """The rows as a table for a terminal.
+def text(
+    rows: Sequence[Row],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """The rows as a table for a terminal. No cell is broken: what does not fit is left out, and said to be.
 
     Args:
         rows: dicts of plain values with the same keys.
         title: one line above.
         notes: lines below.
-        width: in characters; the terminal's own, or as wide as needed when there is none.
+        spare: the columns that may be left out where the terminal is narrow, the first one first.
+        width: in characters; by default the terminal's, or 160 where the text goes to no terminal.
     """
-    import io
-    import shutil
-    import sys
-
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    width = _width() if width is None else width
+    columns, left_out = _fitting(rows[:SHOWN], _columns(rows), spare, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    columns = _columns(rows)
     for column in columns:
         number = all(type(row.get(column)) in (int, float, type(None)) for row in rows)
-        table.add_column(Text(column), justify="right" if number or column == "bytes" else "left", overflow="fold")
+        table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
     for row in rows[:SHOWN]:
         table.add_row(*(Text(cell(column, row.get(column))) for column in columns))
-    if width is None:
-        width = shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 200
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    if rows:
-        console.print(table)
-    below = [*_more(rows), *notes]
-    body = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
-    lines = (line.rstrip() for line in body.splitlines())
+    lines = [line.rstrip() for line in _rendered(table).splitlines()] if rows else []
+    below = [*_more(rows), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
     return "\n".join([printable(title), *lines, *map(printable, below)])
+
+
+def _width() -> int:
+    import shutil
+    import sys
+
+    return shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 160
+
+
+def _rendered(table: RichTable) -> str:
+    import io
+
+    from rich.console import Console
+
+    page = io.StringIO()
+    Console(file=page, width=10_000, color_system=None, legacy_windows=False).print(table)
+    return page.getvalue()
+
+
+def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], width: int) -> tuple[list[str], list[str]]:
+    """The columns that fit side by side, and those that were left out for them."""
+    needed = {name: max([len(name), *(len(cell(name, row.get(name))) for row in rows)]) + 3 for name in columns}
+    kept, left_out = list(columns), []
+    for name in spare:
+        if sum(needed[one] for one in kept) - 3 <= width:
+            break
+        if name in kept:
+            kept.remove(name)
+            left_out.append(name)
+    return kept, left_out
 
 
 def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:

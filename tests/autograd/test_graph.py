@@ -60,7 +60,9 @@ def test_a_gradient_graph_of_higher_order():
 
 
 def run_alone(program):
-    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split()
 

@@ -77,7 +77,10 @@ def test_a_custom_function_shows_what_it_saved_and_what_it_put_on_ctx():
         ("ctx.extra[0]", "unnamed", 20),
     ]
     loss.backward()
-    assert [(row.slot, row.state) for row in byname.saved(loss)] == [("saved_tensors", "freed"), ("ctx.extra[0]", "live")]
+    assert [(row.slot, row.state) for row in byname.saved(loss)] == [
+        ("saved_tensors", "freed"),
+        ("ctx.extra[0]", "live"),
+    ]
 
 
 def test_a_changed_input_of_a_custom_function_is_modified():

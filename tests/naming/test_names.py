@@ -72,7 +72,7 @@ class Text(str):
 
 KEYS = {
     "a plain key": "['a plain key']",
-    "it's \"quoted\"": None,
+    'it\'s "quoted"': None,
     "\x1b[31m": "['\\x1b[31m']",
     7: "[7]",
     2.5: "[2.5]",
@@ -260,7 +260,9 @@ def test_gradients_and_optimizer_state():
     optimizer.step()
     check(model.weight.grad, locals(), "model.weight.grad")
     state = optimizer.state[model.weight]["exp_avg"]
-    name = check(state, {"optimizer": optimizer, "model": model}, "optimizer.state[model.weight]['exp_avg']", "optimizer")
+    name = check(
+        state, {"optimizer": optimizer, "model": model}, "optimizer.state[model.weight]['exp_avg']", "optimizer"
+    )
     assert str(name) == "optimizer.state[model.weight]['exp_avg']"
 
 
@@ -464,7 +466,10 @@ def merged(make):
 
 
 def keyed(make):
-    return lambda parts: (make({key: part[0] for key, part in parts.items()}), [t for _, ts in parts.values() for t in ts])
+    return lambda parts: (
+        make({key: part[0] for key, part in parts.items()}),
+        [t for _, ts in parts.values() for t in ts],
+    )
 
 
 def containers(inner):

@@ -13,7 +13,7 @@ from byname.autograd.saved import Saved, saved_of
 from byname.autograd.walk import Walk, node_name, root_node
 from byname.card import is_tensor
 from byname.errors import NotATensorError
-from byname.naming.track import SiteLookup
+from byname.naming.sites import SiteLookup
 from byname.quiet import untouched
 from byname.site import Site
 from byname.table import Rows
@@ -107,6 +107,9 @@ class Graph(Rows[GraphNode]):
 
     def _notes(self) -> Sequence[str]:
         return self.leaves.opaque
+
+    def _spare(self) -> Sequence[str]:
+        return ("hides", "statement", "distance", "made at")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.naming.track import SiteLookup, history_of, rebound_by, site_of_tensor
+from byname.naming.sites import SiteLookup, history_of, rebound_by, site_of_tensor
 from byname.quiet import untouched
 from byname.site import Site, statements_binding
 from byname.table import Rows, grouped
@@ -136,10 +136,19 @@ class Leaves(Rows[Leaf]):
         return [leaf.row() for leaf in self.items]
 
     def _title(self) -> str:
-        return f"{len(self)} {'leaf' if len(self) == 1 else 'leaves'}"
+        kinds: dict[str, int] = {}
+        for leaf in self.items:
+            kinds[leaf.kind] = kinds.get(leaf.kind, 0) + 1
+        words = [f"{count} {kind}{'s' * (count > 1 and kind != 'free')}" for kind, count in kinds.items()]
+        outside = sum(leaf.in_optimizer is False for leaf in self.items)
+        words += [f"{outside} in no optimizer"] if outside else []
+        return f"{len(self)} {'leaf' if len(self) == 1 else 'leaves'}: {', '.join(words)}"
 
     def _notes(self) -> Sequence[str]:
         return self.opaque
+
+    def _spare(self) -> Sequence[str]:
+        return ("scope", "distance", "dtype", "held by", "paths", "used by", "made at", "bytes", "shape", "grad")
 
 
 _COLUMNS = {

@@ -7,7 +7,7 @@ ordinary ``_saved_*`` do all four (PyTorch 2.13).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -16,10 +16,11 @@ import torch
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.walk import Node, Walk, node_name
 from byname.card import Card, Facts, facts_of, is_tensor
+from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.naming.track import Call, SiteLookup, name_at, rebound_by
+from byname.naming.sites import SiteLookup, name_of_output, rebound_by
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import Rows, bytes_text, column_of, grouped
@@ -163,6 +164,26 @@ class Saved(Rows[SavedTensor]):
     def _notes(self) -> Sequence[str]:
         return self.opaque
 
+    def _spare(self) -> Sequence[str]:
+        return ("dtype", "shares with", "saved at", "module", "slot", "state", "shape")
+
+
+_VIEWS_IN_A_ROW = 8
+_VIEWING = (
+    "View",
+    "UnsafeView",
+    "Expand",
+    "Transpose",
+    "T",
+    "Permute",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Select",
+    "Alias",
+)
+_VIEWS = tuple(f"{name}Backward" for name in _VIEWING)
+"""Nodes whose result lies in the memory of their input."""
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
 """node, slot, state, name, site, module, number: a row without its card."""
@@ -275,7 +296,7 @@ class _Naming:
         named = self._findings.names(tensor, self._lookup)[0]
         if met or (named.how != "unnamed" and not named.relation):
             return self._rebound(slot, named)
-        return self._result(slot, Card(*facts)) or named
+        return self._result(slot, Card(*facts)) or self._viewed(tensor) or named
 
     def _rebound(self, slot: _Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""
@@ -289,11 +310,28 @@ class _Naming:
             if tensor.grad_fn is node and card.same_value(other):
                 return self._findings.own_names(tensor)[0]
         call = self._calls.get(slot.number)
-        spot = None if call is None else call.spot()
-        if slot.name != "result" or call is None or spot is None or call.inside or call.after != call.before + 1:
+        return None if slot.name != "result" or call is None else name_of_output(call, node._sequence_nr(), 0)
+
+    def _viewed(self, tensor: torch.Tensor) -> Name | None:
+        """The name of the variable that a tensor is a view of, found by going back through nodes that only view."""
+        node, output = tensor.grad_fn, tensor.output_nr
+        for _ in range(_VIEWS_IN_A_ROW):
+            if node is None or not node_name(node).startswith(_VIEWS):
+                return None
+            node, output = node.next_functions[0]
+            name = self._name_of_output(node, output)
+            if name is not None:
+                return replace(name, exact=False, relation="view of")
+        return None
+
+    def _name_of_output(self, node: Node, output: int) -> Name | None:
+        if node is None:
             return None
-        assert call.code is not None
-        return name_at(spot, call.code)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return next(iter(self._findings.own_names(variable)), None)
+        call = self._lookup.call(node) if self._lookup else None
+        return None if call is None else name_of_output(call, node._sequence_nr(), output)
 
     def module(self, slot: _Slot) -> str:
         """The module that ran when the slot was filled, or that owns the tensor in it."""

@@ -15,7 +15,7 @@ import torch
 
 from byname.card import is_tensor
 from byname.errors import NoGraphError, NotATensorError
-from byname.naming.track import SiteLookup
+from byname.naming.sites import SiteLookup
 from byname.quiet import collection_paused, untouched
 
 __all__ = ["Node", "PathCounts", "Walk", "node_name", "opaque_reason", "root_node"]

@@ -16,7 +16,7 @@ from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_roots
 from byname.naming.search import Reached, Targets, Way, search
-from byname.naming.track import SiteLookup, history_of, site_of_tensor
+from byname.naming.sites import SiteLookup, history_of, site_of_tensor
 from byname.quiet import untouched
 from byname.site import Site
 from byname.table import printable

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -67,13 +67,20 @@ def given_roots(roots: Any) -> list[Root]:
     return found
 
 
-def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN) -> list[Root]:
-    """The globals of a module."""
+def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code: CodeType | None = None) -> list[Root]:
+    """The globals of a module; `code` is the module's own, where it is running."""
     return [
-        Root(variable, value, "global", name, quality=max(quality, _quality(variable, None)), distance=_FAR)
+        Root(variable, value, "global", name, True, max(quality, _quality(variable, code)), _FAR, code)
         for variable, value in list(namespace.items())
-        if type(variable) is str and type(value) not in ATOMS and not _is_dunder(variable)
+        if type(variable) is str and _may_hold(value, name) and not _is_dunder(variable)
     ]
+
+
+def _may_hold(value: object, module: str) -> bool:
+    """Whether a global can lead to a tensor of this module's: no number, and no class imported from elsewhere."""
+    if type(value) in ATOMS:
+        return False
+    return not issubclass(type(value), type) or vars(value).get("__module__") == module
 
 
 def scope_of(code: CodeType) -> str:
@@ -129,9 +136,7 @@ def _at_module_level(frame: FrameType) -> bool:
 
 def _user_module_roots() -> Iterator[Root]:
     for name, namespace, code in _namespaces():
-        for root in module_roots(name, namespace):
-            looped = code is not None and root.text in loop_variables(code)
-            yield replace(root, code=code, quality=LOOP if looped else root.quality)
+        yield from module_roots(name, namespace, code=code)
 
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
@@ -155,7 +160,8 @@ def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
 def _is_users(module: ModuleType) -> bool:
     file = vars(module).get("__file__")
     if type(file) is not str:
-        return vars(module).get("__name__") == "__main__" or vars(module).get("__spec__") is None
+        name = str(vars(module).get("__name__"))
+        return name == "__main__" or (vars(module).get("__spec__") is None and name.partition(".")[0] != "torch")
     return not is_library(file)
 
 

@@ -372,7 +372,7 @@ _HEAP_TYPE = 1 << 9
 def _attributes(obj: object) -> dict[str, Any]:
     """An object's ``__dict__``, read past any ``__getattribute__`` or property of its class."""
     for parent in type(obj).__mro__:
-        descriptor = vars(parent).get("__dict__")
+        descriptor: Any = vars(parent).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             found = descriptor.__get__(obj)
             return found if issubclass(type(found), dict) else {}

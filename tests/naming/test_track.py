@@ -1,0 +1,477 @@
+"""Where was every tensor made and changed?"""
+
+import gc
+import linecache
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import byname
+from byname.errors import BadArgumentError, NotATensorError
+from helpers_elsewhere import broken, doubled
+
+
+def here():
+    return sys._getframe(1).f_lineno
+
+
+def sites(loss):
+    """The site of every node by the node's name."""
+    return {node.name: node.site for node in byname.graph(loss) if node.name != "AccumulateGrad"}
+
+
+def leaf_named(loss, name):
+    (leaf,) = [leaf for leaf in byname.leaves(loss) if leaf.name.path == name]
+    return leaf
+
+
+def test_a_node_knows_its_line_statement_and_variable():
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        hidden = x * 2
+        out = hidden.exp()
+        total = (out + 1).sum()
+    found = sites(total)
+    assert found["MulBackward0"].target == "hidden"
+    assert found["ExpBackward0"].target == "out"
+    assert found["ExpBackward0"].statement == "out = hidden.exp()"
+    assert found["SumBackward0"].line == found["ExpBackward0"].line + 1
+    assert found["SumBackward0"].function == "test_a_node_knows_its_line_statement_and_variable"
+    assert tracker
+
+
+def test_forms_of_statements():
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        table = {}
+        table["k"] = x.sin()
+        if (walrus := table["k"].cos()) is not None:
+            a, b = walrus.exp(), walrus.tanh()
+        a += b
+        chain = a.sigmoid().relu()
+        result = [part.square() for part in [chain]][0].sum()
+    found = sites(result)
+    assert found["SinBackward0"].target == "table['k']"
+    assert found["CosBackward0"].target == "walrus"
+    assert found["TanhBackward0"].target == "b"
+    assert found["AddBackward0"].target == "a"
+    assert found["AddBackward0"].statement == "a += b"
+    assert found["ReluBackward0"].target == "chain"
+    assert "part.square()" in found["PowBackward0"].statement
+    assert tracker
+
+
+def test_a_line_in_another_file():
+    with byname.track() as tracker:
+        loss = doubled(torch.ones(2, requires_grad=True)).sum()
+    site = sites(loss)["MulBackward0"]
+    assert site.file.endswith("helpers_elsewhere.py")
+    assert (site.function, site.target) == ("doubled", "twice")
+    assert tracker
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).transpose(-2, -1)
+        weights = F.softmax(scores, dim=-1)
+        return weights @ self.v(x)
+
+
+def test_saved_tensors_have_the_names_of_locals_that_are_gone():
+    model = nn.Sequential(Attention(), Attention())
+    with byname.track() as tracker:
+        loss = model(torch.ones(1, 3, 4)).sum()
+    rows = [row for row in byname.saved(loss) if row.module == "model[1]"]
+    assert "weights" in {str(row.name) for row in rows}
+    (weights,) = [row for row in rows if row.node == "SoftmaxBackward0"]
+    assert (str(weights.name), weights.name.exact) == ("weights", False)
+    assert weights.name.scope.startswith("Attention.forward (test_track.py:")
+    assert tracker
+
+
+def test_parameters_know_the_line_that_made_their_module():
+    with byname.track() as tracker:
+        model = Attention()
+        loss = model(torch.ones(1, 2, 4)).sum()
+    leaf = leaf_named(loss, "model.q.weight")
+    assert leaf.site.function.startswith("Attention.__init__")
+    assert tracker
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_() * 3
+        return inner.detach() * x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_custom_functions_and_the_makers_a_mode_does_not_see():
+    with byname.track() as tracker:
+        parameter = nn.Parameter(torch.ones(2))
+        array = torch.from_numpy(np.ones(2, dtype=np.float32))
+        array.requires_grad_()
+        old = torch.FloatTensor([1.0, 2.0])
+        old.requires_grad = True
+        cubed = Cube.apply(parameter)
+        loss = (cubed * array + old).sum()
+    assert sites(loss)["CubeBackward"].target == "cubed"
+    for name in ("parameter", "array", "old"):
+        leaf = leaf_named(loss, name)
+        assert leaf.site.target == name
+    assert leaf_named(loss, "old").site.statement == "old = torch.FloatTensor([1.0, 2.0])"
+    assert leaf_named(loss, "array").site.statement.startswith("array = torch.from_numpy")
+    assert tracker
+
+
+def overwritten_by_setting():
+    delta = torch.FloatTensor([-1.4])
+    delta.requires_grad = True
+    made = here() - 2
+    y = torch.ones(3) * 2
+    delta = delta / y
+    return delta.sum(), made, here() - 1
+
+
+def overwritten_by_method():
+    delta = torch.zeros(1).requires_grad_()
+    made = here() - 1
+    delta = torch.exp(delta)
+    return delta.sum(), made, here() - 1
+
+
+def overwritten_by_operator():
+    delta = nn.Parameter(torch.zeros(1))
+    made = here() - 1
+    delta = 1 - delta
+    return delta.sum(), made, here() - 1
+
+
+@pytest.mark.parametrize("make", [overwritten_by_setting, overwritten_by_method, overwritten_by_operator])
+def test_an_overwritten_leaf_is_named_exactly_under_track(make):
+    with byname.track():
+        loss, made, rebound = make()
+        (leaf,) = byname.leaves(loss)
+    name = leaf.name
+    assert (name.path, name.exact, name.distance) == ("delta", True, 0)
+    assert name.rebound_at.line == rebound
+    assert leaf.site.line == made
+    assert leaf.held == "graph"
+    assert str(name) == f"delta (before test_track.py:{rebound})"
+
+
+def test_an_overwritten_leaf_without_track_is_a_labelled_guess():
+    delta = torch.ones(1, requires_grad=True)
+    y = torch.ones(3) * 2
+    delta = delta / y
+    rebound = here() - 1
+    loss = (delta + y).sum()
+    (leaf,) = byname.leaves(loss)
+    name = leaf.name
+    assert (name.path, name.how, name.exact, name.distance) == ("delta", "graph", False, 1)
+    assert name.rebound_at.line == rebound
+    assert str(name) == f"perhaps delta (before test_track.py:{rebound}, 1 step away)"
+    assert leaf.held == "graph"
+
+
+def test_two_statements_that_could_have_rebound_it_are_not_chosen_from():
+    delta = torch.ones(1, requires_grad=True)
+    delta = delta * 2
+    delta = delta * 3
+    (leaf,) = byname.leaves(delta.sum())
+    assert leaf.name.rebound_at is None
+    assert leaf.name.distance == 2
+    assert not leaf.name.exact
+
+
+def test_in_place_changes_are_listed_with_their_versions():
+    with byname.track() as tracker:
+        h = torch.zeros(3)
+        other = torch.zeros(3)
+        h[0] = 1
+        h += 1
+        h.view(3).mul_(2)
+        torch.add(h, 1, out=h)
+        torch._foreach_add_([other, h], 1)
+        F.relu(h, inplace=True)
+        h.data.add_(1)
+        h.detach().neg_()
+    changes = list(tracker.mutations(h))
+    assert [change.operation for change in changes] == [
+        "__setitem__", "add_", "mul_", "add", "_foreach_add_", "relu", "add_", "neg_",
+    ]  # fmt: skip
+    assert all(change.after == change.before + 1 for change in changes)
+    through_data = changes.pop(6)
+    assert (through_data.before, through_data.site.statement) == (0, "h.data.add_(1)")
+    assert [change.after for change in changes] == list(range(1, 8))
+    assert changes[1].site.statement == "h += 1"
+    assert [change.operation for change in tracker.mutations(other)] == ["_foreach_add_"]
+    with pytest.raises(NotATensorError):
+        tracker.mutations("h")
+
+
+def test_an_optimizer_step_is_a_change_of_every_parameter():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with byname.track() as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert tracker.mutations(model.weight)
+    assert {change.site.statement for change in tracker.mutations(model.weight)} == {"optimizer.step()"}
+
+
+def test_sites_stay_while_the_tracker_is_held_and_go_with_it():
+    with byname.track() as tracker:
+        loss = (torch.ones(2, requires_grad=True) * 2).sum()
+    assert sites(loss)["MulBackward0"] is not None
+    del tracker
+    gc.collect()
+    assert sites(loss)["MulBackward0"] is None
+
+
+def test_the_log_is_bounded():
+    x = torch.ones(1, requires_grad=True)
+    with byname.track(limit=10) as tracker:
+        for _ in range(100):
+            x.mul(2)
+        loss = x * 3
+    assert loss.grad_fn is not None
+    assert sum(len(log.calls) for log in tracker.logs) == 10
+    assert sites(loss)["MulBackward0"].target == "loss"
+    for wrong in (0, -1, 1.5, None, "many"):
+        with pytest.raises(BadArgumentError, match="limit"):
+            byname.track(limit=wrong)
+
+
+def state_of_torch():
+    from torch.nn.modules import module
+
+    return (
+        torch._C._len_torch_function_stack(),
+        len(module._global_forward_hooks),
+        len(module._global_forward_pre_hooks),
+        vars(torch.autograd.Function)["apply"],
+        vars(nn.Parameter)["__new__"],
+        torch.from_numpy,
+    )
+
+
+def test_nothing_is_left_behind_even_by_an_error():
+    before = state_of_torch()
+    model = nn.Linear(2, 2)
+    attributes = set(vars(model))
+    with pytest.raises(ValueError, match="in the middle"), byname.track():
+        broken(model(torch.ones(1, 2)))
+    with pytest.raises(KeyboardInterrupt), byname.track(), byname.track():
+        model(torch.ones(1, 2))
+        raise KeyboardInterrupt
+    assert state_of_torch() == before
+    assert set(vars(model)) == attributes
+
+
+def test_nothing_is_kept_alive(no_collection):
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        y.detach().add_(1)
+        watched = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        assert [one() for one in watched] == [None, None]
+    assert tracker
+
+
+def test_training_under_track_is_bitwise_the_same():
+    def train(tracked):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.randn(3, 4)).square().mean()
+            if tracked:
+                byname.leaves(loss, model=model, optimizer=optimizer)
+                byname.saved(loss)
+            loss.backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    plain = train(False)
+    with byname.track():
+        tracked = train(True)
+    assert all(torch.equal(one, other) for one, other in zip(plain, tracked, strict=True))
+
+
+def test_two_threads_build_graphs_and_every_site_is_right():
+    barrier = threading.Barrier(2)
+    failures = []
+
+    def first(x):
+        alpha = x * 2
+        return (alpha.sin() * alpha).sum()
+
+    def second(x):
+        beta = x * 3
+        return (beta.cos() * beta).sum()
+
+    def work(build, variable):
+        try:
+            with byname.track():
+                for _ in range(20):
+                    barrier.wait(10)
+                    own = torch.ones(2, requires_grad=True)
+                    loss = build(own)
+                    nodes = [node for node in byname.graph(loss) if node.name != "AccumulateGrad"]
+                    assert all(node.site.function.endswith(build.__name__) for node in nodes), nodes
+                    assert nodes[-1].site.target == variable
+                    (leaf,) = byname.leaves(loss)
+                    assert leaf.name.path == "own"
+                    assert eval(leaf.name.path) is own
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in ((first, "alpha"), (second, "beta"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert state_of_torch()[0] == 0
+
+
+def test_a_graph_of_an_unwatched_thread_gets_no_site():
+    box = []
+
+    def work():
+        for _ in range(5):
+            box.append((torch.ones(2, requires_grad=True) * 2).sum())
+
+    def elsewhere():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    fresh = []
+
+    def watched():
+        with byname.track() as tracker:
+            fresh.append([(torch.ones(2, requires_grad=True) * 2).sum() for _ in range(5)])
+            elsewhere()
+            assert all(node.site is None for loss in box for node in byname.graph(loss))
+        assert tracker
+
+    thread = threading.Thread(target=watched)
+    thread.start()
+    thread.join()
+    assert box
+
+
+def test_a_model_made_before_is_not_made_where_something_was_set_on_it():
+    model = nn.Linear(2, 1)
+    with byname.track() as tracker:
+        model.requires_grad_(True)
+        weight = model.weight.requires_grad_()
+        (model(torch.ones(1, 2)) * weight).sum().backward()
+        model.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = (model(torch.ones(1, 2)) * weight).sum()
+    assert [leaf.site for leaf in byname.leaves(loss)] == [None, None]
+    assert tracker
+
+
+def test_results_of_modules_and_unpacked_results_have_their_variable():
+    project, head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(2, 2)
+
+    def run(x):
+        hidden = project(x)
+        left, middle, right = hidden.chunk(3, dim=-1)
+        logits = head(left)
+        return (logits * middle * right.exp()).sum()
+
+    with byname.track() as tracker:
+        loss = run(torch.ones(1, 4))
+    found = {(row.node, row.slot): str(row.name) for row in byname.saved(loss)}
+    assert found["TanhBackward0", "result"] == "hidden"
+    assert found["MulBackward0", "self"] == "logits"
+    names = {str(row.name) for row in byname.saved(loss)}
+    assert {"logits", "middle"} <= names
+    assert tracker
+
+
+class NamedAttention(Attention):
+    def forward(self, x):
+        query, key, value = self.q(x), self.k(x), self.v(x)
+        weights = (query @ key.transpose(-2, -1)).softmax(-1)
+        return weights @ value
+
+
+def test_saved_views_of_results_of_modules_are_named_too():
+    model = NamedAttention()
+    with byname.track() as tracker:
+        loss = model(torch.ones(2, 3, 4)).sum()
+    names = {str(row.name) for row in byname.saved(loss) if row.node == "BmmBackward0"}
+    assert names == {"view of query", "view of key", "view of value", "view of weights"}
+    assert tracker
+
+
+def test_saved_views_are_called_views_of_the_variable():
+    model = Attention()
+    with byname.track() as tracker:
+        loss = model(torch.ones(2, 3, 4)).sum()
+    assert "view of weights" in {str(row.name) for row in byname.saved(loss) if row.node == "BmmBackward0"}
+    assert tracker
+
+
+def test_code_without_source_has_a_line_and_no_statement():
+    scope = {"torch": torch}
+    with byname.track() as tracker:
+        exec(compile("x = torch.ones(2, requires_grad=True)\ny = (x * 2).sum()", "<made up>", "exec"), scope)
+    site = sites(scope["y"])["MulBackward0"]
+    assert (site.line, site.statement, site.target) == (2, "", None)
+    assert tracker
+
+
+def test_a_file_changed_since_it_was_loaded_gives_no_wrong_statement(tmp_path):
+    file = tmp_path / "edited.py"
+    file.write_text("def run(x):\n    hidden = x * 2\n    return hidden.sum()\n")
+    scope = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    file.write_text("# a line more\ndef run(x):\n    renamed = x.cos() + 2\n    return renamed\n")
+    linecache.checkcache()
+    with byname.track() as tracker:
+        loss = scope["run"](torch.ones(2, requires_grad=True))
+    site = sites(loss)["MulBackward0"]
+    assert (site.line, site.statement, site.target) == (2, "", None)
+    assert tracker
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_functions_run_and_are_not_compiled_again():
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    layer = nn.Linear(3, 3)
+    run = torch.compile(lambda x: torch.relu(layer(x)).sum(), backend=counter)
+    x = torch.randn(2, 3)
+    expected = run(x)
+    with byname.track():
+        assert torch.equal(run(x), expected)
+        assert torch.equal(run(x), expected)
+    run(x)
+    assert counter.frame_count == 1
