@@ -169,20 +169,8 @@ class Saved(Rows[SavedTensor]):
 
 
 _VIEWS_IN_A_ROW = 8
-_VIEWING = (
-    "View",
-    "UnsafeView",
-    "Expand",
-    "Transpose",
-    "T",
-    "Permute",
-    "Unsqueeze",
-    "Squeeze",
-    "Slice",
-    "Select",
-    "Alias",
-)
-_VIEWS = tuple(f"{name}Backward" for name in _VIEWING)
+_SHAPING = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze")
+_VIEWS = tuple(f"{name}Backward" for name in (*_SHAPING, "Slice", "Select", "Alias"))
 """Nodes whose result lies in the memory of their input."""
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
