@@ -66,7 +66,7 @@ def attention() -> nn.Module:
 
 def transformer_step() -> Callable[[], None]:
     """A training step of a small transformer under AdamW: some tens of milliseconds."""
-    model = _Language(layers=4, width=96, length=48)
+    model = _Language(layers=4, width=128, length=48)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     tokens = torch.randint(_VOCABULARY, (12, 48))
     entropy = nn.CrossEntropyLoss()

@@ -11,7 +11,7 @@ import torch
 from byname.errors import DeadTensorError, NotATensorError
 from byname.quiet import untouched
 
-__all__ = ["Card", "Facts", "card_of", "facts_of", "gradient_of", "is_tensor"]
+__all__ = ["Card", "Facts", "card_of", "fact", "facts_of", "is_tensor"]
 
 Facts: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order: cheap to take by the hundred thousand; ``Card(*facts)`` when somebody looks."""
@@ -85,13 +85,18 @@ def is_tensor(thing: object) -> bool:
     return issubclass(type(thing), torch.Tensor)
 
 
-def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
-    """The ``.grad`` of a leaf, past any property of its class. To be called inside `untouched`."""
-    found: torch.Tensor | None = _GRADIENT.__get__(leaf)
+def fact(tensor: torch.Tensor, name: str) -> Any:
+    """One attribute of a tensor, past any property that its class puts in the way. To be called inside `untouched`.
+
+    Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does.
+    """
+    if str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
+        return getattr(tensor, name)
+    found = vars(torch._C.TensorBase)[name].__get__(tensor)
     return found
 
 
-_GRADIENT: Any = torch.Tensor.grad
+_MODULE: Any = type.__dict__["__dict__"]
 
 
 def card_of(tensor: torch.Tensor) -> Card:

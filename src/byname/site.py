@@ -16,7 +16,7 @@ from typing import Any
 import executing
 import torch
 
-__all__ = ["Site", "Spot", "is_library", "is_torch", "locate", "site_of_line", "statements_binding"]
+__all__ = ["Site", "Spot", "binds_alone", "is_library", "is_torch", "locate", "statements_binding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ class Spot:
 def locate(code: CodeType, instruction: int) -> Spot:
     """Finds the statement and the expression that an instruction belongs to.
 
-    The expression is taken only when its columns in the source are exactly those that the compiler wrote down for the
-    instruction, so that a file edited since it was loaded gives no statement rather than a wrong one.
+    The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
+    are exactly those that the compiler wrote down for the instruction: a file edited since it was loaded gives no
+    statement rather than a wrong one.
 
     Args:
         code: the code object that ran.
@@ -80,9 +81,9 @@ def locate(code: CodeType, instruction: int) -> Spot:
     line, end_line, column, end_column = _position(code, instruction)
     if line is None:
         return Spot(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
-    source = executing.Source.for_filename(code.co_filename)
-    node = None if source.tree is None else _expression_at(source, (line, end_line, column, end_column))
-    if node is None:
+    source = _source_of(code)
+    node = None if source is None else _expression_at(source, (line, end_line, column, end_column))
+    if source is None or node is None:
         return Spot(Site(code.co_filename, line, code.co_qualname))
     statement = _enclosing_statement(node)
     target, whole = _assigned(statement, node)
@@ -99,23 +100,14 @@ def locate(code: CodeType, instruction: int) -> Spot:
     )
 
 
-def site_of_line(file: str, line: int, function: str = "") -> Site:
-    """The site of a line, with its statement and target when exactly one statement stands there."""
-    source = executing.Source.for_filename(file)
-    found = [] if source.tree is None else list(source.statements_at_line(line))
-    if len(found) != 1:
-        return Site(file, line, function)
-    return Site(file, line, function, _text(source, found[0]), _assigned(found[0], found[0])[0])
-
-
 def statements_binding(code: CodeType, variable: str) -> list[Spot]:
     """The statements of one function or module body that assign a plain variable, in the order of the source.
 
     Nested functions and classes are left out: a variable of theirs is another variable.
     """
-    source = executing.Source.for_filename(code.co_filename)
-    body = None if source.tree is None else _body_of(source.tree, code)
-    if body is None:
+    source = _source_of(code)
+    body = None if source is None or source.tree is None else _body_of(source.tree, code)
+    if source is None or body is None:
         return []
     return [
         Spot(
@@ -126,6 +118,21 @@ def statements_binding(code: CodeType, variable: str) -> list[Spot]:
         for statement in _statements(body)
         if variable in _names_bound(statement)
     ]
+
+
+def binds_alone(code: CodeType, variable: str) -> bool:
+    """Whether only the statements of this function or module body can bind a variable of it."""
+    shared = variable in code.co_cellvars or variable in code.co_freevars
+    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    if shared or variable in code.co_varnames[:arguments]:
+        return False
+    if code.co_name != "<module>":
+        return variable in code.co_varnames
+    source = _source_of(code)
+    tree = None if source is None else source.tree
+    if tree is None:
+        return False
+    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
 
 
 def is_torch(filename: str) -> bool:
@@ -154,6 +161,40 @@ _Position = tuple[int | None, int | None, int | None, int | None]
 
 def _position(code: CodeType, instruction: int) -> _Position:
     return next(islice(code.co_positions(), max(instruction, 0) // 2, None), (None, None, None, None))
+
+
+def _source_of(code: CodeType) -> executing.Source | None:
+    """The source of a code object, if it is still what was compiled."""
+    source = executing.Source.for_filename(code.co_filename)
+    if source.tree is None or not _is_what_ran(source, code):
+        return None
+    return source
+
+
+def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
+    if not os.path.exists(code.co_filename):  # noqa: PTH110 - a notebook's cell is no file, and is not edited in place
+        return True
+    if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
+        return True
+    return any(_same_code(one, code) for one in _compiled(source).get((code.co_qualname, code.co_firstlineno), ()))
+
+
+def _same_code(one: CodeType, other: CodeType) -> bool:
+    plain = [[const for const in code.co_consts if type(const) is not CodeType] for code in (one, other)]
+    same_names = (one.co_names, one.co_varnames) == (other.co_names, other.co_varnames)
+    return same_names and one.co_code == other.co_code and repr(plain[0]) == repr(plain[1])
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
+    """The code objects that a file compiles to now."""
+    found: dict[tuple[str, int], list[CodeType]] = {}
+    waiting = [compile(source.text, source.filename, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+        waiting += [const for const in code.co_consts if type(const) is CodeType]
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -192,6 +233,10 @@ def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
     parent = getattr(node, "parent", None)
     if isinstance(parent, ast.NamedExpr) and parent.value is node:
         return parent.target.id, True
+    while node is not statement and parent is not statement:
+        if isinstance(parent, ast.Lambda):
+            return None, False
+        parent = parent.parent
     if isinstance(statement, ast.AugAssign):
         return ast.unparse(statement.target), node is statement
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -210,7 +255,7 @@ def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
                 return ast.unparse(one), True
     text = ast.unparse(target)
     if isinstance(target, ast.Tuple | ast.List):
-        return text.strip("()"), False
+        return ", ".join(map(ast.unparse, target.elts)), False
     return text, node is value
 
 
@@ -322,11 +367,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names_bound(statement: ast.stmt) -> set[str]:
-    """The plain names that a simple statement, or the head of a compound one, binds."""
+    """The plain names that a simple statement, or the head of a compound one, binds or deletes."""
     heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
-    return {
-        node.id
-        for head in heads
-        for node in ast.walk(head)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    nodes = [node for head in heads for node in ast.walk(head)]
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    found |= {alias.asname or alias.name.partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
+    found |= {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
+    found |= {handler.name for handler in getattr(statement, "handlers", []) if handler.name}
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        found = {statement.name}
+    return found

@@ -203,8 +203,9 @@ def grouped(
 
 def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Callable[[Any], Hashable]:
     """The function that reads a column, or an error that names the columns there are."""
-    if column not in known:
-        raise BadArgumentError(f"there is no column {column!r} to group by; there are {closest(column, known)}")
+    if type(column) is not str or column not in known:
+        asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
+        raise BadArgumentError(f"there is no column {asked} to group by; there are {closest(str(asked), known)}")
     return known[column]
 
 

@@ -10,8 +10,8 @@ import torch
 
 from byname.autograd.leaves import Leaves, leaves_of
 from byname.autograd.saved import Saved, saved_of
-from byname.autograd.walk import Walk, node_name, root_node
-from byname.card import is_tensor
+from byname.autograd.walk import Walk, node_name
+from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.sites import SiteLookup
 from byname.quiet import untouched
@@ -186,10 +186,13 @@ def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
         raise NotATensorError(f"path() leads to a tensor, and this is a {type(tensor).__name__}")
     walk = Walk(root)
     with untouched():
-        if tensor.grad_fn is None and not tensor.requires_grad:
-            return None
-    number = walk.numbers.get(root_node(tensor))
+        node = fact(tensor, "grad_fn")
+        number = walk.numbers.get(node) if node is not None else _number_of_leaf(walk, tensor)
     return None if number is None else _way_down(walk, number)
+
+
+def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:
+    return next((number for number in walk.leaf_numbers() if walk.nodes[number].variable is tensor), None)
 
 
 def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, facts_of, gradient_of
+from byname.card import Card, fact, facts_of
 from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
@@ -215,7 +215,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
                 kind=_kind(tensor, named),
                 in_optimizer=None if groups is None else group is not None,
                 group=group,
-                grad="none" if gradient_of(tensor) is None else "set",
+                grad="none" if fact(tensor, "grad") is None else "set",
                 distance=walk.distances[number],
                 consumers=tuple(
                     Consumer(node_name(walk.nodes[user]), position, names.site(user)) for user, position in uses[number]
@@ -276,7 +276,8 @@ class _Naming:
         former = history_of(tensor, self._lookup)
         for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
             call = self._lookup.call(self._walk.nodes[user]) if self._lookup else None
-            name = None if call is None else rebound_by(former, call, position)
+            inputs = len(self._walk.rows[user])
+            name = None if call is None else rebound_by(tensor, call, inputs, position)
             if name is not None:
                 return replace(name, site=made)
         return former
@@ -308,7 +309,7 @@ class _Naming:
         if self._named_results is None:
             self._named_results = {}
             for tensor in self._findings.tensors():
-                node = tensor.grad_fn
+                node = fact(tensor, "grad_fn")
                 at = self._walk.numbers.get(node) if node is not None else None
                 if at is not None:
                     self._named_results.setdefault(at, tensor)

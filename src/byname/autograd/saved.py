@@ -6,6 +6,7 @@ ordinary ``_saved_*`` do all four (PyTorch 2.13).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,12 +16,13 @@ import torch
 
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import Card, Facts, facts_of, is_tensor
+from byname.card import Card, Facts, fact, facts_of, is_tensor
 from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.naming.sites import SiteLookup, name_of_output, rebound_by
+from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
+from byname.naming.steps import literal
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import Rows, bytes_text, column_of, grouped
@@ -289,20 +291,33 @@ class _Naming:
     def _rebound(self, slot: _Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""
         call = self._calls.get(slot.number)
-        return named if named.exact or call is None else rebound_by(named, call) or named
+        if named.exact or named.relation or call is None or slot.tensor is None:
+            return named
+        return self._rebinding(slot, call) or named
+
+    def _rebinding(self, slot: _Slot, call: Call) -> Name | None:
+        """The exact former name of a leaf, if the call that saved it is also the one that rebound its variable."""
+        assert slot.tensor is not None
+        row = self._walk.rows[slot.number]
+        uses = [at for at, below in enumerate(row) if self._accumulates_into(below, slot.tensor)]
+        name = rebound_by(slot.tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
+        return None if name is None else replace(name, site=site_of_tensor(slot.tensor, self._lookup))
+
+    def _accumulates_into(self, number: int, tensor: torch.Tensor) -> bool:
+        return getattr(self._walk.nodes[number], "variable", None) is tensor
 
     def _result(self, slot: _Slot, card: Card) -> Name | None:
         """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._walk.nodes[slot.number]
         for tensor, other in self._findings.sharing(card.storage):
-            if tensor.grad_fn is node and card.same_value(other):
+            if fact(tensor, "grad_fn") is node and card.same_value(other):
                 return self._findings.own_names(tensor)[0]
         call = self._calls.get(slot.number)
         return None if slot.name != "result" or call is None else name_of_output(call, node._sequence_nr(), 0)
 
     def _viewed(self, tensor: torch.Tensor) -> Name | None:
         """The name of the variable that a tensor is a view of, found by going back through nodes that only view."""
-        node, output = tensor.grad_fn, tensor.output_nr
+        node, output = fact(tensor, "grad_fn"), fact(tensor, "output_nr")
         for _ in range(_VIEWS_IN_A_ROW):
             if node is None or not node_name(node).startswith(_VIEWS):
                 return None
@@ -353,7 +368,11 @@ def _slots(walk: Walk) -> Iterator[_Slot]:
             if attribute == _CUSTOM:
                 yield from _custom_slots(number, node)
                 continue
-            found = getattr(node, attribute)
+            try:
+                found = getattr(node, attribute)
+            except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
+                yield _Slot(number, name, "freed", None)
+                continue
             if type(found) is not tuple:
                 state, tensor = _state(node, found, name)
                 if state is not None:
@@ -384,7 +403,7 @@ def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor |
         return "packed", _tensor_in(data)
     if data is None:
         return ("freed" if _was_freed(raw) else None), None
-    if not data.is_inference() and data._version > 0 and _was_modified(node, f"_saved_{field}"):
+    if _changed_since_birth(data) and _was_modified(node, f"_saved_{field}"):
         return "modified", data
     return "live", data
 
@@ -424,21 +443,33 @@ def _custom_slots(number: int, node: Node) -> Iterator[_Slot]:
         if raw is not None and raw.unpack_hook is not None:
             yield _Slot(number, shown, "packed", _tensor_in(raw.data))
         elif raw is not None and raw.data is not None:
-            changed = modified and raw.data._version > 0
-            yield _Slot(number, shown, "modified" if changed else "live", raw.data)
+            yield _Slot(number, shown, "modified" if position in modified else "live", raw.data)
     for name, value in list(vars(node).items()):
         for shown, tensor in _tensors_on(name, value):
             yield _Slot(number, f"ctx.{shown}", "live", tensor)
 
 
-def _custom_modified(node: Node, raws: Sequence[Any]) -> bool:
-    """Whether some tensor of a custom function was changed since it was saved; asked only where no hook would run."""
-    filled = [raw for raw in raws if raw is not None and raw.data is not None]
-    if any(raw.unpack_hook is not None for raw in filled):
-        return False
-    if all(raw.data.is_inference() or raw.data._version == 0 for raw in filled):
-        return False
-    return _was_modified(node, "saved_tensors")
+def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
+    """Which tensor of a custom function was changed since it was saved; asked only where no hook would run.
+
+    PyTorch's error tells the version that the first changed one has now; only where one alone fits is it called so.
+    """
+    if any(raw is not None and raw.unpack_hook is not None for raw in raws):
+        return ()
+    filled = [(at, raw.data) for at, raw in enumerate(raws) if raw is not None and raw.data is not None]
+    changed = [(at, data) for at, data in filled if _changed_since_birth(data)]
+    try:
+        if changed:
+            node.saved_tensors  # noqa: B018 - read for its error
+    except RuntimeError as error:
+        told = re.search(r"is at version (\d+)", str(error))
+        fitting = [at for at, data in changed if told is not None and fact(data, "_version") == int(told[1])]
+        return fitting if len(fitting) == 1 else ()
+    return ()
+
+
+def _changed_since_birth(tensor: torch.Tensor) -> bool:
+    return not torch._C.TensorBase.is_inference(tensor) and fact(tensor, "_version") > 0
 
 
 def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
@@ -449,7 +480,8 @@ def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
         parts: Sequence[Any] = value  # type: ignore[assignment]
         yield from ((f"{name}[{at}]", one) for at, one in enumerate(parts) if is_tensor(one))
     elif type(value) is dict:
-        yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items()) if is_tensor(one))
+        keys = ((key if literal(key) else "…", one) for key, one in list(value.items()))
+        yield from ((f"{name}[{key!r}]", one) for key, one in keys if is_tensor(one))
 
 
 def _tensor_in(packed: object) -> torch.Tensor | None:

@@ -6,14 +6,16 @@ numbers and words they need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from byname.card import is_tensor
+from byname.card import fact, is_tensor
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.sites import SiteLookup
 from byname.quiet import collection_paused, untouched
@@ -86,7 +88,7 @@ class Walk:
     def lookup(self) -> SiteLookup:
         """Finds where in the source the nodes were made."""
         with untouched():
-            return SiteLookup(self.tensors)
+            return SiteLookup(self.tensors, self.numbers.__contains__)
 
     def opaque(self) -> list[tuple[int, str]]:
         """The nodes that hide others, with what each hides."""
@@ -102,38 +104,37 @@ class Walk:
         return found
 
     def _make_safe_to_free(self) -> None:
-        """Sees to it that the walked graph can be freed, however deep it is.
+        """Sees to it that the walked graph can be freed, however deep it is, also after an interrupted walk.
 
         Looking at a node leaves a Python object on it, and nodes with such objects are freed by recursion: a chain of
         50,000 overflows the C stack (PyTorch 2.13). Python's own containers are freed without deep recursion. So the
-        edges that cross every 32nd level are doubled by a list in the node's ``metadata``: then no more than 32 nodes
-        in a row are freed by recursion before a container takes over. The list holds only what its node holds anyway.
+        edges that leave a block of eight sequence numbers are doubled by a list in the node's ``metadata``: then no
+        more than eight nodes in a row are freed by recursion before a container takes over. The list holds only what
+        its node holds anyway.
         """
-        if len(self.nodes) < _DEEP:
-            return
-        # An interrupted walk has nodes that it did not reach.
-        self.rows += [[] for _ in range(len(self.nodes) - len(self.rows))]
-        levels = self._levels()
-        if max(levels) < _DEEP:
-            return
-        for node, row, level in zip(self.nodes, self.rows, levels, strict=False):
-            below = [self.nodes[number] for number in row if levels[number] // _STRIDE > level // _STRIDE]
+        interruption: BaseException | None = None
+        while len(self.nodes) > _DEEP:
+            try:
+                self._double_edges()
+                break
+            except KeyboardInterrupt as error:
+                interruption = error
+        if interruption is not None:
+            raise interruption
+
+    def _double_edges(self) -> None:
+        nodes = self.nodes
+        blocks = [-1, *(node._sequence_nr() // _BLOCK for node in islice(nodes, 1, None))]
+        for number, row in enumerate(self.rows):
+            block = blocks[number]
+            below = [nodes[one] for one in row if one and blocks[one] != block and blocks[one] != _LEAF]
             if below:
-                node.metadata[_KEY] = below
-
-    def _levels(self) -> list[int]:
-        """For each node the most steps from a root."""
-        levels = [0] * len(self.nodes)
-        for number in _from_the_roots(self.rows, self.roots):
-            below = levels[number] + 1
-            for one in self.rows[number]:
-                if levels[one] < below:
-                    levels[one] = below
-        return levels
+                nodes[number].metadata[_KEY] = below
 
 
-_DEEP = 4_000
-_STRIDE = 32
+_DEEP = 500
+_BLOCK = 8
+_LEAF = (2**64 - 1) // _BLOCK
 _KEY = "byname: freed after this node"
 
 
@@ -193,27 +194,39 @@ def root_node(root: Any) -> Node:
     """
     if is_tensor(root):
         with untouched():
-            if root.grad_fn is not None:
-                return root.grad_fn
-            node = _accumulator(root) if root.requires_grad else None
+            node = fact(root, "grad_fn")
+            if node is None and fact(root, "requires_grad"):
+                node = _accumulator(root)
             if node is None:
                 raise NoGraphError(_why_no_graph(root))
             return node
     if _is_node(root):
         return root
-    if isinstance(root, torch.autograd.graph.GradientEdge):
+    if type(root) is torch.autograd.graph.GradientEdge:
         return root.node
-    hint = "; a model has no graph, the loss computed with it has" if isinstance(root, torch.nn.Module) else ""
+    is_module = issubclass(type(root), torch.nn.Module)
+    hint = "; a model has no graph, the loss computed with it has" if is_module else ""
     raise NotATensorError(
         f"a tensor, a grad_fn or a sequence of these is needed, and this is a {type(root).__name__}{hint}"
     )
 
 
 def _accumulator(leaf: torch.Tensor) -> Node:
-    """The node that accumulates into a leaf; None for a view that was made under ``no_grad``, which has none."""
-    with torch.enable_grad():
-        view = leaf.view_as(leaf)
-    return view.grad_fn.next_functions[0][0] if view.grad_fn is not None else None
+    """The node that accumulates into a leaf; None where there is none, as for a view made under ``no_grad``."""
+    with _nothing_between():
+        try:
+            view = torch._C.TensorBase.view_as(leaf, leaf)
+        except Exception:  # noqa: BLE001 - wrapper subclasses and nested tensors refuse this each in their own way
+            return None
+    node = fact(view, "grad_fn")
+    return None if node is None else node.next_functions[0][0]
+
+
+@contextmanager
+def _nothing_between() -> Iterator[None]:
+    """Lets PyTorch compute as if no mode of the user's were active."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def node_name(node: Node) -> str:
@@ -239,7 +252,7 @@ _OPAQUE = {
 
 
 def _as_sequence(root: Any) -> list[Any]:
-    if is_tensor(root) or not isinstance(root, Sequence) or isinstance(root, torch.autograd.graph.GradientEdge):
+    if type(root) not in (list, tuple, set, frozenset):
         return [root]
     if not root:
         raise NoGraphError("the sequence of roots is empty; give at least one tensor")
@@ -253,16 +266,17 @@ def _is_node(thing: object) -> bool:
 def _why_no_graph(tensor: torch.Tensor) -> str:
     """Why a tensor has no graph, as far as it can be known."""
     asked = "this tensor belongs to no autograd graph: it has no grad_fn and does not require grad"
-    if tensor.is_inference():
+    if torch._C.TensorBase.is_inference(tensor):
         return f"{asked}. It was made under torch.inference_mode(); compute it outside of that"
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        kind = str(tensor.dtype).removeprefix("torch.")
+    tensor_type = fact(tensor, "dtype")
+    if not (tensor_type.is_floating_point or tensor_type.is_complex):
+        kind = str(tensor_type).removeprefix("torch.")
         return (
             f"{asked}. Its type is {kind}, and only floating-point and complex tensors have gradients: argmax, "
             "comparisons and .long() end a graph"
         )
-    base = tensor._base
-    if base is not None and base.requires_grad:
+    base = fact(tensor, "_base")
+    if base is not None and fact(base, "requires_grad"):
         return f"{asked}, though the tensor that it is a view of does: it was detached, or made under torch.no_grad()"
     if not torch.is_grad_enabled():
         return (
@@ -278,5 +292,5 @@ def _why_no_graph(tensor: torch.Tensor) -> str:
 @lru_cache(maxsize=1)
 def _accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
-    with untouched(), torch.enable_grad(), torch.inference_mode(False):
+    with untouched(), _nothing_between():
         return type(_accumulator(torch.empty(0, requires_grad=True, device="cpu")))

@@ -48,14 +48,20 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     """The local variables of a frame.
 
     Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, also after ``del`` in
-    the program. It is emptied again, unless the program itself holds that dict (it called ``locals()`` and kept it).
+    the program. It is emptied again, unless the program itself holds that dict (it called ``locals()`` and kept it), or
+    a debugger or tracer may be about to write the dict back into the frame.
     """
     found = frame.f_locals
     values = list(found.items())
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME:
+    if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME and not _traced(frame):
         found.clear()
     return values
+
+
+def _traced(frame: FrameType) -> bool:
+    every = (sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile)
+    return frame.f_trace is not None or any(get() is not None for get in every)
 
 
 _ONLY_THE_FRAME = 3

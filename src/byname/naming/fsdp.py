@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
 
 def is_sharded(kind: type) -> bool:
     """Whether a module of this class was given to ``fully_shard``."""
-    return any(parent.__name__ == "FSDPModule" for parent in kind.__mro__)
+    return any(parent.__name__ == "FSDPModule" for parent in type.__dict__["__mro__"].__get__(kind))
 
 
 def gathered_parameters(module: Any) -> Iterator[Gathered]:

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.card import Card, facts_of, is_tensor
+from byname.card import Card, fact, facts_of, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_roots
 from byname.naming.search import Reached, Targets, Way, search
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
-from byname.quiet import untouched
+from byname.naming.steps import writable
+from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import printable
 
@@ -149,7 +150,7 @@ class Findings:
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
         """The name of a tensor in the same memory, said to be just that. To be called inside `untouched`."""
-        base = tensor._base
+        base = fact(tensor, "_base")
         for other, _ in self.sharing(Card(*facts_of(tensor)).storage):
             named = self.own_names(other) if other is not tensor else ()
             if named:
@@ -189,7 +190,7 @@ class Findings:
 
     def _written(self, way: Way, site: Site | None) -> Name | None:
         """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
-        text, evaluates, label = way.root.text, way.root.evaluates, ""
+        text, evaluates, label = way.root.text, way.evaluates, ""
         for step in way.steps:
             if step.kind == "state":
                 assert step.parameter is not None
@@ -200,7 +201,6 @@ class Findings:
                 evaluates = evaluates and step.evaluates and key[1]
                 continue
             text = step.write(text)
-            evaluates = evaluates and step.evaluates
             label = step.label
         text, label = _parametrized(text, label)
         how = _how(way)
@@ -230,6 +230,11 @@ def find(
         given: models and optimizers that the user gave: searched even when no variable holds them.
         deep: whether what is not found from the variables may cost a pass over the heap.
     """
+    with collection_paused():
+        return _find(tensors, roots, given, deep)
+
+
+def _find(tensors: Targets, roots: Any, given: Iterable[object], deep: bool) -> Findings:
     if roots is not None:
         return Findings([search(given_roots(roots))], frozenset())
     everything = all_roots(list(given))
@@ -285,13 +290,13 @@ def _how(way: Way) -> str:
     return {"given": "attribute", "module": "attribute"}.get(kind, kind)
 
 
-_PARAMETRIZATION = re.compile(r"\.parametrizations\['(\w+)'\]\.(original\d*)$")
+_PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
 
 
 def _parametrized(text: str, label: str) -> tuple[str, str]:
     """The tensor behind a parametrized weight, written and said as PyTorch's users do."""
     match = _PARAMETRIZATION.search(text)
-    if match is None:
+    if match is None or not writable(match[1]):
         return text, label
     before = text[: match.start()]
     return f"{before}.parametrizations.{match[1]}.{match[2]}", f"{before}.{match[1]} ({match[2]})"

@@ -12,13 +12,15 @@ from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+import torch
+
 from byname.errors import BadArgumentError
 from byname.naming.frames import locals_of, running_frames
-from byname.naming.steps import ATOMS
+from byname.naming.steps import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
 from byname.site import is_library, is_torch
 
-__all__ = ["FOREIGN", "Root", "all_roots", "every_module_root", "given_roots", "module_roots", "scope_of"]
+__all__ = ["FOREIGN", "Root", "all_roots", "every_module_root", "given_roots", "module_of", "module_roots", "scope_of"]
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
 """How good a variable is as the start of a name: the program's own, a private one, a loop variable, a library's."""
@@ -57,7 +59,13 @@ def all_roots(given: Sequence[object] = ()) -> list[Root]:
 def given_roots(roots: Any) -> list[Root]:
     """The roots that ``roots=`` asks for: objects, modules, or the name of a variable that a module must define."""
     found: list[Root] = []
-    for root in roots if type(roots) in (list, tuple) else [roots]:
+    asked = roots if type(roots) in (list, tuple) else [roots]
+    if not asked or any(type(root) in ATOMS - {str, ModuleType} for root in asked):
+        raise BadArgumentError(
+            "roots= says where to look: an object, a module, the name of a variable that a module defines, or a list "
+            "of these; numbers, bytes and an empty list hold no tensor"
+        )
+    for root in asked:
         if type(root) is str:
             found += _modules_defining(root)
         elif type(root) is ModuleType:
@@ -80,7 +88,7 @@ def _may_hold(value: object, module: str) -> bool:
     """Whether a global can lead to a tensor of this module's: no number, and no class imported from elsewhere."""
     if type(value) in ATOMS:
         return False
-    return not issubclass(type(value), type) or vars(value).get("__module__") == module
+    return not issubclass(type(value), type) or type.__dict__["__dict__"].__get__(value).get("__module__") == module
 
 
 def scope_of(code: CodeType) -> str:
@@ -91,6 +99,14 @@ def scope_of(code: CodeType) -> str:
 def every_module_root() -> list[Root]:
     """The globals of every loaded module, libraries' too; not PyTorch's and byname's own."""
     return [root for name, module in _loaded() for root in module_roots(name, vars(module), FOREIGN)]
+
+
+def module_of(code: CodeType) -> str | None:
+    """The loaded module whose top level a code object is; None when that is not known."""
+    for name, module in _loaded()[::-1]:
+        if vars(module).get("__file__") == code.co_filename:
+            return name
+    return None if os.path.exists(code.co_filename) else "__main__"  # noqa: PTH110 - a notebook's cell is no file
 
 
 _FAR = 1000
@@ -107,9 +123,7 @@ def _given_root(value: object) -> Root:
 
 
 def _is_module(value: object) -> bool:
-    return any(
-        parent.__name__ == "Module" and parent.__module__.startswith("torch.nn") for parent in type(value).__mro__
-    )
+    return issubclass(type(value), torch.nn.Module)
 
 
 def _variables_of(value: object) -> list[Root]:
@@ -125,7 +139,7 @@ def _frame_roots() -> Iterator[Root]:
         library = is_library(code.co_filename)
         scope = scope_of(code)
         for variable, value in locals_of(frame):
-            if type(value) not in ATOMS and not _is_dunder(variable) and variable.isidentifier():
+            if type(value) not in ATOMS and not _is_dunder(variable) and writable(variable):
                 quality = FOREIGN if library else _quality(variable, code)
                 yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code)
 

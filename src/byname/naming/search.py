@@ -53,7 +53,10 @@ class Way:
     @property
     def evaluates(self) -> bool:
         """Whether that source, evaluated in the root's scope, is the object at the end."""
-        return self.root.evaluates and all(step.evaluates for step in self.steps)
+        written = self.root.evaluates and all(step.evaluates for step in self.steps)
+        return written and not any(
+            one.seen_through and other.reads_registry for one, other in zip(self.steps, self.steps[1:], strict=False)
+        )
 
 
 @dataclass(slots=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
 
 import torch
 
+from byname.card import fact
 from byname.naming.log import Call, Log, Made
 from byname.naming.name import Name
-from byname.naming.roots import scope_of
+from byname.naming.roots import module_of, scope_of
 from byname.naming.track import TRACKERS
-from byname.site import Site, Spot, locate, statements_binding
+from byname.site import Site, Spot, binds_alone, locate, statements_binding
 
 __all__ = ["SiteLookup", "history_of", "name_at", "name_of_output", "rebound_by", "site_of_tensor"]
 
@@ -22,31 +22,29 @@ __all__ = ["SiteLookup", "history_of", "name_at", "name_of_output", "rebound_by"
 class SiteLookup:
     """Finds the calls behind the nodes of one graph.
 
-    Sequence numbers are counted by each thread for itself, and a node does not tell its thread. A log is used for a
-    graph only when the graph's root, where it is alive, is known to be, or may be, a result of that log's thread.
+    Sequence numbers are counted by each thread for itself, and a node does not tell its thread. So a log is used for a
+    graph only when a living result of one of its calls is in that graph; and a node is given to a call only when no
+    other log claims it too and the call can have made such a node. The rest has no site rather than a wrong one.
 
     Args:
         roots: the living tensors at the root of the graph.
+        holds: whether a node is in the graph.
     """
 
-    def __init__(self, roots: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
+        known = list(roots)
         logs = [log for tracker in list(TRACKERS) for log in tracker.logs if log.calls]
-        verdicts = [_verdict(log, list(roots)) for log in logs]
-        wanted = _CONFIRMED if _CONFIRMED in verdicts else _POSSIBLE
-        self._logs = [log for log, verdict in zip(logs, verdicts, strict=True) if verdict == wanted]
-        self._certain = wanted == _CONFIRMED or len({log.thread for log in self._logs}) == 1
+        self._logs = [log for log in logs if _belongs(log, known, holds)]
 
     def __bool__(self) -> bool:
         return bool(self._logs)
 
     def call(self, node: Any) -> Call | None:
-        """The call that made a node, or None when that is not known for certain."""
+        """The call that made a node, or None when that is not known."""
         number = node._sequence_nr()
-        found = [call for log in self._logs if (call := log.call_at(number)) is not None]
+        found = [call for log in self._logs if (call := log.call_at(number)) is not None and _can_make(call, node)]
         places = {(id(call.code), call.instruction) for call in found}
-        if not found or (len(places) > 1 and not self._certain):
-            return None
-        return found[0]
+        return found[0] if len(places) == 1 else None
 
     def spot(self, node: Any) -> Spot | None:
         """Where the call stands that made a node."""
@@ -54,25 +52,34 @@ class SiteLookup:
         return None if call is None else call.spot()
 
 
-_CONFIRMED, _POSSIBLE, _IMPOSSIBLE = range(3)
-
-
-def _verdict(log: Log, roots: Sequence[torch.Tensor]) -> int:
-    verdict = _POSSIBLE
-    known = False
+def _belongs(log: Log, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
+    """Whether a log's thread is known to have made a part of the graph."""
     for root in roots:
-        node = root.grad_fn
+        node = fact(root, "grad_fn")
         call = None if node is None else log.call_at(node._sequence_nr())
-        if call is None:
-            continue
-        known = True
-        if call.result is not None and call.result() is root:
-            return _CONFIRMED
-        if call.result is not None:
-            verdict = _IMPOSSIBLE
-    if not known and threading.get_ident() != log.thread:
-        return _IMPOSSIBLE
-    return verdict
+        if call is not None and call.result is not None and call.result() is root:
+            return True
+    if holds is None:
+        return False
+    return any((node := fact(result, "grad_fn")) is not None and holds(node) for result in log.living_results())
+
+
+def _can_make(call: Call, node: Any) -> bool:
+    """Whether a call can have made such a node, as far as their names tell."""
+    if call.after != call.before + 1:
+        return True
+    asked = call.called.name.strip("_").lower().replace("truediv", "div")
+    made = node.name().rpartition("::")[2].lower().rpartition("backward")[0]
+    return asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
+
+
+_OWN_NODE = frozenset(
+    "abs acos add asin atan bmm cat ceil clamp clone cos cosh cumsum div erf exp expm1 floor gelu log log10 log1p log2 "
+    "logsumexp max mean min mm mul neg permute pow prod reciprocal relu round rsqrt select sigmoid sign silu sin sinh "
+    "softmax softplus sort split sqrt squeeze stack std sub sum tan tanh transpose tril triu unbind unsqueeze var view "
+    "where".split()
+)
+"""Functions that make a node of their own name and no other: a call of one cannot have made the node of another."""
 
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
@@ -96,37 +103,69 @@ def name_at(spot: Spot, code: CodeType) -> Name | None:
     target = spot.site.target
     if not spot.whole or target is None:
         return None
-    at_module_level = code.co_name == "<module>"
-    how = "global" if at_module_level else "local"
+    how, scope = _where(code)
     if not target.isidentifier():
         how = "item" if target.endswith("]") else "attribute"
-    return Name(target, how, "__main__" if at_module_level else scope_of(code), exact=False, site=spot.site)
+    return Name(target, how, scope or spot.site.file, exact=False, site=spot.site)
 
 
-def rebound_by(former: Name | None, call: Call, operand: int | None = None) -> Name | None:
+def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None = None) -> Name | None:
     """The exact name that a tensor had, if this call took it from a variable and its statement rebound that variable.
 
     Args:
-        former: the name that the tensor was given where it was made, if that is known.
+        tensor: a tensor without a node.
         call: a call that used the tensor.
-        operand: as which of the operands, where that is known.
+        inputs: how many inputs the call's node has.
+        index: as which of them it took the tensor, where that is known.
     """
     spot = call.spot()
-    if spot is None or call.code is None or spot.site.target is None:
+    if spot is None or call.code is None:
         return None
-    variable = former.path if former is not None else None if operand is None else _taken(call, spot, operand)
-    if variable is None or variable != spot.site.target or variable not in spot.reads:
+    variable = spot.site.target
+    if variable is None or not variable.isidentifier() or variable not in spot.reads:
         return None
-    at_module_level = call.code.co_name == "<module>"
-    how, scope = ("global", "__main__") if at_module_level else ("local", scope_of(call.code))
-    return Name(variable, how, scope, True, rebound_at=spot.site, site=None if former is None else former.site)
+    taken = None if index is None else _taken(call, spot, inputs, index)
+    if taken != variable and (taken is not None or not _was_called(tensor, variable, call, spot)):
+        return None
+    how, scope = _where(call.code)
+    return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
+
+
+def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
+    """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
+    operands = list(spot.operands)
+    if spot.receiver is not None and call.called.is_method:
+        operands.insert(0, spot.receiver)
+    if call.after != call.before + 1 or len(operands) != inputs:
+        return None
+    return operands[index]
+
+
+def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> bool:
+    """Whether the variable surely held the tensor just before a statement rebound it.
+
+    It did when the same function made the tensor as the value of that variable, and no third statement binds it.
+    """
+    made = _made(tensor)
+    if made is None or made.code is not call.code or call.code is None:
+        return False
+    making, _ = _making(tensor, None)
+    if making is None or not making.whole or making.site.target != variable:
+        return False
+    binding = {one.site.line for one in statements_binding(call.code, variable)}
+    return binding <= {making.site.line, spot.site.line}
+
+
+def _where(code: CodeType) -> tuple[str, str | None]:
+    """How a variable of this code is reached, and its scope; None where the code is no loaded module's."""
+    return ("global", module_of(code)) if code.co_name == "<module>" else ("local", scope_of(code))
 
 
 def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:
     """Where a tensor came from: the call that made its node, or the note of its making."""
     if not TRACKERS:
         return None, None
-    node = tensor.grad_fn
+    node = fact(tensor, "grad_fn")
     if node is not None:
         return _making_of_result(tensor, (lookup or SiteLookup([tensor])).call(node))
     made = _made(tensor)
@@ -149,7 +188,7 @@ def _making_of_result(tensor: torch.Tensor, call: Call | None) -> tuple[Spot | N
     if spot is None or call.inside:
         return (None if spot is None else replace(spot, whole=False)), call.code
     if call.result is None:
-        return _unpacked(spot, tensor.output_nr), call.code
+        return _unpacked(spot, fact(tensor, "output_nr")), call.code
     return spot, call.code
 
 
@@ -186,24 +225,15 @@ def _made(tensor: torch.Tensor) -> Made | None:
 def _making_before(code: CodeType, sight: Spot) -> Spot | None:
     """The assignment that made the object of a statement such as ``delta.requires_grad = True``.
 
-    Known when the object is made in the expression itself, or is a variable that one statement of the function binds to
+    Known when the object is made in the expression itself, or is a variable that only one statement binds, and that to
     a new object, apart from those that compute the new value from the old.
     """
     if sight.made_here:
         return sight
     variable = sight.receiver or (sight.operands[0] if sight.operands else None)
-    if variable is None or not variable.isidentifier():
+    if variable is None or not variable.isidentifier() or not binds_alone(code, variable):
         return None
     makers = [spot for spot in statements_binding(code, variable) if variable not in spot.reads]
     if len(makers) != 1 or makers[0].site.line > sight.site.line or not makers[0].made_here:
         return None
     return replace(makers[0], whole=True)
-
-
-def _taken(call: Call, spot: Spot, operand: int) -> str | None:
-    """The variable that a call took one of its node's inputs from, where the order of both is known to be the same."""
-    name = getattr(call.function, "__name__", "")
-    operands = list(spot.operands)
-    if spot.receiver is not None and getattr(torch.Tensor, name, None) is call.function:
-        operands.insert(0, spot.receiver)
-    return operands[operand] if operand < len(operands) and call.after == call.before + 1 else None

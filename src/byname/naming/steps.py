@@ -11,6 +11,7 @@ import gc
 import keyword
 import math
 import types
+import unicodedata
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from byname.card import gradient_of, is_tensor
+from byname.card import fact, is_tensor
 from byname.naming.frames import locals_of
 from byname.naming.fsdp import gathered_parameters, is_sharded
 
-__all__ = ["ATOMS", "Step", "held_by"]
+__all__ = ["ATOMS", "Step", "held_by", "literal", "writable"]
 
 
 class Step(NamedTuple):
@@ -33,6 +34,8 @@ class Step(NamedTuple):
         write: makes the source of the held object from the source of its holder.
         evaluates: whether that source, evaluated, is the held object.
         label: the variable or key in plain words, where the source would be hard to read.
+        seen_through, reads_registry: of a wrapper's own step, which is not written, and of one that reads a module's
+            registry: the second right after the first would look in the wrapper.
         parameter, key: of a step into an optimizer's state, the parameter whose state it is, and the entry.
     """
 
@@ -40,6 +43,8 @@ class Step(NamedTuple):
     write: Callable[[str], str]
     evaluates: bool = True
     label: str = ""
+    seen_through: bool = False
+    reads_registry: bool = False
     parameter: torch.Tensor | None = None
     key: object = None
 
@@ -65,7 +70,7 @@ def held_by(obj: object) -> Held:
 
 
 def _expander(kind: type) -> Callable[[Any], Held]:
-    module = vars(kind).get("__module__")
+    module = _NAMESPACE(kind).get("__module__")
     if type(module) is str and (module == "byname" or module.startswith("byname.")):
         return _nothing
     return next((expand for family, expand in _FAMILIES if issubclass(kind, family)), _instance)
@@ -81,10 +86,15 @@ def _same(step: Step) -> Step:
 
 
 def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Step:
-    """The step ``.name``; by ``getattr`` where the name is no identifier."""
-    if name.isidentifier() and not keyword.iskeyword(name):
+    """The step ``.name``; by ``getattr`` where the name cannot be written as one."""
+    if writable(name):
         return Step(kind, lambda before: f"{before}.{name}", evaluates)
     return Step(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
+
+
+def writable(name: str) -> bool:
+    """Whether a name can stand in source as it is: Python reads identifiers in their normal form (NFKC)."""
+    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
 
 
 def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
@@ -99,23 +109,32 @@ def _plain(kind: type, family: type, *methods: str) -> bool:
 
 
 def _found(kind: type, name: str) -> object:
-    return next((vars(parent)[name] for parent in kind.__mro__ if name in vars(parent)), None)
+    """What a class defines under a name, without asking its metaclass."""
+    return next((space[name] for parent in _MRO(kind) if name in (space := _NAMESPACE(parent))), None)
 
 
-def _literal(key: object) -> bool:
-    """Whether a key, written down and read again, finds the same entry."""
-    if type(key) in (str, int, bool, bytes, type(None)):
-        return True
+_NAMESPACE: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_MRO: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+
+
+def literal(key: object, depth: int = 8) -> bool:
+    """Whether a key, written down and read again, finds the same entry; long and deeply nested ones are not written."""
+    if type(key) in (str, bytes):
+        return len(key) <= 500  # type: ignore[arg-type]
+    if type(key) is int:
+        return key.bit_length() <= 500
     if type(key) is float:
         return math.isfinite(key)
-    return type(key) is tuple and all(map(_literal, key))
+    if type(key) is tuple:
+        return depth > 0 and len(key) <= 16 and all(literal(one, depth - 1) for one in key)
+    return type(key) in (bool, type(None))
 
 
 def _snapshot(mapping: Any) -> list[tuple[Any, Any]]:
     """The items of a dict that other threads may be changing."""
     for _ in range(5):
         try:
-            return list(dict.items(mapping))
+            return list((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items(mapping))
         except RuntimeError:
             continue
     return []
@@ -135,9 +154,9 @@ def _dict(obj: Any) -> Held:
 def _entry(found: tuple[object, int, bool]) -> Step:
     """The step to a dict's value: by its key where that can be written down, else by its position."""
     key, position, evaluates = found
-    if _literal(key):
+    if literal(key):
         return item(key, evaluates=evaluates)
-    return Step("item", lambda before: f"list({before}.values())[{position}]", evaluates)
+    return Step("item", lambda before: f"[*{before}.values()][{position}]", evaluates)
 
 
 def _sequence(obj: Any) -> Held:
@@ -166,7 +185,7 @@ def _steady(obj: deque[Any]) -> list[Any]:
 def _set(obj: Any) -> Held:
     step = Step("item", lambda before: f"(one of {before})", evaluates=False)
     for value in gc.get_referents(obj):
-        if type(value) not in ATOMS and not isinstance(value, type):
+        if type(value) not in ATOMS and not issubclass(type(value), type):
             yield _same, step, value
 
 
@@ -179,12 +198,12 @@ def _module(obj: Any) -> Held:
         if not issubclass(type(registry), dict):
             continue
         for position, (name, value) in enumerate(_snapshot(registry)):
-            if type(value) not in ATOMS:
-                yield _registered_as, (kind, str(name), position, what, name in attributes), value
+            if type(value) not in ATOMS and type(name) is str:
+                yield _registered_as, (kind, name, position, what, name in attributes), value
     if is_sharded(kind):
         yield from _unsharded(obj)
     for name, value in _snapshot(attributes):
-        if type(value) not in ATOMS and name not in _MODULE_FIELDS:
+        if type(value) not in ATOMS and type(name) is str and name not in _MODULE_FIELDS:
             yield _own, (kind, name), value
     yield from _slots(obj)
 
@@ -211,29 +230,37 @@ _SEEN_THROUGH = {
 
 
 def _registered(kind: type, name: str, position: int, what: str, shadowed: bool) -> Step:
-    for parent in kind.__mro__:
+    for parent in _MRO(kind):
         if (through := _SEEN_THROUGH.get((parent.__name__, name))) is not None and what == "module":
-            return Step("module", lambda before: before, through)
+            return Step("module", lambda before: before, through, seen_through=True)
+    if (container := _container_item(kind, name, position, what)) is not None:
+        return container
     own = _plain(kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(kind)
-    if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential | nn.ModuleList):
-        family = nn.Sequential if issubclass(kind, nn.Sequential) else nn.ModuleList
-        return item(position, "module", _plain(kind, family, "__getitem__", "_get_item_by_idx"))
-    if what == "parameter" and name.isdigit() and issubclass(kind, nn.ParameterList):
-        return item(position, "parameter", _plain(kind, nn.ParameterList, "__getitem__"))
-    if issubclass(kind, nn.ModuleDict | nn.ParameterDict):
-        mapping = nn.ModuleDict if issubclass(kind, nn.ModuleDict) else nn.ParameterDict
-        return item(name, what, _plain(kind, mapping, "__getitem__"))
-    descriptor = _found(kind, name)
-    if shadowed or descriptor is not None or not own:
+    if shadowed or _found(kind, name) is not None or not own:
         registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
         reachable = _plain(kind, nn.Module, "__getattribute__")
-        return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable)
+        return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
     return attribute(name, kind=what)
+
+
+def _container_item(kind: type, name: str, position: int, what: str) -> Step | None:
+    """The step ``[0]`` or ``['key']`` into PyTorch's containers: a Sequential counts, the others look up a name."""
+    if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential):
+        return item(position, "module", _plain(kind, nn.Sequential, "__getitem__", "_get_item_by_idx"))
+    if what == "module" and name.isdigit() and issubclass(kind, nn.ModuleList):
+        return item(int(name), "module", _plain(kind, nn.ModuleList, "__getitem__", "_get_abs_string_index"))
+    if what == "parameter" and name.isdigit() and issubclass(kind, nn.ParameterList):
+        return item(int(name), "parameter", _plain(kind, nn.ParameterList, "__getitem__"))
+    if what == "module" and issubclass(kind, nn.ModuleDict):
+        return item(name, what, _plain(kind, nn.ModuleDict, "__getitem__"))
+    if what == "parameter" and issubclass(kind, nn.ParameterDict):
+        return item(name, what, _plain(kind, nn.ParameterDict, "__getitem__"))
+    return None
 
 
 def _wrapper(kind: type) -> bool:
     """Whether the class answers ``__getattr__`` by asking the module it wraps, as PyTorch's own wrappers do."""
-    return kind.__module__.partition(".")[0] == "torch"
+    return str(_NAMESPACE(kind).get("__module__")).partition(".")[0] == "torch"
 
 
 def _unsharded(obj: Any) -> Held:
@@ -255,7 +282,7 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
         path, module = stack.pop()
         if module is wanted:
             return path
-        for position, (name, child) in enumerate(_snapshot(vars(module)["_modules"])):
+        for position, (name, child) in enumerate(_snapshot(_attributes(module).get("_modules", {}))):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 stack.append((_registered(type(module), name, position, "module", False).write(path), child))
@@ -273,21 +300,21 @@ def _optimizer(obj: Any) -> Held:
                     if is_tensor(value):
                         yield _state_step, (parameter, key), value
     for name, value in _snapshot(attributes):
-        if type(value) not in ATOMS and name != "state":
+        if type(value) not in ATOMS and type(name) is str and name != "state":
             yield _own, (type(obj), name), value
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Step:
     """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
     parameter, key = found
-    return Step("state", _suffix(f".state[?][{key!r}]"), _literal(key), parameter=parameter, key=key)
+    return Step("state", _suffix(".state[?]"), literal(key), parameter=parameter, key=key if literal(key) else "?")
 
 
 def _tensor(obj: Any) -> Held:
     """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
-    gradient = gradient_of(obj) if obj.is_leaf or obj.retains_grad else None
+    gradient = fact(obj, "grad") if fact(obj, "is_leaf") or fact(obj, "retains_grad") else None
     if gradient is not None:
-        yield attribute, "grad", gradient
+        yield _same, attribute("grad", _found(type(obj), "grad") is _found(torch.Tensor, "grad")), gradient
     for held in gc.get_referents(obj):
         if type(held) is dict:
             for name, value in _snapshot(held):
@@ -326,9 +353,10 @@ def _method(obj: Any) -> Held:
 
 
 def _partial(obj: Any) -> Held:
-    yield attribute, "func", obj.func
-    yield attribute, "args", obj.args
-    yield attribute, "keywords", obj.keywords
+    for name in ("func", "args", "keywords"):
+        own = _found(functools.partial, name)
+        value = own.__get__(obj)  # type: ignore[attr-defined]
+        yield _same, attribute(name, _found(type(obj), name) is own), value
 
 
 def _suspended(obj: Any) -> Held:
@@ -344,15 +372,15 @@ def _suspended(obj: Any) -> Held:
 
 
 def _class(obj: Any) -> Held:
-    module = vars(obj).get("__module__")
+    module = _NAMESPACE(obj).get("__module__")
     if type(module) is not str or module.partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
         return
-    for name, value in _snapshot(dict(type.__dict__["__dict__"].__get__(obj))):
-        if type(value) not in ATOMS and not isinstance(value, type) and not name.startswith("__"):
-            kind = type(value)
-            if kind in (staticmethod, classmethod):
-                continue
-            yield _same, attribute(name, _found(kind, "__get__") is None), value
+    for name, value in list(_NAMESPACE(obj).items()):
+        kind = type(value)
+        if kind in ATOMS or issubclass(kind, type) or name.startswith("__") or kind in (staticmethod, classmethod):
+            continue
+        evaluates = _found(kind, "__get__") is None and _found(type(obj), name) is None
+        yield _same, attribute(name, evaluates), value
 
 
 def _instance(obj: object) -> Held:
@@ -366,13 +394,10 @@ def _instance(obj: object) -> Held:
     yield from _slots(obj)
 
 
-_HEAP_TYPE = 1 << 9
-
-
 def _attributes(obj: object) -> dict[str, Any]:
     """An object's ``__dict__``, read past any ``__getattribute__`` or property of its class."""
-    for parent in type(obj).__mro__:
-        descriptor: Any = vars(parent).get("__dict__")
+    for parent in _MRO(type(obj)):
+        descriptor: Any = _NAMESPACE(parent).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             found = descriptor.__get__(obj)
             return found if issubclass(type(found), dict) else {}
@@ -396,17 +421,15 @@ def _reads_plainly(kind: type) -> bool:
 def _slots(obj: object) -> Held:
     kind = type(obj)
     plain = _reads_plainly(kind)
-    for parent in kind.__mro__:
-        if not parent.__flags__ & _HEAP_TYPE:
-            continue
-        for name, descriptor in list(vars(parent).items()):
+    for parent in _MRO(kind):
+        for name, descriptor in list(_NAMESPACE(parent).items()):
             if type(descriptor) is not types.MemberDescriptorType:
                 continue
             try:
                 value = descriptor.__get__(obj)
             except AttributeError:
                 continue
-            if type(value) not in ATOMS:
+            if type(value) not in ATOMS and name != "__dict__":
                 yield _same, attribute(name, plain and _found(kind, name) is descriptor), value
 
 

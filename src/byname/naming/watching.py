@@ -1,11 +1,12 @@
-"""How is every call of a PyTorch function seen? By a function mode, module hooks, and wrappers for what these miss.
+"""How is every call of a PyTorch function seen? By a function mode, and by wrappers for the few calls it misses.
 
 A ``TorchFunctionMode`` sees every call of a PyTorch function in its thread. Of each it notes the thread's autograd
 sequence number before and after, the caller's code object and instruction, and a weak reference to the result.
 
-What a function mode cannot see is noted by three wrappers that are in place only while some thread is watched: custom
-``Function.apply``, ``nn.Parameter(...)`` and ``torch.from_numpy``. The old constructors (``torch.FloatTensor(...)``)
-cannot be wrapped; such a tensor is met where ``requires_grad`` is set on it, and its making is read from the source.
+What the mode cannot see is noted by wrappers that are in place only while some thread is watched: a module's call
+(which module runs, and what it returns), custom ``Function.apply``, ``nn.Parameter(...)`` and ``torch.from_numpy``. The
+old constructors (``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met where ``requires_grad`` is set on
+it, and its making is read from the source.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
-from byname.naming.log import Call, Change, Log
+from byname.naming.log import Call, Called, Change, Log
 from byname.quiet import eager, untouched
 from byname.site import is_torch
 
@@ -31,162 +31,152 @@ __all__ = ["Watch", "memory_of"]
 
 
 class Watch(TorchFunctionMode):
-    """The mode that fills a log, with the module hooks that know which module runs."""
+    """The mode that fills a log with what one thread calls."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self.log = log
-        self._kinds: dict[Any, int] = {}
-        self._hooks: list[Any] = []
+        self._known: dict[Any, Called] = {}
+        self._stopped = False
 
     def start(self) -> None:
         """Begins to watch this thread."""
         self.__enter__()  # type: ignore[no-untyped-call]
         _UNSEEN.watch(self)
-        self._hooks = [
-            torch_module.register_module_forward_pre_hook(self._entering),
-            torch_module.register_module_forward_hook(self._leaving, always_call=True),
-        ]
 
     def stop(self) -> None:
-        """Leaves everything as it was."""
-        for hook in self._hooks:
-            hook.remove()
+        """Leaves everything as it was, also when other modes were entered since and have not been left."""
+        self._stopped = True
         _UNSEEN.unwatch(self)
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _remove_mode(self)
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = _kind_of(func)
-        if kind == _READ:
+        if self._stopped:
             return func(*args, **kwargs) if kwargs else func(*args)
-        targets = None if kind == _PLAIN and not kwargs else _targets(kind, args, kwargs)
+        called = self._known.get(func) or self._get_to_know(func)
+        targets = None if called.kind <= PLAIN and not kwargs else _targets(called.kind, args, kwargs)
         versions = _versions(targets) if targets else ()
         before = _sequence_number()
         result = func(*args, **kwargs) if kwargs else func(*args)
-        self.note(func, args, result, before, targets, versions, sys._getframe(1))
+        after = _sequence_number()
+        if after != before:
+            self._note_call(called, result, before, after, sys._getframe(1))
+        elif called.kind != READ and issubclass(type(result), torch.Tensor):
+            with untouched():
+                self.log.note_making(result, _users_frame(sys._getframe(1))[0], bool(args) and result is args[0])
+        if targets:
+            self._note_targets(called, targets, versions, sys._getframe(1))
         return result
 
     @eager
-    def note(
-        self,
-        function: Any,
-        args: Sequence[Any],
-        result: Any,
-        before: int,
-        targets: Sequence[torch.Tensor] | None,
-        versions: tuple[int | None, ...],
-        frame: FrameType | None,
-    ) -> None:
-        """Writes down what a call that has just ended made and changed."""
+    def note_unseen(self, called: Called, result: Any, before: int, frame: FrameType) -> None:
+        """Notes a call that the mode did not see."""
         after = _sequence_number()
-        made_tensor = issubclass(type(result), torch.Tensor)
-        if after == before and not made_tensor and not targets:
-            return
-        inside = 0
-        direct = frame
-        while frame is not None and _is_torch(frame.f_code.co_filename):
-            inside += frame.f_code is _CALL_OF_A_MODULE
-            frame = frame.f_back
-        log = self.log
         if after != before:
-            log.calls.append(
-                Call(
-                    before,
-                    after,
-                    None if frame is None else frame.f_code,
-                    -1 if frame is None else frame.f_lasti,
-                    function,
-                    weakref.ref(result) if made_tensor else None,
-                    log.modules[-1] if log.modules else None,
-                    inside,
-                )
-            )
-        elif made_tensor:
-            log.note_making(result, frame, bool(args) and result is args[0])
-        if targets:
-            self._note_changes(function, targets, versions, frame)
-            if (
-                not made_tensor
-                and frame is direct
-                and self._kinds.get(function) == _SETTER
-                and targets[0].requires_grad
-            ):
-                log.note_making(targets[0], frame, True)
+            self._note_call(called, result, before, after, frame)
+        elif issubclass(type(result), torch.Tensor):
+            with untouched():
+                self.log.note_making(result, _users_frame(frame)[0], False)
 
-    def _note_changes(
+    def _get_to_know(self, function: Any) -> Called:
+        """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
+        called = Called(str(getattr(function, "__name__", "?")), _kind_of(function), _is_method(function))
+        if type(function) is not FunctionType or str(function.__module__).partition(".")[0] == "torch":
+            self._known[function] = called
+        return called
+
+    def _note_call(self, called: Called, result: Any, before: int, after: int, frame: FrameType | None) -> None:
+        frame, inside = _users_frame(frame)
+        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
+        modules = self.log.modules
+        module = modules[-1] if modules else None
+        self.log.note_call(_new_call((before, after, code, instruction, called, reference, module, inside)))
+
+    def _note_targets(
         self,
-        function: Any,
+        called: Called,
         targets: Sequence[torch.Tensor],
         versions: tuple[int | None, ...],
         frame: FrameType | None,
     ) -> None:
-        now = _versions(targets)
+        """Notes which tensors a call has changed, and a tensor that ``requires_grad`` was set on."""
+        direct = frame
         changed = [
             (tensor, (old, new))
-            for tensor, old, new in zip(targets, versions, now, strict=True)
+            for tensor, old, new in zip(targets, versions, _versions(targets), strict=True)
             if old is not None and new is not None and old != new
         ]
         if changed:
+            frame, _ = _users_frame(frame)
             with untouched():
                 storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
             code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
-            pairs = tuple(pair for _, pair in changed)
-            self.log.changes.append(Change(code, instruction, function, storages, pairs))
-
-    @eager
-    def _entering(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == self.log.thread:
-            self.log.modules.append(weakref.ref(module))
-
-    @eager
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        log = self.log
-        if threading.get_ident() != log.thread:
-            return
-        while log.modules and log.modules.pop()() is not module:
-            continue
-        if log.calls and (last := log.calls[-1]).inside and last.result is not None and last.result() is output:
-            log.calls[-1] = last._replace(inside=last.inside - 1)
+            self.log.note_change(Change(code, instruction, called.name, storages, tuple(pair for _, pair in changed)))
+        elif called.kind == SETTER and targets[0].requires_grad:
+            frame, _ = _users_frame(frame)
+            if frame is direct:
+                with untouched():
+                    self.log.note_making(targets[0], frame, True)
 
 
+_new_call = functools.partial(tuple.__new__, Call)
 _sequence_number = torch._C._autograd._get_sequence_nr
-_is_torch = functools.lru_cache(maxsize=None)(is_torch)
-_CALL_OF_A_MODULE = nn.Module._call_impl.__code__
+_call_of_a_module = nn.Module._call_impl
+_CODE_OF_A_MODULES_CALL = _call_of_a_module.__code__
+_torch_files: dict[str, bool] = {}
 
 
-_READ, _PLAIN, _IN_PLACE, _SETTER, _COMPOSITE = range(5)
-"""Kinds of function: only reads; makes; changes its first argument; sets a property; may do anything."""
+def _users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
+    """The innermost frame of the user's, and how many calls of modules lie between it and the given one."""
+    inside = 0
+    while frame is not None:
+        code = frame.f_code
+        theirs = _torch_files.get(code.co_filename)
+        if theirs is None:
+            theirs = _torch_files[code.co_filename] = is_torch(code.co_filename)
+        if not theirs:
+            break
+        if code is _CODE_OF_A_MODULES_CALL:
+            inside += 1
+        frame = frame.f_back
+    return frame, inside
+
+
+READ, PLAIN, IN_PLACE, SETTER, COMPOSITE = range(5)
+"""Kinds of function: reads a property; makes; changes its first argument; sets ``requires_grad``; may do anything."""
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
-
-
-def _kind_of(function: Any) -> int:
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        return _READ
-    if name == "__set__":
-        return _SETTER if getattr(function, "__self__", None) is _REQUIRES_GRAD else _READ
-    if name == "requires_grad_":
-        return _SETTER
-    if type(function) is FunctionType or type(function) not in _BUILTINS or name.startswith("_fused"):
-        return _COMPOSITE
-    return _IN_PLACE if name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__")) else _PLAIN
-
-
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
 
 
+def _kind_of(function: Any) -> int:
+    name = str(getattr(function, "__name__", ""))
+    if name in ("__get__", "__set__", "__delete__"):
+        sets = name == "__set__" and getattr(function, "__self__", None) is _REQUIRES_GRAD
+        return SETTER if sets else READ
+    if name == "requires_grad_":
+        return SETTER
+    if type(function) not in _BUILTINS or name.startswith("_fused"):
+        return COMPOSITE
+    return IN_PLACE if name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__")) else PLAIN
+
+
+def _is_method(function: Any) -> bool:
+    return vars(torch.Tensor).get(name := getattr(function, "__name__", "")) is function or (
+        vars(torch._C.TensorBase).get(name) is function
+    )
+
+
 def _targets(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
     """The tensors that a call may change."""
-    if kind == _PLAIN:
+    if kind <= PLAIN:
         out = kwargs.get("out") if kwargs else None
         return None if out is None else _flat([out])
-    return _flat(args[:1]) if kind != _COMPOSITE else _flat([*args, *(kwargs or {}).values()])
+    return _flat(args[:1]) if kind != COMPOSITE else _flat([*args, *(kwargs or {}).values()])
 
 
 def _flat(values: Iterable[Any]) -> list[torch.Tensor]:
@@ -215,51 +205,120 @@ def memory_of(tensor: torch.Tensor) -> Any:
         return tensor
 
 
+def _remove_mode(mode: TorchFunctionMode) -> None:
+    """Takes a mode off this thread's stack, wherever it stands; a mode on another thread's stack cannot be reached."""
+    depth = torch._C._len_torch_function_stack()
+    if not any(torch._C._get_function_stack_at(level) is mode for level in range(depth)):
+        return
+    above = []
+    while (top := torch._C._pop_torch_function_stack()) is not mode:
+        above.append(top)
+    for one in reversed(above):
+        torch._C._push_on_torch_function_stack(one)
+
+
 class _Unseen:
-    """The three calls that a function mode does not see, wrapped while any thread is watched."""
+    """The calls that a function mode does not see, wrapped while any thread is watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: list[Watch] = []
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._watches: dict[int, list[Watch]] = {}
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._stance: Any = None
 
     def watch(self, watch: Watch) -> None:
         """Wraps the calls for the first watch."""
         with self._lock:
-            self._watches.append(watch)
-            if not self._originals:
-                self._wrap(torch.autograd.Function, "apply", classmethod)
-                self._wrap(nn.Parameter, "__new__", staticmethod)
-                self._wrap(torch, "from_numpy", lambda wrapped: wrapped)
+            self._watches.setdefault(watch.log.thread, []).append(watch)
+            if not self._wrapped:
+                self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
+                self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
+                self._wrap(torch, "from_numpy", self._noted, _as_it_is)
+                self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
+                self._wrap(torch, "compile", self._compiling, _as_it_is)
+            self._compile_nothing()
 
     def unwatch(self, watch: Watch) -> None:
-        """Puts the originals back after the last watch."""
+        """Puts the originals back after the last watch; what somebody else has put in their place stays."""
         with self._lock:
-            self._watches.remove(watch)
-            if not self._watches:
-                while self._originals:
-                    owner, name, original = self._originals.pop()
+            watches = self._watches[watch.log.thread]
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.log.thread]
+            if self._watches:
+                return
+            while self._wrapped:
+                owner, name, original, ours = self._wrapped.pop()
+                if vars(owner).get(name) is ours:
                     setattr(owner, name, original)
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
 
-    def _wrap(self, owner: Any, name: str, bind: Callable[[Any], Any]) -> None:
+    def _compile_nothing(self) -> None:
+        """Lets compiled functions run eagerly: their guards would fail under the mode, and they be compiled again."""
+        if self._stance is None and "torch._dynamo" in sys.modules:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
         function = getattr(original, "__func__", original)
+        ours = bind(functools.wraps(function)(make(function)))
+        setattr(owner, name, ours)
+        self._wrapped.append((owner, name, original, ours))
+
+    def _noted(self, function: Any) -> Any:
+        """A function that makes tensors, with a note of each."""
+        called = Called(function.__name__, PLAIN, False)
 
         @eager
-        @functools.wraps(function)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            here = threading.get_ident()
-            watches = [watch for watch in self._watches if watch.log.thread == here]
+            watches = self._watches.get(threading.get_ident())
             if not watches:
                 return function(*args, **kwargs)
             before = _sequence_number()
             result = function(*args, **kwargs)
             for watch in watches:
-                watch.note(function, (), result, before, None, (), sys._getframe(1))
+                watch.note_unseen(called, result, before, sys._getframe(1))
             return result
 
-        self._originals.append((owner, name, original))
-        setattr(owner, name, bind(noted))
+        return noted
+
+    def _running(self, call: Any) -> Any:
+        """A module's call, during which the log knows the module."""
+
+        @eager
+        def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            watches = self._watches.get(threading.get_ident())
+            if not watches:
+                return call(module, *args, **kwargs)
+            logs = [watch.log for watch in watches]
+            depths = [log.enter(module) for log in logs]
+            try:
+                output = call(module, *args, **kwargs)
+            finally:
+                for log, depth in zip(logs, depths, strict=True):
+                    del log.modules[depth:]
+            for log in logs:
+                log.note_return(output)
+            return output
+
+        return running
+
+    def _compiling(self, compile_: Any) -> Any:
+        @eager
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(*args, **kwargs)
+            with self._lock:
+                if self._watches:
+                    self._compile_nothing()
+            return compiled
+
+        return compiling
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 _UNSEEN = _Unseen()
