@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.errors import DeadTensorError, NotATensorError
 from byname.quiet import untouched
@@ -109,6 +110,8 @@ def card_of(tensor: torch.Tensor) -> Card:
 
 def facts_of(tensor: torch.Tensor) -> Facts:
     """The fields of a tensor's card. To be called inside `untouched`."""
+    if type(tensor) not in _PLAIN:
+        return _guarded_facts(tensor)
     try:
         storage = tensor.untyped_storage()
         return (
@@ -116,7 +119,7 @@ def facts_of(tensor: torch.Tensor) -> Facts:
             tensor.dtype,
             tensor.device,
             tensor.nbytes,
-            storage.nbytes() if not tensor.is_meta and type(tensor) in _PLAIN else _memory(storage),
+            0 if tensor.is_meta else storage.nbytes(),
             storage._cdata,
             tensor.storage_offset(),
             tensor.stride(),
@@ -136,20 +139,25 @@ def _memory(storage: torch.UntypedStorage) -> int:
 
 
 def _guarded_facts(tensor: torch.Tensor) -> Facts:
-    storage = _attempt(tensor.untyped_storage)
-    parts = _sparse_parts(tensor)
-    own = _attempt(lambda: tensor.nbytes) or sum(part.nbytes for part in parts)
+    """The same for sparse, nested, inference and subclassed tensors, each of which lacks some of these facts."""
+    base = torch._C.TensorBase
+    with _disable_current_modes():
+        storage = _attempt(base.untyped_storage, tensor)
+        parts = _sparse_parts(tensor)
+    own = _attempt(fact, tensor, "nbytes") or sum(part.nbytes for part in parts)
+    shape = _attempt(fact, tensor, "shape")
+    whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _attempt(_memory, storage)
     return (
-        _attempt(lambda: tuple(tensor.shape)),
-        tensor.dtype,
-        tensor.device,
+        None if shape is None else tuple(shape),
+        fact(tensor, "dtype"),
+        fact(tensor, "device"),
         own,
-        sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _attempt(_memory, storage) or 0,
-        _attempt(lambda: storage._cdata) if storage is not None else None,
-        _attempt(tensor.storage_offset) or 0,
-        _attempt(tensor.stride),
-        _attempt(lambda: tensor._version),
-        tensor.requires_grad,
+        whole or 0,
+        None if storage is None else storage._cdata,
+        _attempt(base.storage_offset, tensor) or 0,
+        _attempt(base.stride, tensor),
+        _attempt(fact, tensor, "_version"),
+        fact(tensor, "requires_grad"),
         weakref.ref(tensor),
     )
 

@@ -230,7 +230,7 @@ def _enclosing_statement(node: ast.AST) -> ast.stmt:
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
     """What the statement assigns, and whether the value of `node` is exactly that."""
-    parent = getattr(node, "parent", None)
+    parent: Any = getattr(node, "parent", None)
     if isinstance(parent, ast.NamedExpr) and parent.value is node:
         return parent.target.id, True
     while node is not statement and parent is not statement:

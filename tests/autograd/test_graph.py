@@ -1,14 +1,11 @@
 """What does a graph look like, and which way leads through it?"""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 from torch import nn
 
 import byname
+from alone import run_alone
 from byname.errors import NotATensorError
 
 
@@ -57,14 +54,6 @@ def test_a_gradient_graph_of_higher_order():
     assert [str(leaf.name) for leaf in byname.leaves(gradient)] == ["x"]
     assert byname.saved(gradient).bytes > 0
     assert byname.graph(gradient)
-
-
-def run_alone(program):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
 
 
 def test_a_chain_of_three_hundred_thousand_nodes_is_walked_and_freed():
@@ -123,34 +112,50 @@ def test_a_walked_ladder_half_of_which_is_kept_is_freed():
     assert out == ["freed"]
 
 
-def test_an_interrupted_walk_leaves_no_bomb():
-    out = run_alone("""
-        import torch, byname
-        from byname.autograd import walk
-        y = torch.ones(1, requires_grad=True)
+@pytest.mark.parametrize("after", [0.05, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("look", ["leaves", "saved"])
+def test_an_interrupted_look_leaves_no_bomb(look, after):
+    out = run_alone(f"""
+        import signal, torch, byname
+        y = x = torch.ones(1, requires_grad=True)
         for _ in range(100_000):
             y = y * 1.0
 
-        class Stop(list):
-            def append(self, item, count=[0]):
-                count[0] += 1
-                if count[0] == 90_000:
-                    raise KeyboardInterrupt
-                super().append(item)
+        def interrupt(*_):
+            raise KeyboardInterrupt
 
-        class Interrupted(walk.Walk):
-            def _walk(self):
-                self.rows = Stop(self.rows)
-                super()._walk()
-
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, {after})
         try:
-            Interrupted(y)
+            byname.{look}(y)
+            signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
-            print("interrupted")
+            pass
         del y
         print("freed")
     """)
-    assert out == ["interrupted", "freed"]
+    assert out == ["freed"]
+
+
+@pytest.mark.parametrize(("nodes", "stack"), [(3_900, 256), (3_900, 512), (300, 256), (100_000, 256)])
+def test_a_walked_graph_is_freed_on_a_small_stack(nodes, stack):
+    out = run_alone(f"""
+        import threading, torch, byname
+        threading.stack_size({stack} * 1024)
+
+        def work():
+            y = torch.ones(1, requires_grad=True)
+            for _ in range({nodes}):
+                y = y * 1.0
+            byname.leaves(y)
+            del y
+            print("freed")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    """)
+    assert out == ["freed"]
 
 
 def test_a_graph_result_holds_neither_tensors_nor_nodes(no_collection):

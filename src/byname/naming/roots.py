@@ -77,11 +77,17 @@ def given_roots(roots: Any) -> list[Root]:
 
 def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code: CodeType | None = None) -> list[Root]:
     """The globals of a module; `code` is the module's own, where it is running."""
+    loaded = sys.modules.get(name)
+    known = type(loaded) is ModuleType and vars(loaded) is namespace
     return [
-        Root(variable, value, "global", name, True, max(quality, _quality(variable, code)), _FAR, code)
+        Root(_written(variable), value, "global", name, known, max(quality, _quality(variable, code)), _FAR, code)
         for variable, value in list(namespace.items())
         if type(variable) is str and _may_hold(value, name) and not _is_dunder(variable)
     ]
+
+
+def _written(variable: str) -> str:
+    return variable if writable(variable) else f"globals()[{variable!r}]"
 
 
 def _may_hold(value: object, module: str) -> bool:

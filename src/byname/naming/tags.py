@@ -38,8 +38,9 @@ def tag(obj: T, name: str) -> T:
     >>> str(byname.name(noise[0]))
     'noise'
     """
-    if not isinstance(name, str) or not name.strip():
-        raise BadArgumentError(f"a tag is a text that says something, and this is {name!r}")
+    if not issubclass(type(name), str) or not name.strip():
+        given = repr(name) if type(name) is str else f"of type {type(name).__name__}"
+        raise BadArgumentError(f"a tag is a text that says something, and this is {given}")
     try:
         weakref.ref(obj)
     except TypeError:
