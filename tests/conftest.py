@@ -11,7 +11,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture()
+@pytest.fixture
 def no_collection():
     """Lets a test see what reference counts alone free."""
     gc.collect()

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from alone import run_alone
 from torch import nn
 
 import byname
-from alone import run_alone
 from byname.errors import NotATensorError
 
 

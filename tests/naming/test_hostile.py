@@ -7,11 +7,11 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from alone import run_alone, run_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import byname
-from alone import run_alone, run_file
 from byname.errors import BadArgumentError, BynameError
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers_elsewhere import broken, doubled
 from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, NotATensorError
-from helpers_elsewhere import broken, doubled
 
 
 def here():

@@ -14,7 +14,7 @@ from byname.card import Card, fact, facts_of, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
-from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_roots
+from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
 from byname.naming.steps import writable
@@ -117,7 +117,8 @@ class Findings:
         return known
 
     def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Name, ...]:
-        ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
+        every = [way for reached in self._searches for way in reached.ways_to(tensor)]
+        ways = [way for way in every if way.root.how != "given"] or every  # a given model is "model" for want of better
         ranked = sorted(((_rank(way), way) for way in ways), key=lambda pair: pair[0])
         found: dict[tuple[str, str], Name] = {}
         for _, way in ranked:
@@ -237,7 +238,9 @@ def find(
 def _find(tensors: Targets, roots: Any, given: Iterable[object], deep: bool) -> Findings:
     if roots is not None:
         return Findings([search(given_roots(roots))], frozenset())
-    everything = all_roots(list(given))
+    everything = all_roots()
+    held = {id(root.value) for root in everything}
+    everything += [given_root(value) for value in given if id(value) not in held]
     near = [root for root in everything if root.quality < FOREIGN]
     searches = [search(near)]
     missing = Targets(tensor for tensor in tensors if id(tensor) not in searches[0].places)

@@ -6,7 +6,7 @@ import dis
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
@@ -20,7 +20,17 @@ from byname.naming.steps import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
 from byname.site import is_library, is_torch
 
-__all__ = ["FOREIGN", "Root", "all_roots", "every_module_root", "given_roots", "module_of", "module_roots", "scope_of"]
+__all__ = [
+    "FOREIGN",
+    "Root",
+    "all_roots",
+    "every_module_root",
+    "given_root",
+    "given_roots",
+    "module_of",
+    "module_roots",
+    "scope_of",
+]
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
 """How good a variable is as the start of a name: the program's own, a private one, a loop variable, a library's."""
@@ -51,9 +61,9 @@ class Root:
     code: CodeType | None = None
 
 
-def all_roots(given: Sequence[object] = ()) -> list[Root]:
-    """Tags, the objects given, the variables of every running function, and the globals of the user's modules."""
-    return [*_tag_roots(), *(_given_root(value) for value in given), *_frame_roots(), *_user_module_roots()]
+def all_roots() -> list[Root]:
+    """Tags, the variables of every running function, and the globals of the user's modules."""
+    return [*_tag_roots(), *_frame_roots(), *_user_module_roots()]
 
 
 def given_roots(roots: Any) -> list[Root]:
@@ -71,7 +81,7 @@ def given_roots(roots: Any) -> list[Root]:
         elif type(root) is ModuleType:
             found += module_roots(root.__name__, vars(root))
         else:
-            found += _variables_of(root) or [_given_root(root)]
+            found += _variables_of(root) or [given_root(root)]
     return found
 
 
@@ -122,7 +132,7 @@ def _tag_roots() -> list[Root]:
     return [Root(name, value, "tag", "tag") for name, value in tagged()]
 
 
-def _given_root(value: object) -> Root:
+def given_root(value: object) -> Root:
     """An object given by hand is called by its tag or its class until a variable is found that holds it."""
     text = tag_of(value) or ("model" if _is_module(value) else type(value).__name__.lower())
     return Root(text, value, "given", "given", evaluates=False, quality=PRIVATE)

@@ -422,6 +422,8 @@ def _slots(obj: object) -> Held:
     kind = type(obj)
     plain = _reads_plainly(kind)
     for parent in _MRO(kind):
+        if "__slots__" not in _NAMESPACE(parent):
+            continue
         for name, descriptor in list(_NAMESPACE(parent).items()):
             if type(descriptor) is not types.MemberDescriptorType:
                 continue
