@@ -119,9 +119,8 @@ class Findings:
     def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Name, ...]:
         every = [way for reached in self._searches for way in reached.ways_to(tensor)]
         ways = [way for way in every if way.root.how != "given"] or every  # a given model is "model" for want of better
-        ranked = sorted(((_rank(way), way) for way in ways), key=lambda pair: pair[0])
         found: dict[tuple[str, str], Name] = {}
-        for _, way in ranked:
+        for way in sorted(ways, key=_rank) if len(ways) > 1 else ways:
             one = self._written(way, site)
             if one is not None:
                 found.setdefault((one.path, one.scope), one)
@@ -298,7 +297,7 @@ _PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\
 
 def _parametrized(text: str, label: str) -> tuple[str, str]:
     """The tensor behind a parametrized weight, written and said as PyTorch's users do."""
-    match = _PARAMETRIZATION.search(text)
+    match = _PARAMETRIZATION.search(text) if "parametrizations" in text else None
     if match is None or not writable(match[1]):
         return text, label
     before = text[: match.start()]

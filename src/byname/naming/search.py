@@ -81,7 +81,10 @@ class Reached:
     def ways_to(self, value: object, limit: int = 64) -> list[Way]:
         """The ways to an object, shortest first, none through itself."""
         place = self.places.get(id(value))
-        return list(_ways(place, limit)) if place is not None else []
+        if place is None:
+            return []
+        only = _only_way(place)
+        return [only] if only is not None else list(_ways(place, limit))
 
 
 def search(
@@ -130,6 +133,20 @@ def _next_level(level: list[Place], places: dict[int, Place], only: Collection[i
                     break
             place.ways.append((holder, make, key))
     return found
+
+
+def _only_way(place: Place) -> Way | None:
+    """The one way to a place, where there is just one; by far the most frequent case."""
+    steps: list[Step] = []
+    while len(place.ways) == 1 and len(steps) < _PATIENCE:
+        before, make, key = place.ways[0]
+        if isinstance(before, Root) or make is None:
+            return Way(before, tuple(reversed(steps))) if isinstance(before, Root) else None
+        step = key if make is _made else make(key)
+        place.ways[0] = (before, _made, step)
+        steps.append(step)
+        place = before
+    return None
 
 
 def _ways(place: Place, limit: int) -> Iterator[Way]:
