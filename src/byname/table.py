@@ -24,10 +24,14 @@ SHOWN = 60
 class Rows(Sequence[R], Generic[R]):
     """A result that is a sequence of row objects and prints as a table.
 
-    A child class holds its row objects and says by `rows` what each shows; everything else is here.
+    A child class holds its row objects as `items` and says by `rows` what each shows; everything else is here.
     """
 
     __slots__ = ()
+    items: Sequence[R]
+
+    def __len__(self) -> int:
+        return len(self.items)
 
     def rows(self) -> list[Row]:
         """One dict of plain values a row."""
@@ -45,7 +49,7 @@ class Rows(Sequence[R], Generic[R]):
     @overload
     def __getitem__(self, position: slice) -> Sequence[R]: ...
     def __getitem__(self, position: int | slice) -> R | Sequence[R]:
-        raise NotImplementedError
+        return self.items[position]
 
     def _spare(self) -> Sequence[str]:
         """The columns that a narrow terminal may do without, the first one first."""

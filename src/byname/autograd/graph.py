@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -63,15 +63,10 @@ class Graph(Rows[GraphNode]):
         """The nodes that hide others; `GraphNode.hides` says what."""
         return tuple(node for node in self.nodes if node.hides)
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    @overload
-    def __getitem__(self, position: int) -> GraphNode: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[GraphNode]: ...
-    def __getitem__(self, position: int | slice) -> GraphNode | Sequence[GraphNode]:
-        return self.nodes[position]
+    @property
+    def items(self) -> Sequence[GraphNode]:  # type: ignore[override]
+        """The nodes."""
+        return self.nodes
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a node."""

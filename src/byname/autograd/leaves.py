@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,16 +104,6 @@ class Leaves(Rows[Leaf]):
 
     items: tuple[Leaf, ...]
     opaque: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @overload
-    def __getitem__(self, position: int) -> Leaf: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[Leaf]: ...
-    def __getitem__(self, position: int | slice) -> Leaf | Sequence[Leaf]:
-        return self.items[position]
 
     @property
     def bytes(self) -> int:

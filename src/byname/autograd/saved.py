@@ -1,28 +1,22 @@
-"""What does autograd keep for backward, whose is it, and how much memory does it take?
-
-Slots are read by ``_raw_saved_*``, which neither unpacks, nor copies, nor recomputes, nor fails on a freed graph; the
-ordinary ``_saved_*`` do all four (PyTorch 2.13).
-"""
+"""What does autograd keep for backward, whose is it, and how much memory does it take?"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 
 from byname.autograd.leaves import opaque_notes
+from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import Card, Facts, fact, facts_of, is_tensor
+from byname.card import Card, Facts, fact, facts_of
 from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
-from byname.naming.steps import literal
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import Rows, bytes_text, column_of, grouped
@@ -88,15 +82,6 @@ class SavedTensor:
             "module": self.module,
             "saved at": None if self.site is None else str(self.site),
         }
-
-
-class _Slot(NamedTuple):
-    """One saved tensor as the walk over the nodes finds it, with the tensor itself."""
-
-    number: int
-    name: str
-    state: str
-    tensor: torch.Tensor | None
 
 
 class Saved(Rows[SavedTensor]):
@@ -226,10 +211,10 @@ def saved(root: Any) -> Saved:
 def saved_of(walk: Walk) -> Saved:
     """The saved tensors of a walk that was made already."""
     with untouched(), collection_paused():
-        return _named(walk, list(_slots(walk)))
+        return _named(walk, list(slots_of(walk)))
 
 
-def _named(walk: Walk, slots: list[_Slot]) -> Saved:
+def _named(walk: Walk, slots: list[Slot]) -> Saved:
     lookup = walk.lookup()
     numbers = {slot.number for slot in slots}
     calls = {number: lookup.call(walk.nodes[number]) for number in numbers} if lookup else {}
@@ -277,7 +262,7 @@ class _Naming:
         """Whether there is anything to say about a tensor: a name, a name in the same memory, or a log."""
         return bool(self._lookup) or self._findings.met(tensor) or bool(self._findings.sharing(storage))
 
-    def of(self, slot: _Slot, facts: Facts | None) -> Name:
+    def of(self, slot: Slot, facts: Facts | None) -> Name:
         """The name of what a slot holds. To be called inside `untouched`."""
         tensor = slot.tensor
         if tensor is None or facts is None:
@@ -288,14 +273,14 @@ class _Naming:
             return self._rebound(slot, named)
         return self._result(slot, Card(*facts)) or self._viewed(tensor) or named
 
-    def _rebound(self, slot: _Slot, named: Name) -> Name:
+    def _rebound(self, slot: Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""
         call = self._calls.get(slot.number)
         if named.exact or named.relation or call is None or slot.tensor is None:
             return named
         return self._rebinding(slot, call) or named
 
-    def _rebinding(self, slot: _Slot, call: Call) -> Name | None:
+    def _rebinding(self, slot: Slot, call: Call) -> Name | None:
         """The exact former name of a leaf, if the call that saved it is also the one that rebound its variable."""
         assert slot.tensor is not None
         row = self._walk.rows[slot.number]
@@ -306,7 +291,7 @@ class _Naming:
     def _accumulates_into(self, number: int, tensor: torch.Tensor) -> bool:
         return getattr(self._walk.nodes[number], "variable", None) is tensor
 
-    def _result(self, slot: _Slot, card: Card) -> Name | None:
+    def _result(self, slot: Slot, card: Card) -> Name | None:
         """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._walk.nodes[slot.number]
         for tensor, other in self._findings.sharing(card.storage):
@@ -336,7 +321,7 @@ class _Naming:
         call = self._lookup.call(node) if self._lookup else None
         return None if call is None else name_of_output(call, node._sequence_nr(), output)
 
-    def module(self, slot: _Slot) -> str:
+    def module(self, slot: Slot) -> str:
         """The module that ran when the slot was filled, or that owns the tensor in it."""
         call = self._calls.get(slot.number)
         running = None if call is None or call.module is None else call.module()
@@ -354,142 +339,3 @@ def _memory(card: Card | None) -> tuple[Hashable | None, int]:
 def _shown(rows: tuple[int, ...], most: int = 6) -> str | None:
     words = ", ".join(map(str, rows[:most]))
     return (words if len(rows) <= most else f"{words} and {len(rows) - most} more") or None
-
-
-def _slots(walk: Walk) -> Iterator[_Slot]:
-    """Every saved tensor of every node. To be called inside `untouched`."""
-    known: dict[type, list[tuple[str, str]]] = {}
-    for number, node in enumerate(islice(walk.nodes, 1, None), 1):
-        kind = type(node)
-        fields = known.get(kind)
-        if fields is None:
-            fields = known[kind] = _saved_fields(kind)
-        for name, attribute in fields:
-            if attribute == _CUSTOM:
-                yield from _custom_slots(number, node)
-                continue
-            try:
-                found = getattr(node, attribute)
-            except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
-                yield _Slot(number, name, "freed", None)
-                continue
-            if type(found) is not tuple:
-                state, tensor = _state(node, found, name)
-                if state is not None:
-                    yield _Slot(number, name, state, tensor)
-                continue
-            for position, one in enumerate(found):
-                state, tensor = _state(node, one, name)
-                if state is not None:
-                    yield _Slot(number, f"{name}[{position}]", state, tensor)
-
-
-_CUSTOM = "_raw_saved_tensors"
-_RAW = "_raw_saved_"
-
-
-def _saved_fields(kind: type) -> list[tuple[str, str]]:
-    """The names of a node class's slots, with the attributes that read them raw."""
-    names = dict.fromkeys(name for parent in kind.__mro__ for name in vars(parent) if name.startswith(_RAW))
-    return [(name.removeprefix(_RAW), name) for name in sorted(names)]
-
-
-def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor | None]:
-    """The state of one slot and the tensor in it; no state for a slot that was never filled."""
-    if raw is None:
-        return None, None
-    data = raw.data
-    if raw.unpack_hook is not None:
-        return "packed", _tensor_in(data)
-    if data is None:
-        return ("freed" if _was_freed(raw) else None), None
-    if _changed_since_birth(data) and _was_modified(node, f"_saved_{field}"):
-        return "modified", data
-    return "live", data
-
-
-def _was_freed(raw: Any) -> bool:
-    """Tells a slot that backward has freed from one that was never filled; without data no hook is called."""
-    try:
-        raw.unpack()
-    except RuntimeError:
-        return True
-    return False
-
-
-def _was_modified(node: Node, getter: str) -> bool:
-    """Whether a tensor has another version than when it was saved.
-
-    The saved version can be had in no other way than by the error of the ordinary getter, which is safe here: the slot
-    is neither freed nor hooked.
-    """
-    try:
-        getattr(node, getter)
-    except RuntimeError as error:
-        return "modified by an inplace operation" in str(error)
-    return False
-
-
-def _custom_slots(number: int, node: Node) -> Iterator[_Slot]:
-    """What a custom function saved: its ``save_for_backward`` and the tensors it put on ``ctx``."""
-    try:
-        raws = node._raw_saved_tensors
-    except RuntimeError:
-        yield _Slot(number, "saved_tensors", "freed", None)
-        raws = ()
-    modified = _custom_modified(node, raws)
-    for position, raw in enumerate(raws):
-        shown = f"saved_tensors[{position}]"
-        if raw is not None and raw.unpack_hook is not None:
-            yield _Slot(number, shown, "packed", _tensor_in(raw.data))
-        elif raw is not None and raw.data is not None:
-            yield _Slot(number, shown, "modified" if position in modified else "live", raw.data)
-    for name, value in list(vars(node).items()):
-        for shown, tensor in _tensors_on(name, value):
-            yield _Slot(number, f"ctx.{shown}", "live", tensor)
-
-
-def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
-    """Which tensor of a custom function was changed since it was saved; asked only where no hook would run.
-
-    PyTorch's error tells the version that the first changed one has now; only where one alone fits is it called so.
-    """
-    if any(raw is not None and raw.unpack_hook is not None for raw in raws):
-        return ()
-    filled = [(at, raw.data) for at, raw in enumerate(raws) if raw is not None and raw.data is not None]
-    changed = [(at, data) for at, data in filled if _changed_since_birth(data)]
-    try:
-        if changed:
-            node.saved_tensors  # noqa: B018 - read for its error
-    except RuntimeError as error:
-        told = re.search(r"is at version (\d+)", str(error))
-        fitting = [at for at, data in changed if told is not None and fact(data, "_version") == int(told[1])]
-        return fitting if len(fitting) == 1 else ()
-    return ()
-
-
-def _changed_since_birth(tensor: torch.Tensor) -> bool:
-    return not torch._C.TensorBase.is_inference(tensor) and fact(tensor, "_version") > 0
-
-
-def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in an attribute of ``ctx``: itself, or in a list, tuple or dict."""
-    if is_tensor(value):
-        yield name, value  # type: ignore[misc]
-    elif type(value) in (list, tuple):
-        parts: Sequence[Any] = value  # type: ignore[assignment]
-        yield from ((f"{name}[{at}]", one) for at, one in enumerate(parts) if is_tensor(one))
-    elif type(value) is dict:
-        keys = ((key if literal(key) else "…", one) for key, one in list(value.items()))
-        yield from ((f"{name}[{key!r}]", one) for key, one in keys if is_tensor(one))
-
-
-def _tensor_in(packed: object) -> torch.Tensor | None:
-    """The tensor that a hook packed a saved one into, where it is one or a tuple with just one."""
-    if is_tensor(packed):
-        return packed  # type: ignore[return-value]
-    if type(packed) not in (tuple, list):
-        return None
-    parts: Sequence[Any] = packed  # type: ignore[assignment]
-    inside = [one for one in parts if is_tensor(one)]
-    return inside[0] if len(inside) == 1 else None

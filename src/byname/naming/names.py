@@ -17,7 +17,7 @@ from byname.naming.name import Name, unnamed
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
-from byname.naming.steps import writable
+from byname.naming.step import writable
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import printable

@@ -16,7 +16,7 @@ import torch
 
 from byname.errors import BadArgumentError
 from byname.naming.frames import locals_of, running_frames
-from byname.naming.steps import ATOMS, writable
+from byname.naming.step import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
 from byname.site import is_library, is_torch
 

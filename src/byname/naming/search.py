@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from byname.card import is_tensor
+from byname.naming.holding import held_by
 from byname.naming.roots import Root
-from byname.naming.steps import Step, held_by
+from byname.naming.step import Step, same
 from byname.quiet import untouched
 
 __all__ = ["Place", "Reached", "Targets", "Way", "search"]
@@ -142,8 +143,8 @@ def _only_way(place: Place) -> Way | None:
         before, make, key = place.ways[0]
         if isinstance(before, Root) or make is None:
             return Way(before, tuple(reversed(steps))) if isinstance(before, Root) else None
-        step = key if make is _made else make(key)
-        place.ways[0] = (before, _made, step)
+        step = make(key)
+        place.ways[0] = (before, same, step)
         steps.append(step)
         place = before
     return None
@@ -164,15 +165,10 @@ def _ways(place: Place, limit: int) -> Iterator[Way]:
                     if given >= limit:
                         return
                 elif make is not None and id(before) not in passed:
-                    step = key if make is _made else make(key)
-                    here.ways[number] = (before, _made, step)
+                    step = make(key)
+                    here.ways[number] = (before, same, step)
                     deeper.append((before, (step, *steps), passed | {id(before)}))
         level = deeper
 
 
 _PATIENCE = 4096
-
-
-def _made(step: Step) -> Step:
-    """Stands for the maker of a step that has been made."""
-    return step

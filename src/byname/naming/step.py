@@ -1,0 +1,93 @@
+"""How does the program write one step from an object to something that it holds?"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import types
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+__all__ = ["ATOMS", "Held", "Step", "attribute", "item", "literal", "same", "suffix", "writable"]
+
+
+class Step(NamedTuple):
+    """One step on the way to a tensor.
+
+    Attributes:
+        kind: ``attribute``, ``item``, ``parameter``, ``buffer``, ``module``, ``closure``, ``state``, ...
+        write: makes the source of the held object from the source of its holder.
+        evaluates: whether that source, evaluated, is the held object.
+        label: the variable or key in plain words, where the source would be hard to read.
+        seen_through, reads_registry: of a wrapper's own step, which is not written, and of one that reads a module's
+            registry: the second right after the first would look in the wrapper.
+        parameter, key: of a step into an optimizer's state, the parameter whose state it is, and the entry.
+    """
+
+    kind: str
+    write: Callable[[str], str]
+    evaluates: bool = True
+    label: str = ""
+    seen_through: bool = False
+    reads_registry: bool = False
+    parameter: torch.Tensor | None = None
+    key: object = None
+
+
+Held: TypeAlias = Iterable[tuple[Callable[[Any], Step], Any, object]]
+"""Held objects, each with the function that makes the step to it and that function's argument: most are never made."""
+
+ATOMS: frozenset[type] = frozenset(
+    {
+        *(int, float, complex, bool, str, bytes, bytearray, range, slice, memoryview, type(None), type(...)),
+        *(types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType, types.TracebackType),
+        *(types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+        *(types.MemberDescriptorType, types.ClassMethodDescriptorType, property, type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
+    }
+)
+"""Types that hold no tensor, or lead out of the user's objects into the whole interpreter."""
+
+
+def same(step: Step) -> Step:
+    """Stands for the maker of a step that is made already."""
+    return step
+
+
+def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Step:
+    """The step ``.name``; by ``getattr`` where the name cannot be written as one."""
+    if writable(name):
+        return Step(kind, lambda before: f"{before}.{name}", evaluates)
+    return Step(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
+
+
+def writable(name: str) -> bool:
+    """Whether a name can stand in source as it is: Python reads identifiers in their normal form (NFKC)."""
+    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
+
+
+def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
+    """The step ``[key]`` for a key that can be written down."""
+    written = repr(key)
+    return Step(kind, lambda before: f"{before}[{written}]", evaluates)
+
+
+def literal(key: object, depth: int = 8) -> bool:
+    """Whether a key, written down and read again, finds the same entry; long and deeply nested ones are not written."""
+    if type(key) in (str, bytes):
+        return len(key) <= 500  # type: ignore[arg-type]
+    if type(key) is int:
+        return key.bit_length() <= 500
+    if type(key) is float:
+        return math.isfinite(key)
+    if type(key) is tuple:
+        return depth > 0 and len(key) <= 16 and all(literal(one, depth - 1) for one in key)
+    return type(key) in (bool, type(None))
+
+
+def suffix(text: str) -> Callable[[str], str]:
+    """Writes a step by putting a text behind."""
+    return lambda before: f"{before}{text}"
