@@ -20,6 +20,18 @@ def test_nodes_edges_and_dot():
     assert 'label="x' in graph.to_dot()
 
 
+def test_nodes_have_the_names_of_their_results():
+    x = torch.ones(3, requires_grad=True)
+    hidden = x * 2
+    loss = hidden.sin().sum()
+    assert [(node.name, node.tensor) for node in byname.graph(loss)] == [
+        ("SumBackward0", "loss"),
+        ("SinBackward0", ""),
+        ("MulBackward0", "hidden"),
+        ("AccumulateGrad", "x"),
+    ]
+
+
 def test_names_cannot_break_out_of_dot():
     x = byname.tag(torch.ones(1, requires_grad=True), 'a"]; evil [label="')
     lines = byname.graph(x * 2).to_dot().splitlines()

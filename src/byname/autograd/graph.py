@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from byname.autograd.leaves import Leaves, leaves_of
+from byname.autograd.results import NamedResults
 from byname.autograd.saved import Saved, saved_of
 from byname.autograd.walk import Walk, node_name
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
+from byname.naming.names import find
+from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup
 from byname.quiet import untouched
 from byname.site import Site
@@ -28,6 +31,7 @@ class GraphNode:
     Attributes:
         number: its number, from 1 in the order of distance from the root.
         name: PyTorch's name, such as ``AddmmBackward0``.
+        tensor: what the program calls the node's result (of an ``AccumulateGrad``, the leaf); empty without a name.
         distance: the fewest steps from a root.
         site: where the call stands that made it, when that is known.
         hides: what it hides from a walk, in words; empty when it hides nothing.
@@ -35,6 +39,7 @@ class GraphNode:
 
     number: int
     name: str
+    tensor: str
     distance: int
     site: Site | None
     hides: str = ""
@@ -77,6 +82,7 @@ class Graph(Rows[GraphNode]):
             {
                 "node": node.number,
                 "name": node.name,
+                "tensor": node.tensor,
                 "distance": node.distance,
                 "goes to": tuple(below.get(node.number, ())) or None,
                 "made at": None if node.site is None else str(node.site),
@@ -143,8 +149,17 @@ def graph(root: Any) -> Graph:
     walk = Walk(root)
     lookup = walk.lookup()
     hidden = dict(walk.opaque())
+    leaves = leaves_of(walk, (), ())
+    names = _tensor_names(walk, leaves)
     nodes = tuple(
-        GraphNode(number, node_name(node), walk.distances[number], _site(lookup, node), hidden.get(number, ""))
+        GraphNode(
+            number=number,
+            name=node_name(node),
+            tensor=names.get(number, ""),
+            distance=walk.distances[number],
+            site=_site(lookup, node),
+            hides=hidden.get(number, ""),
+        )
         for number, node in enumerate(walk.nodes)
         if number
     )
@@ -154,7 +169,16 @@ def graph(root: Any) -> Graph:
         for index, target in enumerate(row)
         if target
     )
-    return Graph(nodes, edges, leaves_of(walk, (), ()), saved_of(walk))
+    return Graph(nodes, edges, leaves, saved_of(walk))
+
+
+def _tensor_names(walk: Walk, leaves: Leaves) -> dict[int, str]:
+    """What the program calls the results of the nodes, and the leaves."""
+    results = NamedResults(walk, find(Targets(), deep=False))
+    with untouched():
+        named = ((number, results.name(number)) for number in range(1, len(walk.nodes)))
+        found = {number: str(name) for number, name in named if name is not None}
+    return found | {leaf.number: str(leaf.name) for leaf in leaves if leaf.name.how != "unnamed"}
 
 
 def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
 from byname.card import Card, fact, facts_of
 from byname.errors import NotAModuleError, NotAnOptimizerError
@@ -238,7 +239,7 @@ class _Naming:
         self._uses = uses
         self._findings = findings
         self._lookup = lookup
-        self._named_results: dict[int, torch.Tensor] | None = None
+        self._results = NamedResults(walk, findings)
         self._above: list[list[int]] | None = None
 
     def site(self, number: int) -> Site | None:
@@ -281,7 +282,7 @@ class _Naming:
             level = [user for below in level for user in self._users(below) if user not in seen]
             seen.update(level)
             for user in level:
-                name = self._result_name(user)
+                name = self._results.name(user)
                 if name is not None:
                     rebound = self._rebinding(name)
                     return replace(name, how="graph", exact=False, distance=distance, rebound_at=rebound, site=None)
@@ -294,18 +295,6 @@ class _Naming:
                 for below in row:
                     self._above[below].append(user)
         return self._above[number]
-
-    def _result_name(self, number: int) -> Name | None:
-        if self._named_results is None:
-            self._named_results = {}
-            for tensor in self._findings.tensors():
-                node = fact(tensor, "grad_fn")
-                at = self._walk.numbers.get(node) if node is not None else None
-                if at is not None:
-                    self._named_results.setdefault(at, tensor)
-        result = self._named_results.get(number)
-        named = () if result is None else self._findings.own_names(result)
-        return named[0] if named else None
 
     def _rebinding(self, name: Name) -> Site | None:
         """The one statement of the source that computes a variable from itself, if it is one."""
