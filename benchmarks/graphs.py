@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,17 +11,11 @@ from torch import nn
 __all__ = ["Built", "attention", "chain", "encoder", "residual", "rnn", "tiny_step", "transformer_step"]
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """A loss with a fresh graph behind it, and what a program would hold of it: the model, or the weights."""
 
     loss: torch.Tensor
     holds: Any
-
-    @property
-    def node(self) -> Any:
-        """The root of the graph."""
-        return self.loss.grad_fn
 
 
 def chain(length: int = 20_000) -> Built:

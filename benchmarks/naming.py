@@ -25,14 +25,18 @@ def naming(rounds: int = 20) -> list[Row]:
     leaves = byname.leaves(model(tokens).sum())
     assert all(leaf.name.path.startswith("model.") for leaf in leaves)
     variants = {
-        "scan": timed(lambda: None, lambda _: tensors_alive()),
-        "scan again": timed(lambda: None, lambda _: tensors_alive()),
-        "leaves": timed(lambda: model(tokens).sum(), byname.leaves),
+        "scan": timed(_nothing, lambda _: tensors_alive()),
+        "scan again": timed(_nothing, lambda _: tensors_alive()),
+        "leaves": timed(lambda: (model(tokens).sum(), None), byname.leaves),
         "local": _asking(lambda: local, "local"),
         "deep": _asking(lambda: trainer.state.best["weights"][0], "trainer.state.best['weights'][0]"),
         "unnamed": _asking(lambda: torch.zeros(2), ""),
     }
     return _rows(interleaved(variants, rounds), len(leaves))
+
+
+def _nothing() -> tuple[None, None]:
+    return None, None
 
 
 class _State:
@@ -54,7 +58,7 @@ def _asking(make: Callable[[], torch.Tensor], expected: str) -> Variant:
     """Asks for the name of a tensor, after making sure that this is the name it has."""
     found = byname.name(make())
     assert (found.path if found.how != "unnamed" else "") == expected, found
-    return timed(lambda: None, lambda _: byname.name(make()))
+    return timed(_nothing, lambda _: byname.name(make()))
 
 
 def _rows(took: Rounds, leaves: int) -> list[Row]:

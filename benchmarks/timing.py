@@ -63,14 +63,16 @@ class Rounds:
         return [(mine - other) / count / unit for mine, other in zip(self.seconds[what], base, strict=True)]
 
 
-def timed(prepare: Callable[[], Given], call: Callable[[Given], object], *, collector: bool = True) -> Variant:
+def timed(
+    prepare: Callable[[], tuple[Given, object]], call: Callable[[Given], object], *, collector: bool = True
+) -> Variant:
     """A variant that calls something on a freshly prepared argument, when the garbage collector has just run.
 
     It does so twice and counts the second time: by then the process has the memory that the call needs, whatever ran
     before. (On a large graph the page faults alone are half of a bare walk.)
 
     Args:
-        prepare: makes the argument; not timed.
+        prepare: makes the argument, and whatever else a program would hold meanwhile; not timed.
         call: what is timed.
         collector: whether the garbage collector may run meanwhile, as it does in a program.
     """
@@ -82,8 +84,8 @@ def timed(prepare: Callable[[], Given], call: Callable[[Given], object], *, coll
     return run
 
 
-def _once(prepare: Callable[[], Given], call: Callable[[Given], object], collector: bool) -> float:
-    given = prepare()
+def _once(prepare: Callable[[], tuple[Given, object]], call: Callable[[Given], object], collector: bool) -> float:
+    given, held = prepare()
     gc.collect()
     if not collector:
         gc.disable()
@@ -91,7 +93,7 @@ def _once(prepare: Callable[[], Given], call: Callable[[Given], object], collect
     result = call(given)
     seconds = process_time() - start
     gc.enable()
-    del result
+    del result, held
     return seconds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torchviz
 
 import byname
@@ -28,10 +29,10 @@ def walking() -> list[Row]:
         return rows + _encoder()
 
 
-def bare_walk(built: Built) -> int:
+def bare_walk(loss: torch.Tensor) -> int:
     """The floor: nothing but `next_functions` and a set of the nodes seen; how many there are."""
-    seen: set[Any] = {built.node}
-    stack = [built.node]
+    seen: set[Any] = {loss.grad_fn}
+    stack: list[Any] = [loss.grad_fn]
     while stack:
         for below, _ in stack.pop().next_functions:
             if below is not None and below not in seen:
@@ -83,23 +84,23 @@ def _variants(build: Callable[[], Built]) -> dict[str, Variant]:
     return {
         "bare": timed(build, bare_walk, collector=False),
         "bare again": timed(build, bare_walk, collector=False),
-        "leaves": timed(build, lambda built: byname.leaves(built.loss)),
+        "leaves": timed(build, byname.leaves),
         "paths": timed(build, _paths),
-        "saved": timed(build, lambda built: byname.saved(built.loss)),
-        "graph": timed(build, lambda built: byname.graph(built.loss)),
+        "saved": timed(build, byname.saved),
+        "graph": timed(build, byname.graph),
     }
 
 
-def _paths(built: Built) -> list[int]:
-    return [leaf.paths for leaf in byname.leaves(built.loss)]
+def _paths(loss: torch.Tensor) -> list[int]:
+    return [leaf.paths for leaf in byname.leaves(loss)]
 
 
-def _draw(built: Built) -> str:
-    source: str = torchviz.make_dot(built.loss, show_saved=False).source
+def _draw(loss: torch.Tensor) -> str:
+    source: str = torchviz.make_dot(loss, show_saved=False).source
     return source
 
 
 def _size(build: Callable[[], Built]) -> tuple[int, int]:
     """How many nodes a graph has, and how many saved tensors."""
     built = build()
-    return bare_walk(built), len(byname.saved(built.loss))
+    return bare_walk(built.loss), len(byname.saved(built.loss))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -165,10 +166,10 @@ def _position(code: CodeType, instruction: int) -> _Position:
 
 def _source_of(code: CodeType) -> executing.Source | None:
     """The source of a code object, if it is still what was compiled."""
-    source = executing.Source.for_filename(code.co_filename)
-    if source.tree is None or not _is_what_ran(source, code):
-        return None
-    return source
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
+        source = executing.Source.for_filename(code.co_filename)
+        return source if source.tree is not None and _is_what_ran(source, code) else None
 
 
 def _is_what_ran(source: executing.Source, code: CodeType) -> bool:

@@ -425,6 +425,18 @@ def test_an_edited_file_is_not_believed(tmp_path):
     assert lines == ["2  None"]
 
 
+def test_a_file_that_python_warns_about_warns_only_once(tmp_path):
+    file = tmp_path / "warns.py"
+    file.write_text('def run(x):\n    pattern = "\\d"\n    doubled = x * 2\n    return doubled\n')
+    scope = {}
+    with pytest.warns(Warning, match="invalid escape"):
+        exec(compile(file.read_text(), str(file), "exec"), scope)
+    with byname.track() as tracker:
+        loss = scope["run"](torch.ones(1, requires_grad=True))
+    assert byname.graph(loss).nodes[0].site.target == "doubled"
+    assert tracker
+
+
 def test_targets_that_are_not_this_calls():
     with byname.track() as tracker:
         a = torch.ones(1, requires_grad=True)

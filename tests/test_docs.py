@@ -1,0 +1,109 @@
+"""Every page of the documentation runs as it stands and prints what it shows.
+
+The python blocks of a page are one program, train.py, in which each line has the number it has in the page. A text
+block right after a python block is what that block prints. Left alone: ``python no-run`` and ``text no-check``.
+
+    python tests/test_docs.py       # write the outputs into the pages anew, after a change
+"""
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from alone import run_file
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+END = "-- end of block --"
+
+
+class Block(NamedTuple):
+    kind: str
+    opening: int
+    closing: int
+
+
+class Example(NamedTuple):
+    """A python block, and the block of its output where the page shows it."""
+
+    code: Block
+    output: Block | None
+
+
+def blocks(lines):
+    fences = [number for number, line in enumerate(lines) if line.startswith("```")]
+    assert len(fences) % 2 == 0, "a block is not closed"
+    return [Block(lines[first][3:].strip(), first, last) for first, last in zip(fences[::2], fences[1::2], strict=True)]
+
+
+def examples(lines):
+    found = []
+    for block, following in pairwise([*blocks(lines), Block("", len(lines), len(lines))]):
+        between = "".join(lines[block.closing + 1 : following.opening])
+        shown = following.kind.startswith("text") and not between.strip()
+        if block.kind == "python":
+            found.append(Example(block, following if shown else None))
+    return found
+
+
+def program(lines, parts):
+    code = [""] * len(lines)
+    for part in parts:
+        inside = slice(part.code.opening + 1, part.code.closing)
+        code[inside] = lines[inside]
+        code[part.code.closing] = f"print({END!r})"
+    return "\n".join(code)
+
+
+def printed(page, folder):
+    """What each python block of a page prints, as lists of lines."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    parts = examples(lines)
+    if not parts:
+        return []
+    pieces = [[]]
+    for line in run_file(folder, program(lines, parts), "train.py"):
+        if line == END:
+            pieces.append([])
+        else:
+            pieces[-1].append(line.rstrip())
+    return pieces[:-1]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """What the pages print, all pages running at once."""
+    with ThreadPoolExecutor() as pool:
+        yield {page: pool.submit(printed, page, tmp_path_factory.mktemp(page.stem)) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_page(page, outputs):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for (code, output), prints in zip(examples(lines), outputs[page].result(), strict=True):
+        if output is None:
+            assert not prints, f"{page.name}:{code.opening + 1} prints what the page does not show"
+        elif output.kind == "text":
+            shown = [line.rstrip() for line in lines[output.opening + 1 : output.closing]]
+            assert prints == shown, f"{page.name}:{output.opening + 1} shows something else than is printed"
+
+
+def rewrite(page):
+    """Puts the outputs into a page, again until the line numbers in them stay what they are."""
+    for _ in range(4):
+        lines = page.read_text(encoding="utf-8").splitlines()
+        with tempfile.TemporaryDirectory() as folder:
+            prints = printed(page, Path(folder))
+        for (_, output), new in reversed(list(zip(examples(lines), prints, strict=True))):
+            if output is not None and output.kind == "text":
+                lines[output.opening + 1 : output.closing] = new
+        if prints:
+            page.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(rewrite, PAGES))
