@@ -19,11 +19,14 @@ _TOPICS = {"walking": walking, "naming": naming, "tracking": tracking}
 def main() -> None:
     """Measures the topics asked for and prints a table of each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures byname against its floors.")
-    parser.add_argument("topics", nargs="*", choices=[*_TOPICS, []], metavar="topic", help=", ".join(_TOPICS))
+    parser.add_argument("topics", nargs="*", metavar="topic", help=f"one of {', '.join(_TOPICS)}")
+    asked = parser.parse_args().topics or list(_TOPICS)
+    if unknown := [topic for topic in asked if topic not in _TOPICS]:
+        parser.error(f"no topic {unknown[0]!r}; there are {', '.join(_TOPICS)}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"Python {platform.python_version()}, PyTorch {torch.__version__}, one thread")
-    for topic in parser.parse_args().topics or _TOPICS:
+    for topic in asked:
         start = perf_counter()
         rows = _TOPICS[topic]()
         print_table(f"{topic} ({perf_counter() - start:.0f} s)", rows)

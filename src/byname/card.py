@@ -103,7 +103,7 @@ _MODULE: Any = type.__dict__["__dict__"]
 def card_of(tensor: torch.Tensor) -> Card:
     """Takes the facts of a tensor without touching its values, its attributes or its subclass's methods."""
     if not is_tensor(tensor):
-        raise NotATensorError(f"a tensor is needed here, and this is a {type(tensor).__name__}")
+        raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
     with untouched():
         return Card(*facts_of(tensor))
 

@@ -54,6 +54,7 @@ class Spot:
         receiver: the source of what stands before the dot of a call; None when it is not a plain name.
         parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
         made_here: whether the expression makes its object on the spot: ``torch.FloatTensor([1.0]).requires_grad_()``.
+        in_place: whether the expression gave back a tensor that was there before, changed.
         reads: the plain variable names that the statement reads.
     """
 
@@ -64,6 +65,7 @@ class Spot:
     receiver: str | None = None
     parts: tuple[str, ...] = ()
     made_here: bool = False
+    in_place: bool = False
     reads: frozenset[str] = frozenset()
 
 

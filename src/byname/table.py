@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table as RichTable
 
-__all__ = ["Rows", "bytes_text", "closest", "grouped", "printable"]
+__all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "printable"]
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -170,6 +170,11 @@ def printable(words: str) -> str:
     if words.isprintable():
         return words
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in words)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 node``, ``2 nodes``."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def bytes_text(count: int) -> str:

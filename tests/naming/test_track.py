@@ -438,6 +438,23 @@ def test_saved_views_are_called_views_of_the_variable():
     assert tracker
 
 
+def test_a_tensor_is_not_made_where_it_was_changed_in_place():
+    with byname.track() as tracker:
+        x = torch.ones(2, 2, requires_grad=True)
+
+        def run():
+            hidden = x.sigmoid()
+            out = hidden @ x
+            hidden.mul_(0.5)
+            return out.sum()
+
+        loss = run()
+    (row,) = [row for row in byname.saved(loss) if row.state == "modified" and row.node == "MmBackward0"]
+    assert row.name.site is None
+    assert "made at" not in str(row.name)
+    assert tracker
+
+
 def test_code_without_source_has_a_line_and_no_statement():
     scope = {"torch": torch}
     with byname.track() as tracker:

@@ -19,7 +19,7 @@ from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup
 from byname.quiet import untouched
 from byname.site import Site
-from byname.table import Rows
+from byname.table import Rows, counted
 
 __all__ = ["Edge", "Graph", "GraphNode", "Step", "graph", "path"]
 
@@ -97,14 +97,17 @@ class Graph(Rows[GraphNode]):
         leaf_names = {leaf.number: f"{leaf.name}\n{leaf.card}" for leaf in self.leaves}
         lines = ["digraph byname {", "  rankdir=BT;", '  node [shape=box, fontname="sans-serif"];']
         for node in self.nodes:
-            words = leaf_names.get(node.number) or (f"{node.name}\n{node.site}" if node.site else node.name)
+            place = f"\n{node.site}" if node.site else ""
+            result = f"{node.tensor}\n" if node.tensor else ""
+            words = leaf_names.get(node.number) or f"{result}{node.name}{place}"
             style = ", style=filled, fillcolor=lightyellow" if node.number in leaf_names else ""
             lines.append(f"  n{node.number} [label={_quoted(words)}{style}];")
         lines += [f"  n{edge.target} -> n{edge.source};" for edge in self.edges]
         return "\n".join([*lines, "}"])
 
     def _title(self) -> str:
-        return f"{len(self.nodes)} nodes, {len(self.edges)} edges, {len(self.leaves)} leaves"
+        leaves = counted(len(self.leaves), "leaf", "leaves")
+        return f"{counted(len(self.nodes), 'node')}, {counted(len(self.edges), 'edge')}, {leaves}"
 
     def _notes(self) -> Sequence[str]:
         return self.leaves.opaque
@@ -202,7 +205,7 @@ def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
     [('SumBackward0', 0), ('MulBackward0', 0), ('AccumulateGrad', None)]
     """
     if not is_tensor(tensor):
-        raise NotATensorError(f"path() leads to a tensor, and this is a {type(tensor).__name__}")
+        raise NotATensorError(f"path() leads to a tensor, and this is of type {type(tensor).__name__}")
     walk = Walk(root)
     with untouched():
         node = fact(tensor, "grad_fn")

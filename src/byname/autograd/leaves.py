@@ -20,7 +20,7 @@ from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, history_of, rebound_by, site_of_tensor
 from byname.quiet import untouched
 from byname.site import Site, statements_binding
-from byname.table import Rows, grouped
+from byname.table import Rows, counted, grouped
 
 __all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
 
@@ -133,7 +133,7 @@ class Leaves(Rows[Leaf]):
         words = [f"{count} {kind}{'s' * (count > 1 and kind != 'free')}" for kind, count in kinds.items()]
         outside = sum(leaf.in_optimizer is False for leaf in self.items)
         words += [f"{outside} in no optimizer"] if outside else []
-        return f"{len(self)} {'leaf' if len(self) == 1 else 'leaves'}: {', '.join(words)}"
+        return f"{counted(len(self), 'leaf', 'leaves')}: {', '.join(words)}"
 
     def _notes(self) -> Sequence[str]:
         return self.opaque
@@ -317,7 +317,7 @@ def _models(model: Any) -> list[nn.Module]:
     for one in given:
         if not issubclass(type(one), nn.Module):
             hint = "; did you mean to call it, Model()?" if isinstance(one, type) else ""
-            raise NotAModuleError(f"model= wants an nn.Module or a list of them, and this is a {_said(one)}{hint}")
+            raise NotAModuleError(f"model= wants an nn.Module or a list of them, and this is {_said(one)}{hint}")
     return given
 
 
@@ -327,13 +327,13 @@ def _optimizers(optimizer: Any) -> list[Any]:
         if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
             raise NotAnOptimizerError(
                 f"optimizer= wants a torch.optim.Optimizer (or something with its param_groups), or a list of them, "
-                f"and this is a {_said(one)}"
+                f"and this is {_said(one)}"
             )
     return given
 
 
 def _said(thing: Any) -> str:
-    return f"class, {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+    return f"a class, {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:

@@ -19,7 +19,7 @@ from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
-from byname.table import Rows, bytes_text, column_of, grouped
+from byname.table import Rows, bytes_text, column_of, counted, grouped
 
 __all__ = ["Saved", "SavedTensor", "saved"]
 
@@ -146,7 +146,7 @@ class Saved(Rows[SavedTensor]):
         return [one.row() for one in self]
 
     def _title(self) -> str:
-        return f"{len(self)} saved tensors, {bytes_text(self.bytes)}"
+        return f"{counted(len(self), 'saved tensor')}, {bytes_text(self.bytes)}"
 
     def _notes(self) -> Sequence[str]:
         return self.opaque

@@ -6,6 +6,7 @@ numbers and words they need.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -46,19 +47,18 @@ class Walk:
         self.distances: list[int] = [-1, *[0] * len(start)]
         self.roots: list[int] = list(range(1, len(start) + 1))
         self.numbers: dict[Node, int] = {node: number for number, node in enumerate(self.nodes)}
-        try:
-            with collection_paused():
-                self._walk()
-        finally:
-            self._make_safe_to_free()
+        with collection_paused():
+            self._walk()
 
     def _walk(self) -> None:
         nodes, numbers, distances = self.nodes, self.numbers, self.distances
         number_of, add, add_distance, add_row = numbers.get, nodes.append, distances.append, self.rows.append
+        chance = random.Random(0).random
         count = len(nodes)
         for node in islice(nodes, 1, None):  # grows while it is walked
             row = []
-            for below, _ in node.next_functions:
+            edges = node.next_functions
+            for below, _ in edges:
                 number = number_of(below)
                 if number is None:
                     numbers[below] = number = count
@@ -67,18 +67,22 @@ class Walk:
                     add_distance(distances[len(self.rows)] + 1)
                 row.append(number)
             add_row(row)
+            if chance() < _SHARE and edges:
+                node.metadata[_KEY] = edges
 
     def leaf_numbers(self) -> list[int]:
         """The numbers of the nodes that accumulate into a leaf."""
         accumulate = _accumulate_type()
-        return [number for number, node in enumerate(self.nodes) if type(node) is accumulate]
+        return [number for number, kind in enumerate(map(type, self.nodes)) if kind is accumulate]
 
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
         """For each wanted node, who uses it: the number of the node and the position among its inputs."""
         found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
         if found:
-            get = found.get
+            apart, get = frozenset(found).isdisjoint, found.get
             for user, row in enumerate(self.rows):
+                if apart(row):
+                    continue
                 for position, number in enumerate(row):
                     uses = get(number)
                     if uses is not None:
@@ -92,50 +96,23 @@ class Walk:
 
     def opaque(self) -> list[tuple[int, str]]:
         """The nodes that hide others, with what each hides."""
-        kinds: dict[type, str] = {}
-        found = []
-        for number, node in enumerate(islice(self.nodes, 1, None), 1):
-            kind = type(node)
-            reason = kinds.get(kind)
-            if reason is None:
-                reason = kinds[kind] = opaque_reason(node)
-            if reason:
-                found.append((number, reason))
-        return found
-
-    def _make_safe_to_free(self) -> None:
-        """Sees to it that the walked graph can be freed, however deep it is, also after an interrupted walk.
-
-        Looking at a node leaves a Python object on it, and nodes with such objects are freed by recursion: a chain of
-        50,000 overflows the C stack (PyTorch 2.13). Python's own containers are freed without deep recursion. So the
-        edges that leave a block of eight sequence numbers are doubled by a list in the node's ``metadata``: then no
-        more than eight nodes in a row are freed by recursion before a container takes over. The list holds only what
-        its node holds anyway.
-        """
-        interruption: BaseException | None = None
-        while len(self.nodes) > _DEEP:
-            try:
-                self._double_edges()
-                break
-            except KeyboardInterrupt as error:
-                interruption = error
-        if interruption is not None:
-            raise interruption
-
-    def _double_edges(self) -> None:
-        nodes = self.nodes
-        blocks = [-1, *(node._sequence_nr() // _BLOCK for node in islice(nodes, 1, None))]
-        for number, row in enumerate(self.rows):
-            block = blocks[number]
-            below = [nodes[one] for one in row if one and blocks[one] != block and blocks[one] != _LEAF]
-            if below:
-                nodes[number].metadata[_KEY] = below
+        kinds = dict(zip(map(type, self.nodes[1:]), self.nodes[1:], strict=True))
+        hiding = {kind: reason for kind, node in kinds.items() if (reason := opaque_reason(node))}
+        if not hiding:
+            return []
+        return [(number, hiding[type(node)]) for number, node in enumerate(self.nodes) if type(node) in hiding]
 
 
-_DEEP = 500
-_BLOCK = 8
-_LEAF = (2**64 - 1) // _BLOCK
 _KEY = "byname: freed after this node"
+_SHARE = 1 / 8
+"""One node in so many keeps its edges in its ``metadata`` too, so that the graph can be freed however deep it is.
+
+Looking at a node leaves a Python object on it, and nodes with such objects are freed by recursion: a chain of 50,000
+overflows the C stack (PyTorch 2.13). Python's own containers are freed without deep recursion, so it is enough that
+every long way through the graph meets one now and then. Which nodes is drawn by lot, the same lot each time: drawn by
+number they could miss a way of regular steps. The probability of a thousand nodes in a row without is 1e-58. The edges
+hold only what their node holds anyway, and an interrupted walk is as safe as a whole one.
+"""
 
 
 class PathCounts:
@@ -207,7 +184,7 @@ def root_node(root: Any) -> Node:
     is_module = issubclass(type(root), torch.nn.Module)
     hint = "; a model has no graph, the loss computed with it has" if is_module else ""
     raise NotATensorError(
-        f"a tensor, a grad_fn or a sequence of these is needed, and this is a {type(root).__name__}{hint}"
+        f"a tensor, a grad_fn or a sequence of these is needed, and this is of type {type(root).__name__}{hint}"
     )
 
 

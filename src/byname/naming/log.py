@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import operator
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from torch import nn
 from byname.card import fact
 from byname.site import Site, Spot, locate
 
-__all__ = ["Call", "Called", "Change", "Log", "Made", "Mutation"]
+__all__ = ["Call", "CallFinder", "Called", "Change", "Log", "Made", "Mutation", "RawCall", "is_in_place", "is_method"]
 
 
 class Called(NamedTuple):
@@ -27,13 +29,32 @@ class Called(NamedTuple):
     is_method: bool
 
 
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    return name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
+
+
+def is_method(function: Any) -> bool:
+    """Whether a function is a method of tensors."""
+    name = getattr(function, "__name__", "")
+    return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
+
+
+RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int]
+"""The fields of a `Call`: made a thousand times where a `Call` is looked at once."""
+
+
 class Call(NamedTuple):
     """One call that made graph nodes. Unresolved: `spot` turns it into a place in the source.
 
     Attributes:
         before, after: the thread's sequence number around the call; its nodes have before <= number < after.
         code, instruction: the user's frame that called.
-        called: what was called.
+        called: what was called: a builtin of PyTorch's, or the `Called` of anything else.
         result: the tensor that came out, weakly; None when it was none or several.
         module: the innermost running module, weakly.
         inside: how many of PyTorch's modules, called by the user's line, the result has still to be returned by; 0 when
@@ -44,10 +65,20 @@ class Call(NamedTuple):
     after: int
     code: CodeType | None
     instruction: int
-    called: Called
+    called: Any
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
     inside: int
+
+    @property
+    def name(self) -> str:
+        """The name of what was called."""
+        return str(self.called.name if type(self.called) is Called else self.called.__name__)
+
+    @property
+    def is_method(self) -> bool:
+        """Whether a method of tensors was called, so that its first operand stands before the dot."""
+        return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
 
     def spot(self) -> Spot | None:
         """Where in the user's source the call stands; None when no line of the user's led to it."""
@@ -104,33 +135,10 @@ class Log:
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
-        self.limit = limit
         self.made: dict[int, Made] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
-        self._calls: list[Call] = []
-        self._changes: list[Change] = []
-
-    @property
-    def calls(self) -> list[Call]:
-        """The calls remembered, oldest first."""
-        return self._calls[-self.limit :]
-
-    @property
-    def changes(self) -> list[Change]:
-        """The in-place changes remembered, oldest first."""
-        return self._changes[-self.limit :]
-
-    def note_call(self, call: Call) -> None:
-        """Adds a call, and forgets the oldest where there are too many."""
-        self._calls.append(call)
-        if len(self._calls) >= 2 * self.limit:
-            del self._calls[: -self.limit]
-
-    def note_change(self, change: Change) -> None:
-        """Adds an in-place change, and forgets the oldest where there are too many."""
-        self._changes.append(change)
-        if len(self._changes) >= 2 * self.limit:
-            del self._changes[: -self.limit]
+        self.calls: deque[RawCall] = deque(maxlen=limit)
+        self.changes: deque[Change] = deque(maxlen=limit)
 
     def enter(self, module: nn.Module) -> int:
         """Notes that a module begins to run; how many were running before."""
@@ -139,10 +147,10 @@ class Log:
 
     def note_return(self, output: object) -> None:
         """Notes that a module has returned; the last call's result, if it is what was returned, is one step further."""
-        if self._calls:
-            last = self._calls[-1]
-            if last.inside and last.result is not None and last.result() is output:
-                self._calls[-1] = last._replace(inside=last.inside - 1)
+        if self.calls:
+            *fields, result, module, inside = self.calls[-1]
+            if inside and result is not None and result() is output:
+                self.calls[-1] = (*fields, result, module, inside - 1)
 
     def note_making(self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool) -> None:
         """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
@@ -157,26 +165,10 @@ class Log:
         made.passed_on = None
         self.made[id(tensor)] = made
 
-    def call_at(self, number: int) -> Call | None:
-        """The innermost call that made the node of this number."""
-        first = max(0, len(self._calls) - self.limit)
-        position = bisect.bisect_right(self._calls, number, lo=first, key=lambda call: call.after)
-        for later in range(position, min(position + _NESTING, len(self._calls))):
-            if self._calls[later].before <= number:
-                return self._calls[later]
-        return None
-
-    def living_results(self) -> Iterator[torch.Tensor]:
-        """The results of calls that are still alive, the latest first."""
-        for call in reversed(self.calls):
-            result = None if call.result is None else call.result()
-            if result is not None:
-                yield result
-
     def mutations(self, owner: object) -> list[Mutation]:
         """The changes noted for a storage."""
         found = []
-        for change in self.changes:
+        for change in list(self.changes):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
                 if reference() is owner:
                     site = None if change.code is None else locate(change.code, change.instruction).site
@@ -188,5 +180,28 @@ class Log:
             del self.made[made.key]
 
 
+class CallFinder:
+    """The calls of a log at one moment, for finding them by sequence number."""
+
+    def __init__(self, log: Log) -> None:
+        self._calls = list(log.calls)
+
+    def at(self, number: int) -> Call | None:
+        """The innermost call that made the node of this number."""
+        position = bisect.bisect_right(self._calls, number, key=_after)
+        for later in range(position, min(position + _NESTING, len(self._calls))):
+            if self._calls[later][0] <= number:
+                return Call(*self._calls[later])
+        return None
+
+    def living_results(self) -> Iterator[torch.Tensor]:
+        """The results of calls that are still alive, the latest first."""
+        for call in reversed(self._calls):
+            result = None if call[5] is None else call[5]()
+            if result is not None:
+                yield result
+
+
+_after = operator.itemgetter(1)
 _NESTING = 256
 """How many calls inside a custom function's forward are looked past to find the custom function itself."""

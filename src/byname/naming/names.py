@@ -70,7 +70,7 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     """
     if not is_tensor(tensor):
         raise NotATensorError(
-            f"byname.name() wants a tensor, and this is a {type(tensor).__name__}"
+            f"byname.name() wants a tensor, and this is of type {type(tensor).__name__}"
             + (
                 "; for the tensors a module owns: model.named_parameters()"
                 if issubclass(type(tensor), torch.nn.Module)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from byname.card import fact
-from byname.naming.log import Call, Log, Made
+from byname.naming.log import Call, CallFinder, Made, is_in_place
 from byname.naming.name import Name
 from byname.naming.roots import module_of, scope_of
 from byname.naming.track import TRACKERS
@@ -33,7 +33,7 @@ class SiteLookup:
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
         known = list(roots)
-        logs = [log for tracker in list(TRACKERS) for log in tracker.logs if log.calls]
+        logs = [CallFinder(log) for tracker in list(TRACKERS) for log in tracker.logs if log.calls]
         self._logs = [log for log in logs if _belongs(log, known, holds)]
 
     def __bool__(self) -> bool:
@@ -42,7 +42,7 @@ class SiteLookup:
     def call(self, node: Any) -> Call | None:
         """The call that made a node, or None when that is not known."""
         number = node._sequence_nr()
-        found = [call for log in self._logs if (call := log.call_at(number)) is not None and _can_make(call, node)]
+        found = [call for log in self._logs if (call := log.at(number)) is not None and _can_make(call, node)]
         places = {(id(call.code), call.instruction) for call in found}
         return found[0] if len(places) == 1 else None
 
@@ -52,11 +52,11 @@ class SiteLookup:
         return None if call is None else call.spot()
 
 
-def _belongs(log: Log, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
+def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
     """Whether a log's thread is known to have made a part of the graph."""
     for root in roots:
         node = fact(root, "grad_fn")
-        call = None if node is None else log.call_at(node._sequence_nr())
+        call = None if node is None else log.at(node._sequence_nr())
         if call is not None and call.result is not None and call.result() is root:
             return True
     if holds is None:
@@ -68,7 +68,7 @@ def _can_make(call: Call, node: Any) -> bool:
     """Whether a call can have made such a node, as far as their names tell."""
     if call.after != call.before + 1:
         return True
-    asked = call.called.name.strip("_").lower().replace("truediv", "div")
+    asked = call.name.strip("_").lower().replace("truediv", "div")
     made = node.name().rpartition("::")[2].lower().rpartition("backward")[0]
     return asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
 
@@ -85,7 +85,7 @@ _OWN_NODE = frozenset(
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
     """Where a tensor was made, as far as the trackers that are held know. To be called inside `untouched`."""
     spot, _ = _making(tensor, lookup)
-    return None if spot is None else spot.site
+    return None if spot is None or spot.in_place else spot.site
 
 
 def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Name | None:
@@ -95,7 +95,8 @@ def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Name |
     that read this tensor and rebound the variable can say more.
     """
     spot, code = _making(tensor, lookup)
-    return None if spot is None or code is None else name_at(spot, code)
+    named = None if spot is None or code is None else name_at(spot, code)
+    return replace(named, site=None) if named is not None and spot is not None and spot.in_place else named
 
 
 def name_at(spot: Spot, code: CodeType) -> Name | None:
@@ -134,7 +135,7 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
 def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
     """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
     operands = list(spot.operands)
-    if spot.receiver is not None and call.called.is_method:
+    if spot.receiver is not None and call.is_method:
         operands.insert(0, spot.receiver)
     if call.after != call.before + 1 or len(operands) != inputs:
         return None
@@ -187,6 +188,8 @@ def _making_of_result(tensor: torch.Tensor, call: Call | None) -> tuple[Spot | N
     spot = call.spot()
     if spot is None or call.inside:
         return (None if spot is None else replace(spot, whole=False)), call.code
+    if is_in_place(call.name):
+        return replace(spot, in_place=True), call.code
     if call.result is None:
         return _unpacked(spot, fact(tensor, "output_nr")), call.code
     return spot, call.code

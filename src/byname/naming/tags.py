@@ -45,7 +45,7 @@ def tag(obj: T, name: str) -> T:
         weakref.ref(obj)
     except TypeError:
         raise BadArgumentError(
-            f"a {type(obj).__name__} cannot be tagged, because Python keeps no weak references to it; "
+            f"an object of type {type(obj).__name__} cannot be tagged: Python keeps no weak references to it; "
             "tag the tensors in it one by one"
         ) from None
     _TAGS[obj] = name

@@ -13,6 +13,7 @@ from byname.errors import BadArgumentError, NotATensorError
 from byname.naming.log import Log, Mutation
 from byname.naming.watching import Watch, memory_of
 from byname.quiet import untouched
+from byname.table import counted
 
 __all__ = ["TRACKERS", "Tracker", "track"]
 
@@ -56,7 +57,7 @@ class Tracker:
         ['__setitem__', 'add_']
         """
         if not is_tensor(tensor):
-            raise NotATensorError(f"mutations() wants a tensor, and this is a {type(tensor).__name__}")
+            raise NotATensorError(f"mutations() wants a tensor, and this is of type {type(tensor).__name__}")
         with untouched():
             owner = memory_of(tensor)
         found = [mutation for log in self.logs for mutation in log.mutations(owner)]
@@ -65,7 +66,7 @@ class Tracker:
     def __repr__(self) -> str:
         calls = sum(len(log.calls) for log in self.logs)
         changes = sum(len(log.changes) for log in self.logs)
-        return f"<byname.Tracker: {calls} calls that made nodes, {changes} in-place changes>"
+        return f"<byname.Tracker: {counted(calls, 'call')} that made nodes, {counted(changes, 'in-place change')}>"
 
 
 TRACKERS: weakref.WeakSet[Tracker] = weakref.WeakSet()

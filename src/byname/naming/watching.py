@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from byname.naming.log import Call, Called, Change, Log
+from byname.card import fact
+from byname.naming.log import Called, Change, Log, is_in_place, is_method
 from byname.quiet import eager, untouched
 from byname.site import is_torch
 
@@ -36,7 +37,9 @@ class Watch(TorchFunctionMode):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self.log = log
-        self._known: dict[Any, Called] = {}
+        self._kinds: dict[Any, int] = {}
+        self._modules = log.modules
+        self._add_call = log.calls.append
         self._stopped = False
 
     def start(self) -> None:
@@ -52,21 +55,54 @@ class Watch(TorchFunctionMode):
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._stopped:
+        kind = self._kinds.get(func)
+        if kind is PLAIN and not kwargs:  # the most frequent case, written out because every call pays for it
+            before = _sequence_number()
+            result = func(*args)
+            after = _sequence_number()
+            if after != before:
+                frame: FrameType | None = sys._getframe(1)
+                inside = 0
+                if _torch_files.get(frame.f_code.co_filename, True):  # type: ignore[union-attr]
+                    frame, inside = _users_frame(frame)
+                self._add_call(
+                    (
+                        before,
+                        after,
+                        None if frame is None else frame.f_code,
+                        -1 if frame is None else frame.f_lasti,
+                        func,
+                        weakref.ref(result) if issubclass(type(result), torch.Tensor) else None,
+                        self._modules[-1] if self._modules else None,
+                        inside,
+                    )
+                )
+            elif issubclass(type(result), torch.Tensor):
+                self._note_making(result, args, sys._getframe(1))
+            return result
+        if kind is READ or self._stopped:
             return func(*args, **kwargs) if kwargs else func(*args)
-        called = self._known.get(func) or self._get_to_know(func)
-        targets = None if called.kind <= PLAIN and not kwargs else _targets(called.kind, args, kwargs)
+        return self._other(func, args, kwargs, kind)
+
+    @eager
+    def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None) -> Any:
+        """Calls a function that may change its arguments, or is seen for the first time."""
+        if kind is None:
+            kind = self._get_to_know(func)
+        targets = _targets(kind, args, kwargs)
         versions = _versions(targets) if targets else ()
         before = _sequence_number()
         result = func(*args, **kwargs) if kwargs else func(*args)
         after = _sequence_number()
+        frame = sys._getframe(2)
         if after != before:
-            self._note_call(called, result, before, after, sys._getframe(1))
-        elif called.kind != READ and issubclass(type(result), torch.Tensor):
-            with untouched():
-                self.log.note_making(result, _users_frame(sys._getframe(1))[0], bool(args) and result is args[0])
+            self._note_call(_called(func, kind), result, before, after, frame)
+        elif kind != READ and issubclass(type(result), torch.Tensor) and not (args and result is args[0] and targets):
+            self._note_making(result, args, frame)
+        elif kind == SETTER and targets:
+            self._note_setting(targets[0], result, frame)
         if targets:
-            self._note_targets(called, targets, versions, sys._getframe(1))
+            self._note_changes(func, targets, versions, frame)
         return result
 
     @eager
@@ -76,52 +112,60 @@ class Watch(TorchFunctionMode):
         if after != before:
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
-            with untouched():
-                self.log.note_making(result, _users_frame(frame)[0], False)
+            self._note_making(result, (), frame)
 
-    def _get_to_know(self, function: Any) -> Called:
+    def _get_to_know(self, function: Any) -> int:
         """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
-        called = Called(str(getattr(function, "__name__", "?")), _kind_of(function), _is_method(function))
+        kind = _kind_of(function)
         if type(function) is not FunctionType or str(function.__module__).partition(".")[0] == "torch":
-            self._known[function] = called
-        return called
+            self._kinds[function] = kind
+        return kind
 
-    def _note_call(self, called: Called, result: Any, before: int, after: int, frame: FrameType | None) -> None:
+    def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         frame, inside = _users_frame(frame)
         code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
         reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
-        modules = self.log.modules
-        module = modules[-1] if modules else None
-        self.log.note_call(_new_call((before, after, code, instruction, called, reference, module, inside)))
+        module = self._modules[-1] if self._modules else None
+        self._add_call((before, after, code, instruction, called, reference, module, inside))
 
-    def _note_targets(
-        self,
-        called: Called,
-        targets: Sequence[torch.Tensor],
-        versions: tuple[int | None, ...],
-        frame: FrameType | None,
+    def _note_making(self, result: torch.Tensor, args: Sequence[Any], frame: FrameType) -> None:
+        with untouched():
+            self.log.note_making(result, _users_frame(frame)[0], bool(args) and result is args[0])
+
+    def _note_setting(self, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
+        """Notes the first sight of a tensor that the user's own line makes require grad."""
+        user, _ = _users_frame(frame)
+        with untouched():
+            if fact(tensor, "requires_grad") and (user is frame or result is tensor):
+                self.log.note_making(tensor, user, True)
+
+    def _note_changes(
+        self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
     ) -> None:
-        """Notes which tensors a call has changed, and a tensor that ``requires_grad`` was set on."""
-        direct = frame
+        now = _versions(targets)
+        if now == versions:
+            return
         changed = [
             (tensor, (old, new))
-            for tensor, old, new in zip(targets, versions, _versions(targets), strict=True)
+            for tensor, old, new in zip(targets, versions, now, strict=True)
             if old is not None and new is not None and old != new
         ]
-        if changed:
-            frame, _ = _users_frame(frame)
-            with untouched():
-                storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
-            code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
-            self.log.note_change(Change(code, instruction, called.name, storages, tuple(pair for _, pair in changed)))
-        elif called.kind == SETTER and targets[0].requires_grad:
-            frame, _ = _users_frame(frame)
-            if frame is direct:
-                with untouched():
-                    self.log.note_making(targets[0], frame, True)
+        user, _ = _users_frame(frame)
+        code, instruction = (None, -1) if user is None else (user.f_code, user.f_lasti)
+        with untouched():
+            storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
+        name = str(getattr(function, "__name__", "?"))
+        self.log.changes.append(Change(code, instruction, name, storages, tuple(pair for _, pair in changed)))
 
 
-_new_call = functools.partial(tuple.__new__, Call)
+def _called(function: Any, kind: int) -> Any:
+    return (
+        function
+        if type(function) in _BUILTINS
+        else Called(str(getattr(function, "__name__", "?")), kind, is_method(function))
+    )
+
+
 _sequence_number = torch._C._autograd._get_sequence_nr
 _call_of_a_module = nn.Module._call_impl
 _CODE_OF_A_MODULES_CALL = _call_of_a_module.__code__
@@ -149,8 +193,6 @@ READ, PLAIN, IN_PLACE, SETTER, COMPOSITE = range(5)
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-_IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
 
 
 def _kind_of(function: Any) -> int:
@@ -162,18 +204,12 @@ def _kind_of(function: Any) -> int:
         return SETTER
     if type(function) not in _BUILTINS or name.startswith("_fused"):
         return COMPOSITE
-    return IN_PLACE if name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__")) else PLAIN
-
-
-def _is_method(function: Any) -> bool:
-    return vars(torch.Tensor).get(name := getattr(function, "__name__", "")) is function or (
-        vars(torch._C.TensorBase).get(name) is function
-    )
+    return IN_PLACE if is_in_place(name) else PLAIN
 
 
 def _targets(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
     """The tensors that a call may change."""
-    if kind <= PLAIN:
+    if kind in (PLAIN, READ):
         out = kwargs.get("out") if kwargs else None
         return None if out is None else _flat([out])
     return _flat(args[:1]) if kind != COMPOSITE else _flat([*args, *(kwargs or {}).values()])
@@ -190,11 +226,17 @@ def _flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
+    if len(tensors) == 1 and type(tensors[0]) in _PLAIN_TENSORS and not torch._C._len_torch_function_stack():
+        return (None,) if tensors[0].is_inference() else (tensors[0]._version,)
     with untouched():
         try:
-            return tuple(tensor._version for tensor in tensors)
+            return tuple(fact(tensor, "_version") for tensor in tensors)
         except RuntimeError:  # an inference tensor counts no versions
-            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+            inference = torch._C.TensorBase.is_inference
+            return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
+
+
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
