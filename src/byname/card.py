@@ -12,10 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from byname.errors import DeadTensorError, NotATensorError
 from byname.quiet import untouched
 
-__all__ = ["Card", "Facts", "card_of", "fact", "facts_of", "is_tensor"]
+__all__ = ["STORAGE", "STORAGE_BYTES", "Card", "Facts", "card_from", "card_of", "fact", "facts_of", "is_tensor"]
+
+STORAGE, STORAGE_BYTES = 5, 4
+"""Where in a tensor's facts its storage stands, and that storage's size."""
 
 Facts: TypeAlias = tuple[Any, ...]
-"""The fields of a `Card` in order: cheap to take by the hundred thousand; ``Card(*facts)`` when somebody looks."""
+"""The fields of a `Card` in order: cheap to take by the hundred thousand; `card_from` makes the card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +103,32 @@ def fact(tensor: torch.Tensor, name: str) -> Any:
 _MODULE: Any = type.__dict__["__dict__"]
 
 
+def card_from(facts: Facts) -> Card:
+    """The card of these facts."""
+    shape, *others = facts
+    return Card(None if shape is None else tuple(shape), *others)
+
+
 def card_of(tensor: torch.Tensor) -> Card:
     """Takes the facts of a tensor without touching its values, its attributes or its subclass's methods."""
     if not is_tensor(tensor):
         raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
     with untouched():
-        return Card(*facts_of(tensor))
+        return card_from(facts_of(tensor))
 
 
 def facts_of(tensor: torch.Tensor) -> Facts:
     """The fields of a tensor's card. To be called inside `untouched`."""
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in _PLAIN or tensor.is_meta:
         return _guarded_facts(tensor)
     try:
         storage = tensor.untyped_storage()
         return (
-            tuple(tensor.shape),
+            tensor.shape,
             tensor.dtype,
             tensor.device,
             tensor.nbytes,
-            0 if tensor.is_meta else storage.nbytes(),
+            storage.nbytes(),
             storage._cdata,
             tensor.storage_offset(),
             tensor.stride(),
@@ -148,7 +157,7 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
     shape = _attempt(fact, tensor, "shape")
     whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _attempt(_memory, storage)
     return (
-        None if shape is None else tuple(shape),
+        shape,
         fact(tensor, "dtype"),
         fact(tensor, "device"),
         own,
@@ -164,7 +173,7 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
 
 def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The dense tensors that hold a sparse one's memory; none for a subclass, whose own code would run."""
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in _PLAIN or tensor.is_meta:
         return ()
     if tensor.layout is torch.sparse_coo:
         return (tensor._indices(), tensor._values())

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, fact, facts_of
+from byname.card import Card, card_from, fact, facts_of
 from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
@@ -201,7 +201,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
             named = names.of(number, tensor)
             group = None if groups is None else groups.get(id(tensor))
             leaf = Leaf(
-                card=Card(*facts_of(tensor)),
+                card=card_from(facts_of(tensor)),
                 names=named,
                 kind=_kind(tensor, named),
                 in_optimizer=None if groups is None else group is not None,

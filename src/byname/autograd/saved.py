@@ -11,7 +11,7 @@ import torch
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import Card, Facts, fact, facts_of
+from byname.card import STORAGE, STORAGE_BYTES, Card, Facts, card_from, fact, facts_of
 from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
@@ -115,7 +115,7 @@ class Saved(Rows[SavedTensor]):
         if isinstance(position, slice):
             return tuple(self[one] for one in range(*position.indices(len(self))))
         fields, facts = self._fields[position], self._facts[position]
-        card = None if facts is None else Card(*facts)
+        card = None if facts is None else card_from(facts)
         rows = () if card is None else self._sharing.get(card.storage, ())
         node, slot, state, name, site, module, number = fields
         return SavedTensor(node, slot, state, card, name, site, module, number, position % len(self), rows)
@@ -126,7 +126,7 @@ class Saved(Rows[SavedTensor]):
         storages: dict[Hashable, int] = {}
         for position, facts in enumerate(self._facts):
             if facts is not None:
-                storages[position if facts[_STORAGE] is None else (facts[_STORAGE],)] = facts[_STORAGE_BYTES]
+                storages[position if facts[STORAGE] is None else (facts[STORAGE],)] = facts[STORAGE_BYTES]
         return sum(storages.values())
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
@@ -162,9 +162,6 @@ _VIEWS = tuple(f"{name}Backward" for name in (*_SHAPING, "Slice", "Select", "Ali
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
 """node, slot, state, name, site, module, number: a row without its card."""
-
-_STORAGE, _STORAGE_BYTES = 5, 4
-"""Where in a tensor's `Facts` its storage stands, and that storage's size."""
 
 _NAMELESS = unnamed()
 
@@ -233,13 +230,13 @@ def _named(walk: Walk, slots: list[Slot]) -> Saved:
             fact = seen.get(id(tensor))
             if fact is None:
                 fact = seen[id(tensor)] = facts_of(tensor)
-            rows = sharing.get(fact[_STORAGE])
+            rows = sharing.get(fact[STORAGE])
             if rows is None:
-                rows = sharing[fact[_STORAGE]] = []
+                rows = sharing[fact[STORAGE]] = []
             rows.append(len(facts))
         spot = sites.get(number)
         site = None if spot is None else spot.site
-        if fact is None or naming.knows(tensor, fact[_STORAGE]):
+        if fact is None or naming.knows(tensor, fact[STORAGE]):
             fields.append((names[number], shown, state, naming.of(slot, fact), site, naming.module(slot), number))
         else:
             fields.append((names[number], shown, state, _NAMELESS, site, "", number))
@@ -271,7 +268,7 @@ class _Naming:
         named = self._findings.names(tensor, self._lookup)[0]
         if met or (named.how != "unnamed" and not named.relation):
             return self._rebound(slot, named)
-        return self._result(slot, Card(*facts)) or self._viewed(tensor) or named
+        return self._result(slot, card_from(facts)) or self._viewed(tensor) or named
 
     def _rebound(self, slot: Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""

@@ -142,6 +142,8 @@ def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
 
 
 def _changed_since_birth(tensor: torch.Tensor) -> bool:
+    if type(tensor) is torch.Tensor:
+        return not tensor.is_inference() and tensor._version > 0
     return not torch._C.TensorBase.is_inference(tensor) and fact(tensor, "_version") > 0
 
 

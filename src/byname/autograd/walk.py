@@ -52,16 +52,15 @@ class Walk:
 
     def _walk(self) -> None:
         nodes, numbers, distances = self.nodes, self.numbers, self.distances
-        number_of, add, add_distance, add_row = numbers.get, nodes.append, distances.append, self.rows.append
+        number_for, add, add_distance, add_row = numbers.setdefault, nodes.append, distances.append, self.rows.append
         chance = random.Random(0).random
         count = len(nodes)
         for node in islice(nodes, 1, None):  # grows while it is walked
             row = []
             edges = node.next_functions
             for below, _ in edges:
-                number = number_of(below)
-                if number is None:
-                    numbers[below] = number = count
+                number = number_for(below, count)
+                if number == count:
                     count += 1
                     add(below)
                     add_distance(distances[len(self.rows)] + 1)

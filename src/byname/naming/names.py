@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.card import Card, fact, facts_of, is_tensor
+from byname.card import STORAGE, Card, card_from, fact, facts_of, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
@@ -94,6 +94,7 @@ class Findings:
         self._met = frozenset().union(*(reached.places.keys() for reached in searches))
         self._own: dict[int, tuple[Name, ...]] = {}
         self._owners: dict[int, str] = {}
+        self._relations: dict[tuple[int | None, int], Name | None] = {}
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
@@ -143,15 +144,26 @@ class Findings:
         if self._by_storage is None:
             self._by_storage = {}
             for tensor in self.tensors():
-                card = Card(*facts_of(tensor))
+                card = card_from(facts_of(tensor))
                 if card.storage is not None:
                     self._by_storage.setdefault(card.storage, []).append((tensor, card))
         return [] if storage is None else self._by_storage.get(storage, [])
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
         """The name of a tensor in the same memory, said to be just that. To be called inside `untouched`."""
+        storage = facts_of(tensor)[STORAGE]
         base = fact(tensor, "_base")
-        for other, _ in self.sharing(Card(*facts_of(tensor)).storage):
+        if base is not None and site is None:
+            key = (storage, id(base))
+            if key not in self._relations:
+                self._relations[key] = self._find_relation(tensor, storage, base, None)
+            return self._relations[key]
+        return self._find_relation(tensor, storage, base, site)
+
+    def _find_relation(
+        self, tensor: torch.Tensor, storage: int | None, base: torch.Tensor | None, site: Site | None
+    ) -> Name | None:
+        for other, _ in self.sharing(storage):
             named = self.own_names(other) if other is not tensor else ()
             if named:
                 relation = "view of" if base is other else "in the memory of"

@@ -173,18 +173,24 @@ def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
     """The globals of user modules and of running frames, each once; ``__main__`` before its alias ``__mp_main__``."""
     running = {id(frame.f_globals): frame for frame, _, _ in running_frames() if _at_module_level(frame)}
     seen: set[int] = set()
-    modules = sorted(list(sys.modules.items()), key=lambda pair: pair[0] != "__main__")
-    for name, module in modules:
-        if type(module) is ModuleType and _is_users(module):
+    for name in _user_modules(len(sys.modules), next(reversed(sys.modules))):
+        module = sys.modules.get(name)
+        if type(module) is ModuleType and id(vars(module)) not in seen:
             namespace = vars(module)
-            if id(namespace) not in seen:
-                seen.add(id(namespace))
-                frame = running.get(id(namespace))
-                yield name, namespace, frame.f_code if frame is not None else None
+            seen.add(id(namespace))
+            frame = running.get(id(namespace))
+            yield name, namespace, frame.f_code if frame is not None else None
     for frame, _, _ in running_frames():
         if id(frame.f_globals) not in seen and not is_library(frame.f_code.co_filename):
             seen.add(id(frame.f_globals))
             yield str(frame.f_globals.get("__name__", "?")), frame.f_globals, None
+
+
+@lru_cache(maxsize=1)
+def _user_modules(count: int, last: str) -> list[str]:
+    """The names of the user's modules; remembered for as long as no module comes or goes."""
+    found = [name for name, module in list(sys.modules.items()) if type(module) is ModuleType and _is_users(module)]
+    return sorted(found, key=lambda name: name != "__main__")
 
 
 def _is_users(module: ModuleType) -> bool:

@@ -112,7 +112,8 @@ class Watch(TorchFunctionMode):
         if after != before:
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
-            self._note_making(result, (), frame)
+            with untouched():
+                self.log.note_making(result, _users_frame(frame)[0], False)
 
     def _get_to_know(self, function: Any) -> int:
         """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
@@ -129,6 +130,9 @@ class Watch(TorchFunctionMode):
         self._add_call((before, after, code, instruction, called, reference, module, inside))
 
     def _note_making(self, result: torch.Tensor, args: Sequence[Any], frame: FrameType) -> None:
+        """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
+        if _torch_files.get(frame.f_code.co_filename) and frame.f_code.co_name not in _MAKERS:
+            return
         with untouched():
             self.log.note_making(result, _users_frame(frame)[0], bool(args) and result is args[0])
 
@@ -170,6 +174,8 @@ _sequence_number = torch._C._autograd._get_sequence_nr
 _call_of_a_module = nn.Module._call_impl
 _CODE_OF_A_MODULES_CALL = _call_of_a_module.__code__
 _torch_files: dict[str, bool] = {}
+_MAKERS = frozenset({"handle_torch_function", "wrapped"})
+"""PyTorch's functions that stand between a user's call and the mode."""
 
 
 def _users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
