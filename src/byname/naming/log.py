@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import operator
 import threading
 import weakref
@@ -104,6 +105,10 @@ class Made(weakref.ref):  # type: ignore[type-arg]
     passed_on: tuple[CodeType, int] | None
 
 
+RawChange: TypeAlias = tuple[CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...]]
+"""The fields of a `Change`."""
+
+
 class Change(NamedTuple):
     """One call that changed tensors in place: their storages, weakly, and each one's version before and after."""
 
@@ -138,7 +143,7 @@ class Log:
         self.made: dict[int, Made] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
-        self.changes: deque[Change] = deque(maxlen=limit)
+        self.changes: deque[RawChange] = deque(maxlen=limit)
 
     def enter(self, module: nn.Module) -> int:
         """Notes that a module begins to run; how many were running before."""
@@ -168,7 +173,7 @@ class Log:
     def mutations(self, owner: object) -> list[Mutation]:
         """The changes noted for a storage."""
         found = []
-        for change in list(self.changes):
+        for change in itertools.starmap(Change, list(self.changes)):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
                 if reference() is owner:
                     site = None if change.code is None else locate(change.code, change.instruction).site

@@ -24,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.card import fact
-from byname.naming.log import Called, Change, Log, is_in_place, is_method
+from byname.naming.log import Called, Log, is_in_place, is_method
 from byname.quiet import eager, untouched
 from byname.site import is_torch
 
@@ -40,6 +40,7 @@ class Watch(TorchFunctionMode):
         self._kinds: dict[Any, int] = {}
         self._modules = log.modules
         self._add_call = log.calls.append
+        self._add_change = log.changes.append
         self._stopped = False
 
     def start(self) -> None:
@@ -82,7 +83,29 @@ class Watch(TorchFunctionMode):
             return result
         if kind is READ or self._stopped:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if kind is IN_PLACE and type(args[0]) in _PLAIN_TENSORS and not _modes_left() and not args[0].is_inference():
+            return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs, kind)
+
+    @eager
+    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function that changes its first argument: an optimizer calls hundreds of these in a step."""
+        target = args[0]
+        old = target._version
+        before = _sequence_number()
+        result = func(*args, **kwargs)
+        after = _sequence_number()
+        new = target._version
+        frame, inside = _users_frame(sys._getframe(2))
+        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        if new != old:
+            storage = weakref.ref(memory_of(target))
+            self._add_change((code, instruction, func.__name__, (storage,), ((old, new),)))
+        if after != before:
+            reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
+            module = self._modules[-1] if self._modules else None
+            self._add_call((before, after, code, instruction, func, reference, module, inside))
+        return result
 
     @eager
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None) -> Any:
@@ -159,7 +182,7 @@ class Watch(TorchFunctionMode):
         with untouched():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = str(getattr(function, "__name__", "?"))
-        self.log.changes.append(Change(code, instruction, name, storages, tuple(pair for _, pair in changed)))
+        self._add_change((code, instruction, name, storages, tuple(pair for _, pair in changed)))
 
 
 def _called(function: Any, kind: int) -> Any:
@@ -171,6 +194,7 @@ def _called(function: Any, kind: int) -> Any:
 
 
 _sequence_number = torch._C._autograd._get_sequence_nr
+_modes_left = torch._C._len_torch_function_stack
 _call_of_a_module = nn.Module._call_impl
 _CODE_OF_A_MODULES_CALL = _call_of_a_module.__code__
 _torch_files: dict[str, bool] = {}
@@ -232,7 +256,7 @@ def _flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
-    if len(tensors) == 1 and type(tensors[0]) in _PLAIN_TENSORS and not torch._C._len_torch_function_stack():
+    if len(tensors) == 1 and type(tensors[0]) in _PLAIN_TENSORS and not _modes_left():
         return (None,) if tensors[0].is_inference() else (tensors[0]._version,)
     with untouched():
         try:
