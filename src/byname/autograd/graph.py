@@ -159,7 +159,7 @@ def graph(root: Any) -> Graph:
             number=number,
             name=node_name(node),
             tensor=names.get(number, ""),
-            distance=walk.distances[number],
+            distance=walk.distance(number),
             site=_site(lookup, node),
             hides=hidden.get(number, ""),
         )
@@ -220,13 +220,14 @@ def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:
 def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
     """Climbs from a node to the root, each time to a user that is one step nearer."""
     users: dict[int, tuple[int, int]] = {}
+    distances = [walk.distance(one) for one in range(len(walk.nodes))]
     for user, row in enumerate(walk.rows):
         for index, below in enumerate(row):
-            if walk.distances[below] == walk.distances[user] + 1:
+            if below and distances[below] == distances[user] + 1:
                 users.setdefault(below, (user, index))
     lookup = walk.lookup()
     steps = [Step(node_name(walk.nodes[number]), None, _site(lookup, walk.nodes[number]))]
-    while walk.distances[number]:
+    while distances[number]:
         number, index = users[number]
         steps.append(Step(node_name(walk.nodes[number]), index, _site(lookup, walk.nodes[number])))
     return tuple(reversed(steps))

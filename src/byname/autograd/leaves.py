@@ -193,7 +193,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
     tensors = Targets(walk.nodes[number].variable for number in numbers)
     findings = find(tensors, given=[*models, *optimizers])
     groups = _groups(optimizers, models) if optimizers else None
-    counts = PathCounts(walk.rows, walk.roots, numbers)
+    counts = walk.path_counts(numbers)
     names = _Naming(walk, uses, findings, lookup)
     items = []
     with untouched():
@@ -207,7 +207,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
                 in_optimizer=None if groups is None else group is not None,
                 group=group,
                 grad="none" if fact(tensor, "grad") is None else "set",
-                distance=walk.distances[number],
+                distance=walk.distance(number),
                 consumers=tuple(
                     Consumer(node_name(walk.nodes[user]), position, names.site(user)) for user, position in uses[number]
                 ),
@@ -267,7 +267,7 @@ class _Naming:
         former = history_of(tensor, self._lookup)
         for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
             call = self._lookup.call(self._walk.nodes[user]) if self._lookup else None
-            inputs = len(self._walk.rows[user])
+            inputs = self._walk.inputs(user)
             name = None if call is None else rebound_by(tensor, call, inputs, position)
             if name is not None:
                 return replace(name, site=made)

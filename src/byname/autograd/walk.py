@@ -6,13 +6,15 @@ numbers and words they need.
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
+import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -32,8 +34,7 @@ class Walk:
 
     Attributes:
         nodes: the nodes; number 0 stands for "no node", an input that needs no gradient.
-        rows: for each node the numbers of the nodes that its gradients go to, in the order of its inputs.
-        distances: for each node the fewest steps from a root.
+        numbers: the number of each node.
         roots: the numbers of the roots.
         tensors: the root tensors themselves, where tensors were given.
     """
@@ -43,31 +44,51 @@ class Walk:
         self.tensors: list[torch.Tensor] = [one for one in given if is_tensor(one)]
         start = list(dict.fromkeys(root_node(one) for one in given))
         self.nodes: list[Node] = [None, *start]
-        self.rows: list[list[int]] = [[]]
-        self.distances: list[int] = [-1, *[0] * len(start)]
         self.roots: list[int] = list(range(1, len(start) + 1))
         self.numbers: dict[Node, int] = {node: number for number, node in enumerate(self.nodes)}
+        # All edges in one list, node after node: where each node's begin, and to which nodes they lead.
+        self._begins: list[int] = [0]
+        self._targets: list[int] = []
+        self._levels: list[int] = []
         with collection_paused():
             self._walk()
 
     def _walk(self) -> None:
-        nodes, numbers, distances = self.nodes, self.numbers, self.distances
-        number_for, add, add_distance, add_row = numbers.setdefault, nodes.append, distances.append, self.rows.append
+        nodes, number_for, add = self.nodes, self.numbers.setdefault, self.nodes.append
+        targets, add_target, add_begin = self._targets, self._targets.append, self._begins.append
         chance = random.Random(0).random
-        count = len(nodes)
-        for node in islice(nodes, 1, None):  # grows while it is walked
-            row = []
+        count = level_end = len(nodes)
+        for at, node in enumerate(islice(nodes, 1, None), 1):  # grows while it is walked
+            if at == level_end:
+                self._levels.append(at)
+                level_end = count
+            add_begin(len(targets))
             edges = node.next_functions
             for below, _ in edges:
                 number = number_for(below, count)
                 if number == count:
                     count += 1
                     add(below)
-                    add_distance(distances[len(self.rows)] + 1)
-                row.append(number)
-            add_row(row)
+                add_target(number)
             if chance() < _SHARE and edges:
                 node.metadata[_KEY] = edges
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """For each node the numbers of the nodes that its gradients go to, in the order of its inputs."""
+        return _rows(self._begins, self._targets)
+
+    def path_counts(self, wanted: Iterable[int]) -> PathCounts:
+        """Counts, when asked, the ways to the wanted nodes; it holds numbers only."""
+        return PathCounts(self._begins, self._targets, self.roots, wanted)
+
+    def inputs(self, number: int) -> int:
+        """How many inputs a node has."""
+        return len(self.nodes[number].next_functions)
+
+    def distance(self, number: int) -> int:
+        """The fewest steps from a root to a node."""
+        return bisect.bisect_right(self._levels, number)
 
     def leaf_numbers(self) -> list[int]:
         """The numbers of the nodes that accumulate into a leaf."""
@@ -77,15 +98,14 @@ class Walk:
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
         """For each wanted node, who uses it: the number of the node and the position among its inputs."""
         found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
-        if found:
-            apart, get = frozenset(found).isdisjoint, found.get
-            for user, row in enumerate(self.rows):
-                if apart(row):
-                    continue
-                for position, number in enumerate(row):
-                    uses = get(number)
-                    if uses is not None:
-                        uses.append((user, position))
+        is_wanted = numpy.zeros(len(self.nodes), dtype=bool)
+        is_wanted[list(found)] = True
+        targets, begins = numpy.array(self._targets, dtype=numpy.int64), numpy.array(self._begins)
+        edges = numpy.flatnonzero(is_wanted[targets])
+        users = numpy.searchsorted(begins, edges, side="right") - 1
+        places = zip(targets[edges].tolist(), users.tolist(), (edges - begins[users]).tolist(), strict=True)
+        for number, user, position in places:
+            found[number].append((user, position))
         return found
 
     def lookup(self) -> SiteLookup:
@@ -117,10 +137,11 @@ hold only what their node holds anyway, and an interrupted walk is as safe as a 
 class PathCounts:
     """In how many ways does a gradient reach each leaf? Counted when first asked, by dynamic programming."""
 
-    __slots__ = ("_counts", "_roots", "_rows", "_wanted")
+    __slots__ = ("_begins", "_counts", "_roots", "_targets", "_wanted")
 
-    def __init__(self, rows: list[list[int]], roots: list[int], wanted: Iterable[int]) -> None:
-        self._rows: list[list[int]] = rows
+    def __init__(self, begins: list[int], targets: list[int], roots: list[int], wanted: Iterable[int]) -> None:
+        self._begins = begins
+        self._targets = targets
         self._roots = roots
         self._wanted = frozenset(wanted)
         self._counts: dict[int, int] | None = None
@@ -129,11 +150,11 @@ class PathCounts:
         """The exact number of paths from the roots to a leaf."""
         if self._counts is None:
             self._counts = self._count()
-            self._rows = []
+            self._begins = self._targets = []
         return self._counts[number]
 
     def _count(self) -> dict[int, int]:
-        rows, wanted = self._rows, self._wanted
+        rows, wanted = _rows(self._begins, self._targets), self._wanted
         ways: dict[int, int] = dict.fromkeys(self._roots, 1)
         found: dict[int, int] = {}
         for number in _from_the_roots(rows, self._roots):
@@ -144,6 +165,10 @@ class PathCounts:
                 if below:
                     ways[below] = ways.get(below, 0) + here
         return found
+
+
+def _rows(begins: list[int], targets: list[int]) -> list[list[int]]:
+    return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
 
 
 def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
