@@ -199,6 +199,19 @@ def test_a_tensor_outside_any_graph_is_refused_with_the_reason():
         byname.leaves([])
 
 
+def test_under_track_the_reason_names_the_line():
+    x = torch.ones(2, requires_grad=True)
+    with byname.track():
+        cut = (x * 2).detach()
+        with pytest.raises(NoGraphError, match=r"made at test_leaves.py:\d+: cut = \(x \* 2\)\.detach\(\)"):
+            byname.leaves(cut)
+
+
+def test_a_dead_tensor_is_refused_with_the_reason():
+    with pytest.raises(NotATensorError, match="let go of it"):
+        byname.name(None)
+
+
 def test_what_is_no_model_and_no_optimizer_is_refused_before_anything_is_looked_at():
     loss = torch.ones(1, requires_grad=True) * 2
     with pytest.raises(NotAModuleError, match="did you mean to call it"):

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.card import fact, is_tensor
 from byname.errors import NoGraphError, NotATensorError
-from byname.naming.sites import SiteLookup
+from byname.naming.sites import SiteLookup, site_of_tensor
 from byname.quiet import collection_paused, untouched
+from byname.site import Site
+from byname.table import printable
 
 __all__ = ["Node", "PathCounts", "Walk", "node_name", "opaque_reason", "root_node"]
 
@@ -199,7 +201,7 @@ def root_node(root: Any) -> Node:
             if node is None and fact(root, "requires_grad"):
                 node = _accumulator(root)
             if node is None:
-                raise NoGraphError(_why_no_graph(root))
+                raise NoGraphError(_why_no_graph(root, site_of_tensor(root)))
             return node
     if _is_node(root):
         return root
@@ -264,9 +266,11 @@ def _is_node(thing: object) -> bool:
     return hasattr(type(thing), "next_functions") and hasattr(type(thing), "_sequence_nr")
 
 
-def _why_no_graph(tensor: torch.Tensor) -> str:
-    """Why a tensor has no graph, as far as it can be known."""
+def _why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
+    """Why a tensor has no graph, as far as it can be known, and where it was made, if a tracker saw it."""
     asked = "this tensor belongs to no autograd graph: it has no grad_fn and does not require grad"
+    if site is not None:
+        asked += f" (made at {site}: {printable(site.statement)})"
     if torch._C.TensorBase.is_inference(tensor):
         return f"{asked}. It was made under torch.inference_mode(); compute it outside of that"
     tensor_type = fact(tensor, "dtype")
@@ -286,7 +290,8 @@ def _why_no_graph(tensor: torch.Tensor) -> str:
         )
     return (
         f"{asked}. Either nothing it was computed from requires grad, or it was made under torch.no_grad(), or cut off "
-        "by .detach(), .data, .item() or numpy; byname.track() around the computation remembers which line made it"
+        "by .detach(), .data, .item() or numpy"
+        + ("" if site else "; byname.track() around the computation remembers which line made it")
     )
 
 

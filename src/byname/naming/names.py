@@ -69,14 +69,12 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     ['embedding.weight', 'head.weight']
     """
     if not is_tensor(tensor):
-        raise NotATensorError(
-            f"byname.name() wants a tensor, and this is of type {type(tensor).__name__}"
-            + (
-                "; for the tensors a module owns: model.named_parameters()"
-                if issubclass(type(tensor), torch.nn.Module)
-                else ""
-            )
-        )
+        hint = ""
+        if tensor is None:
+            hint = "; the tensor of a row is None once the program has let go of it"
+        elif issubclass(type(tensor), torch.nn.Module):
+            hint = "; for the tensors a module owns: model.named_parameters()"
+        raise NotATensorError(f"byname.name() wants a tensor, and this is of type {type(tensor).__name__}{hint}")
     found = find(Targets([tensor]), roots=roots)
     return found.names(tensor)
 
