@@ -69,14 +69,18 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     ['embedding.weight', 'head.weight']
     """
     if not is_tensor(tensor):
-        hint = ""
-        if tensor is None:
-            hint = "; the tensor of a row is None once the program has let go of it"
-        elif issubclass(type(tensor), torch.nn.Module):
-            hint = "; for the tensors a module owns: model.named_parameters()"
-        raise NotATensorError(f"byname.name() wants a tensor, and this is of type {type(tensor).__name__}{hint}")
+        raise NotATensorError(f"byname.name() wants a tensor, and this is of type {_what_it_is(tensor)}")
     found = find(Targets([tensor]), roots=roots)
     return found.names(tensor)
+
+
+def _what_it_is(thing: Any) -> str:
+    """The class of what was given instead of a tensor, and what its giver may have meant."""
+    if thing is None:
+        return "NoneType; the tensor of a row is None once the program has let go of it"
+    is_module = issubclass(type(thing), torch.nn.Module)
+    hint = "; for the tensors a module owns: model.named_parameters()" if is_module else ""
+    return f"{type(thing).__name__}{hint}"
 
 
 class Findings:
