@@ -48,7 +48,6 @@ class Spot:
 
     Attributes:
         site: where.
-        expression: the source of the call, operator or subscript that ran; empty when it could not be found.
         whole: whether the value of that expression is, as it stands, what ``site.target`` names.
         operands: the source of its operands; None for one that is not a plain name.
         receiver: the source of what stands before the dot of a call; None when it is not a plain name.
@@ -59,7 +58,6 @@ class Spot:
     """
 
     site: Site
-    expression: str = ""
     whole: bool = False
     operands: tuple[str | None, ...] = ()
     receiver: str | None = None
@@ -93,7 +91,6 @@ def locate(code: CodeType, instruction: int) -> Spot:
     site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
     return Spot(
         site=site,
-        expression=_text(source, node),
         whole=whole,
         operands=_operands(node),
         receiver=_receiver(node),

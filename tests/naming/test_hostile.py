@@ -65,7 +65,9 @@ def test_a_generator_left_in_another_thread_leaves_nothing():
     thread.join()
     assert not failures
     assert torch.from_numpy is original
-    assert torch.ones(1).add(1).item() == 2
+    loss = torch.ones(1, requires_grad=True).add(1)
+    assert loss.item() == 2
+    assert byname.graph(loss).nodes[0].site is None
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
 

@@ -67,6 +67,16 @@ def test_forms_of_statements():
     assert tracker
 
 
+def test_a_property_that_computes_has_a_site_too():
+    with byname.track() as tracker:
+        x = torch.ones(2, 3, requires_grad=True)
+        turned = x.T
+        loss = turned.sin().sum()
+    nodes = [node for node in byname.graph(loss) if node.site is not None]
+    assert [node.site.target for node in nodes] == ["loss", "loss", "turned"]
+    assert tracker
+
+
 def test_a_line_in_another_file():
     with byname.track() as tracker:
         loss = doubled(torch.ones(2, requires_grad=True)).sum()

@@ -51,6 +51,7 @@ class Watch(TorchFunctionMode):
     def stop(self) -> None:
         """Leaves everything as it was, also when other modes were entered since and have not been left."""
         self._stopped = True
+        self._kinds = _Deaf()
         _UNSEEN.unwatch(self)
         _remove_mode(self)
 
@@ -81,8 +82,8 @@ class Watch(TorchFunctionMode):
             elif issubclass(type(result), torch.Tensor):
                 self._note_making(result, args, sys._getframe(1))
             return result
-        if kind is READ or self._stopped:
-            return func(*args, **kwargs) if kwargs else func(*args)
+        if kind is READ:
+            return self._read(func, args, kwargs or {})
         if kind is IN_PLACE and type(args[0]) in _PLAIN_TENSORS and not _modes_left() and not args[0].is_inference():
             return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs, kind)
@@ -96,15 +97,24 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         new = target._version
-        frame, inside = _users_frame(sys._getframe(2))
-        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
         if new != old:
+            frame, _ = _users_frame(sys._getframe(2))
+            code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
             storage = weakref.ref(memory_of(target))
             self._add_change((code, instruction, func.__name__, (storage,), ((old, new),)))
         if after != before:
-            reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
-            module = self._modules[-1] if self._modules else None
-            self._add_call((before, after, code, instruction, func, reference, module, inside))
+            self._note_call(func, result, before, after, sys._getframe(2))
+        return result
+
+    @eager
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Reads a property; some, such as ``x.T``, compute their value."""
+        before = _sequence_number()
+        result = func(*args, **kwargs)
+        after = _sequence_number()
+        if after != before and not self._stopped:
+            name = str(getattr(getattr(func, "__self__", None), "__name__", "?"))
+            self._note_call(Called(name, READ, False), result, before, after, sys._getframe(2))
         return result
 
     @eager
@@ -216,6 +226,13 @@ def _users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
             inside += 1
         frame = frame.f_back
     return frame, inside
+
+
+class _Deaf(dict[Any, int]):
+    """The kinds of a watch that has stopped but is still on another thread's stack: nothing is worth a note."""
+
+    def get(self, key: Any, default: Any = None) -> int:
+        return READ
 
 
 READ, PLAIN, IN_PLACE, SETTER, COMPOSITE = range(5)
