@@ -1,5 +1,9 @@
 """Every tensor of a running PyTorch program under the name the program itself gives it."""
 
+from byname.autograd.check import check
+from byname.autograd.explain import explain
+from byname.autograd.explaining import explaining
+from byname.autograd.finding import Explanation, Finding
 from byname.autograd.graph import Graph, graph, path
 from byname.autograd.leaves import Leaf, Leaves, leaves
 from byname.autograd.saved import Saved, SavedTensor, saved
@@ -14,6 +18,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BynameError",
+    "Explanation",
+    "Finding",
     "Graph",
     "Leaf",
     "Leaves",
@@ -22,6 +28,9 @@ __all__ = [
     "SavedTensor",
     "Site",
     "Tracker",
+    "check",
+    "explain",
+    "explaining",
     "graph",
     "leaves",
     "name",

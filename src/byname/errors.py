@@ -7,10 +7,12 @@ catch it.
 from __future__ import annotations
 
 __all__ = [
+    "BadArgumentError",
     "BynameError",
     "DeadTensorError",
     "NoGraphError",
     "NotAModuleError",
+    "NotAnErrorError",
     "NotAnOptimizerError",
     "NotATensorError",
 ]
@@ -30,6 +32,10 @@ class NotAModuleError(BynameError, TypeError):
 
 class NotAnOptimizerError(BynameError, TypeError):
     """``optimizer=`` was given something that has no parameter groups."""
+
+
+class NotAnErrorError(BynameError, TypeError):
+    """`explain` was given something that is not an exception."""
 
 
 class BadArgumentError(BynameError, ValueError):

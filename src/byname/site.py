@@ -12,12 +12,23 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import executing
 import torch
 
-__all__ = ["Site", "Spot", "binds_alone", "is_library", "is_torch", "locate", "statements_binding"]
+__all__ = [
+    "Expression",
+    "Site",
+    "Spot",
+    "binds_alone",
+    "expression",
+    "is_library",
+    "is_torch",
+    "locate",
+    "scope_of",
+    "statements_binding",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,39 @@ def locate(code: CodeType, instruction: int) -> Spot:
     )
 
 
+class Expression(NamedTuple):
+    """An expression of the source (or an augmented assignment) and the statement that it stands in."""
+
+    node: ast.AST
+    statement: ast.stmt
+
+
+def expression(code: CodeType, instruction: int) -> Expression | None:
+    """The syntax tree of what an instruction computes; None where the source is not to be had or not what ran."""
+    position = _position(code, instruction)
+    source = None if position[0] is None else _source_of(code)
+    node = None if source is None else _expression_at(source, position)
+    return None if node is None else Expression(node, _enclosing_statement(node))
+
+
+def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
+    """The source of what an operation in place changes: ``h`` of ``h[0] = 1``, of ``h.add_(1)`` and of ``relu_(h)``."""
+    found = expression(code, instruction)
+    node: Any = None if found is None else found.node
+    if isinstance(node, ast.Subscript) and operation == "__setitem__":
+        return ast.unparse(node.value)
+    if isinstance(node, ast.AugAssign):
+        return ast.unparse(node.target)
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute) and node.func.attr == operation:
+        is_function = isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")
+        return ast.unparse(node.args[0] if is_function and node.args else node.func.value)
+    out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+    changed = out or next(iter(node.args), None)
+    return None if changed is None else ast.unparse(changed)
+
+
 def statements_binding(code: CodeType, variable: str) -> list[Spot]:
     """The statements of one function or module body that assign a plain variable, in the order of the source.
 
@@ -133,6 +177,11 @@ def binds_alone(code: CodeType, variable: str) -> bool:
     if tree is None:
         return False
     return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
+
+
+def scope_of(code: CodeType) -> str:
+    """A function as the scope of a name: ``train (train.py:14)``."""
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
 
 
 def is_torch(filename: str) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.autograd.asked import models_of, optimizers_of
 from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
 from byname.card import Card, card_from, fact, facts_of
-from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
@@ -181,7 +181,7 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
     model.bias parameter 3
     model.weight parameter 4
     """
-    models, optimizers = _models(model), _optimizers(optimizer)
+    models, optimizers = models_of(model), optimizers_of(optimizer)
     return leaves_of(Walk(root), models, optimizers)
 
 
@@ -309,31 +309,6 @@ def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:
     if issubclass(type(tensor), nn.Parameter) or any(name.how == "parameter" for name in names):
         return "parameter"
     return "buffer" if any(name.how == "buffer" for name in names) else "free"
-
-
-def _models(model: Any) -> list[nn.Module]:
-    """The models given, refused before anything is looked at."""
-    given = [] if model is None else list(model) if type(model) in (list, tuple) else [model]
-    for one in given:
-        if not issubclass(type(one), nn.Module):
-            hint = "; did you mean to call it, Model()?" if isinstance(one, type) else ""
-            raise NotAModuleError(f"model= wants an nn.Module or a list of them, and this is {_said(one)}{hint}")
-    return given
-
-
-def _optimizers(optimizer: Any) -> list[Any]:
-    given = [] if optimizer is None else list(optimizer) if type(optimizer) in (list, tuple) else [optimizer]
-    for one in given:
-        if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
-            raise NotAnOptimizerError(
-                f"optimizer= wants a torch.optim.Optimizer (or something with its param_groups), or a list of them, "
-                f"and this is {_said(one)}"
-            )
-    return given
-
-
-def _said(thing: Any) -> str:
-    return f"a class, {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:

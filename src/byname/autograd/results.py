@@ -22,11 +22,15 @@ class NamedResults:
 
     def name(self, number: int) -> Name | None:
         """The best name of a node's result; None when the program has none. To be called inside `untouched`."""
-        if self._tensors is None:
-            self._tensors = self._find()
-        result = self._tensors.get(number)
+        result = self.tensor(number)
         named = () if result is None else self._findings.own_names(result)
         return named[0] if named else None
+
+    def tensor(self, number: int) -> torch.Tensor | None:
+        """The tensor that the program holds as a node's result."""
+        if self._tensors is None:
+            self._tensors = self._find()
+        return self._tensors.get(number)
 
     def _find(self) -> dict[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}

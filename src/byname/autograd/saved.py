@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
 
@@ -21,7 +21,7 @@ from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped
 
-__all__ = ["Saved", "SavedTensor", "saved"]
+__all__ = ["Saved", "SavedTensor", "rows_of", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +208,22 @@ def saved(root: Any) -> Saved:
 def saved_of(walk: Walk) -> Saved:
     """The saved tensors of a walk that was made already."""
     with untouched(), collection_paused():
-        return _named(walk, list(slots_of(walk)))
+        return rows_of(walk, list(slots_of(walk)))
 
 
-def _named(walk: Walk, slots: list[Slot]) -> Saved:
+def rows_of(walk: Walk, slots: list[Slot], given: Iterable[object] = ()) -> Saved:
+    """The rows of some slots of a walk. To be called inside `untouched`.
+
+    Args:
+        walk: the graph.
+        slots: what `slots_of` found there, or some of it.
+        given: models and optimizers to find names in, even when no variable holds them.
+    """
     lookup = walk.lookup()
     numbers = {slot.number for slot in slots}
     calls = {number: lookup.call(walk.nodes[number]) for number in numbers} if lookup else {}
     sites = {number: call.spot() for number, call in calls.items() if call is not None}
-    findings = find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
+    findings = find(Targets(slot.tensor for slot in slots if slot.tensor is not None), given=given, deep=False)
     naming = _Naming(walk, findings, lookup, calls)
     names = {number: node_name(walk.nodes[number]) for number in numbers}
     fields: list[_Fields] = []

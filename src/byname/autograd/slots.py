@@ -17,7 +17,7 @@ from byname.autograd.walk import Node, Walk
 from byname.card import fact, is_tensor
 from byname.naming.step import literal
 
-__all__ = ["Slot", "slots_of"]
+__all__ = ["Slot", "has_freed_slot", "packed_in", "slots_of", "versions_of", "versions_told"]
 
 
 class Slot(NamedTuple):
@@ -37,24 +37,30 @@ def slots_of(walk: Walk) -> Iterator[Slot]:
         fields = known.get(kind)
         if fields is None:
             fields = known[kind] = _saved_fields(kind)
-        for name, attribute in fields:
-            if attribute == _CUSTOM:
-                yield from _custom_slots(number, node)
-                continue
-            try:
-                found = getattr(node, attribute)
-            except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
-                yield Slot(number, name, "freed", None)
-                continue
-            if type(found) is not tuple:
-                state, tensor = _state(node, found, name)
-                if state is not None:
-                    yield Slot(number, name, state, tensor)
-                continue
-            for position, one in enumerate(found):
-                state, tensor = _state(node, one, name)
-                if state is not None:
-                    yield Slot(number, f"{name}[{position}]", state, tensor)
+        if fields:
+            yield from slots_of_node(number, node, fields)
+
+
+def slots_of_node(number: int, node: Node, fields: Sequence[tuple[str, str]]) -> Iterator[Slot]:
+    """The saved tensors of one node."""
+    for name, attribute in fields:
+        if attribute == _CUSTOM:
+            yield from _custom_slots(number, node)
+            continue
+        try:
+            found = getattr(node, attribute)
+        except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
+            yield Slot(number, name, "freed", None)
+            continue
+        if type(found) is not tuple:
+            state, tensor = _state(node, found, name)
+            if state is not None:
+                yield Slot(number, name, state, tensor)
+            continue
+        for position, one in enumerate(found):
+            state, tensor = _state(node, one, name)
+            if state is not None:
+                yield Slot(number, f"{name}[{position}]", state, tensor)
 
 
 _CUSTOM = "_raw_saved_tensors"
@@ -168,3 +174,37 @@ def _tensor_in(packed: object) -> torch.Tensor | None:
     parts: Sequence[Any] = packed  # type: ignore[assignment]
     inside = [one for one in parts if is_tensor(one)]
     return inside[0] if len(inside) == 1 else None
+
+
+def has_freed_slot(node: Node) -> bool:
+    """Whether something that a node had saved has been freed. To be called inside `untouched`."""
+    return any(slot.state == "freed" for slot in slots_of_node(0, node, _saved_fields(type(node))))
+
+
+def versions_of(node: Node, field: str) -> tuple[int, int] | None:
+    """The version of a modified slot's tensor now, and the one it was saved with, as PyTorch's error tells them."""
+    getter = "saved_tensors" if field.startswith("saved_tensors") else f"_saved_{field.partition('[')[0]}"
+    try:
+        getattr(node, getter)
+    except RuntimeError as error:
+        return versions_told(str(error))
+    return None
+
+
+def versions_told(message: str) -> tuple[int, int] | None:
+    """The two versions in PyTorch's message of a tensor that was modified: now, and expected."""
+    told = re.search(r"is at version (\d+); expected version (\d+)", message)
+    return None if told is None else (int(told[1]), int(told[2]))
+
+
+def packed_in(walk: Walk) -> Iterator[tuple[int, Any]]:
+    """What a hook, such as a checkpoint's, has put in place of saved tensors: the node, and the object itself."""
+    for number, node in enumerate(islice(walk.nodes, 1, None), 1):
+        for _, attribute in _saved_fields(type(node)):
+            try:
+                found = getattr(node, attribute)
+            except RuntimeError:
+                continue
+            for raw in found if type(found) is tuple else (found,):
+                if raw is not None and raw.unpack_hook is not None:
+                    yield number, raw.data

@@ -25,7 +25,7 @@ from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import printable
 
-__all__ = ["Node", "PathCounts", "Walk", "node_name", "opaque_reason", "root_node"]
+__all__ = ["Node", "PathCounts", "Walk", "accumulator", "has_graph", "node_name", "opaque_reason", "root_node"]
 
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``; its children are looked at through private methods, which the stub does not know."""
@@ -199,9 +199,9 @@ def root_node(root: Any) -> Node:
         with untouched():
             node = fact(root, "grad_fn")
             if node is None and fact(root, "requires_grad"):
-                node = _accumulator(root)
+                node = accumulator(root)
             if node is None:
-                raise NoGraphError(_why_no_graph(root, site_of_tensor(root)))
+                raise NoGraphError(why_no_graph(root, site_of_tensor(root)))
             return node
     if _is_node(root):
         return root
@@ -214,7 +214,15 @@ def root_node(root: Any) -> Node:
     )
 
 
-def _accumulator(leaf: torch.Tensor) -> Node:
+def has_graph(root: Any) -> bool:
+    """Whether a root belongs to a graph: a tensor that requires grad, a node or an edge."""
+    if not is_tensor(root):
+        return True
+    with untouched():
+        return bool(fact(root, "requires_grad"))
+
+
+def accumulator(leaf: torch.Tensor) -> Node:
     """The node that accumulates into a leaf; None where there is none, as for a view made under ``no_grad``."""
     with _nothing_between():
         try:
@@ -266,7 +274,7 @@ def _is_node(thing: object) -> bool:
     return hasattr(type(thing), "next_functions") and hasattr(type(thing), "_sequence_nr")
 
 
-def _why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
+def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
     """Why a tensor has no graph, as far as it can be known, and where it was made, if a tracker saw it."""
     asked = "this tensor belongs to no autograd graph: it has no grad_fn and does not require grad"
     if site is not None:
@@ -299,4 +307,4 @@ def _why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
 def _accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
     with untouched(), _nothing_between():
-        return type(_accumulator(torch.empty(0, requires_grad=True, device="cpu")))
+        return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))

@@ -6,12 +6,13 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
 from byname.site import is_torch
 
-__all__ = ["RunningFrame", "caller", "locals_of", "running_frames"]
+__all__ = ["Place", "RunningFrame", "caller", "locals_of", "places_of", "revisiting", "running_frames"]
 
 
 class RunningFrame(NamedTuple):
@@ -31,17 +32,61 @@ def caller() -> FrameType | None:
 
 
 def running_frames() -> Iterator[RunningFrame]:
-    """Every frame of every thread that is not byname's own, the asker's first and the nearest first."""
+    """Every frame of every thread that is not byname's or PyTorch's, the asker's first and the nearest first."""
+    for distance, left in enumerate(_revisited.frames):
+        if not is_torch(left.f_code.co_filename):
+            yield RunningFrame(left, distance, False)
     here = threading.get_ident()
     threads = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != here)
     for ident, innermost in threads:
         frame: FrameType | None = innermost
         distance = 0
         while frame is not None:
-            if not frame.f_code.co_filename.startswith(_OWN):
-                yield RunningFrame(frame, distance, ident != here)
+            if not is_torch(frame.f_code.co_filename):
+                if frame not in _revisited.frames:
+                    yield RunningFrame(frame, distance, ident != here)
                 distance += 1
             frame = frame.f_back
+
+
+class Place(NamedTuple):
+    """Where a function stood when an error passed it: its frame, and the instruction."""
+
+    frame: FrameType
+    instruction: int
+
+
+def places_of(error: BaseException) -> list[Place]:
+    """Where every function stood that an error passed, the innermost first, and then those it has yet to pass."""
+    passed = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        passed.append(Place(traceback.tb_frame, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    outer: FrameType | None = passed[0].frame.f_back if passed else None
+    above = []
+    while outer is not None:
+        above.append(Place(outer, outer.f_lasti))
+        outer = outer.f_back
+    return [*reversed(passed), *above]
+
+
+@contextmanager
+def revisiting(error: BaseException | None) -> Iterator[None]:
+    """Within it, the variables of functions that an error has left count as those of running functions."""
+    before = _revisited.frames
+    _revisited.frames = () if error is None else tuple(place.frame for place in places_of(error))
+    try:
+        yield
+    finally:
+        _revisited.frames = before
+
+
+class _Revisited(threading.local):
+    frames: tuple[FrameType, ...] = ()
+
+
+_revisited = _Revisited()
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
@@ -66,5 +111,3 @@ def _traced(frame: FrameType) -> bool:
 
 _ONLY_THE_FRAME = 3
 """References to a frame's dict when nobody else holds it: the frame, the variable above, the argument of the count."""
-
-_OWN = __file__.removesuffix("naming/frames.py")

@@ -17,9 +17,23 @@ import torch
 from torch import nn
 
 from byname.card import fact
-from byname.site import Site, Spot, locate
+from byname.site import Site, Spot, changed_by, locate, scope_of
 
-__all__ = ["Call", "CallFinder", "Called", "Change", "Log", "Made", "Mutation", "RawCall", "is_in_place", "is_method"]
+__all__ = [
+    "Call",
+    "CallFinder",
+    "Called",
+    "Change",
+    "Cut",
+    "Log",
+    "Made",
+    "Mutation",
+    "OptimizerStep",
+    "RawCall",
+    "RawCut",
+    "is_in_place",
+    "is_method",
+]
 
 
 class Called(NamedTuple):
@@ -86,6 +100,64 @@ class Call(NamedTuple):
         return None if self.code is None else locate(self.code, self.instruction)
 
 
+RawCut: TypeAlias = tuple[
+    int,
+    CodeType,
+    int,
+    str,
+    str,
+    tuple[tuple["weakref.ref[torch.Tensor]", int], ...],
+    "weakref.ref[torch.Tensor] | None",
+    "weakref.ref[nn.Module] | None",
+]
+"""The fields of a `Cut`."""
+
+
+class Cut(NamedTuple):
+    """One call that had inputs which require grad, and a result which does not.
+
+    Attributes:
+        number: the thread's sequence number at the call.
+        code, instruction: the user's frame that called.
+        name: what was called: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
+        reason: ``no_grad`` or ``inference`` where such a block was why; empty where the function itself was.
+        inputs: the inputs that required grad, weakly, each with its node's sequence number, -1 for a leaf. Of a value
+            taken out of a tensor that was cut already, the inputs of that cut.
+        result: the tensor that came out, weakly; None when it was none or several.
+        module: the innermost running module, weakly.
+    """
+
+    number: int
+    code: CodeType
+    instruction: int
+    name: str
+    reason: str
+    inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
+    result: weakref.ref[torch.Tensor] | None
+    module: weakref.ref[nn.Module] | None
+
+
+class OptimizerStep(NamedTuple):
+    """One step of an optimizer.
+
+    Attributes:
+        number: the thread's sequence number when it began.
+        code, instruction: the user's frame that called ``step()``.
+        optimizer: the optimizer, weakly.
+        name: such as ``SGD.step``.
+    """
+
+    number: int
+    code: CodeType | None
+    instruction: int
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    name: str
+
+
+RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
+"""Where something was done with a tensor."""
+
+
 class Made(weakref.ref):  # type: ignore[type-arg]
     """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
 
@@ -94,15 +166,17 @@ class Made(weakref.ref):  # type: ignore[type-arg]
         code, instruction: where it was made, or first met.
         first_sight: whether it was made unseen, and met only when something was called on it.
         passed_on: where a call last gave the very same tensor back, as ``requires_grad_()`` does.
+        cuts: the fields of the cuts that it was computed after: four at most.
     """
 
-    __slots__ = ("code", "first_sight", "instruction", "key", "passed_on")
+    __slots__ = ("code", "cuts", "first_sight", "instruction", "key", "passed_on")
 
     key: int
     code: CodeType
     instruction: int
     first_sight: bool
     passed_on: tuple[CodeType, int] | None
+    cuts: tuple[RawCut, ...]
 
 
 RawChange: TypeAlias = tuple[CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...]]
@@ -127,16 +201,33 @@ class Mutation:
         operation: the name of the function, such as ``add_`` or ``__setitem__``.
         before, after: the storage's version number around it.
         site: where it stands; None when no line of the user's led to it.
+        changed: the source of what it changes there, such as ``h`` in ``h += 1``; None where that is not plain.
+        scope: the function of that source.
     """
 
     operation: str
     before: int
     after: int
     site: Site | None
+    changed: str | None = None
+    scope: str = ""
 
 
 class Log:
-    """What one thread did while it was watched: calls that made nodes, tensors made without one, in-place changes."""
+    """What one thread did while it was watched: calls that made nodes, tensors made without one, in-place changes.
+
+    Attributes:
+        thread: the thread's number.
+        made: the tensors made without a node, by id.
+        inner: those of them that have cuts and were made inside a module of PyTorch's, by id.
+        modules: the modules that are running.
+        calls: the calls that made nodes, as the fields of a `Call`.
+        changes: the in-place changes, as the fields of a `Change`.
+        cuts: the calls whose inputs required grad and whose result does not, as the fields of a `Cut`.
+        steps: the steps of optimizers.
+        grad_reads: where ``.grad`` was read of a tensor that does not keep it.
+        frozen: where ``requires_grad`` was set to False.
+    """
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
@@ -144,6 +235,11 @@ class Log:
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[RawChange] = deque(maxlen=limit)
+        self.cuts: deque[RawCut] = deque(maxlen=limit)
+        self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
+        self.grad_reads: deque[RawSight] = deque(maxlen=256)
+        self.frozen: deque[RawSight] = deque(maxlen=4096)
+        self.inner: dict[int, Made] = {}
 
     def enter(self, module: nn.Module) -> int:
         """Notes that a module begins to run; how many were running before."""
@@ -157,18 +253,35 @@ class Log:
             if inside and result is not None and result() is output:
                 self.calls[-1] = (*fields, result, module, inside - 1)
 
-    def note_making(self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool) -> None:
+    def note_making(
+        self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
+    ) -> None:
         """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
         if frame is None or fact(tensor, "grad_fn") is not None:
             return
         earlier = self.made.get(id(tensor))
         if earlier is not None and earlier() is tensor:
             earlier.passed_on = (frame.f_code, frame.f_lasti)
+            earlier.cuts = cuts or earlier.cuts
             return
-        made = Made(tensor, self._forget)
-        made.key, made.code, made.instruction, made.first_sight = id(tensor), frame.f_code, frame.f_lasti, first_sight
-        made.passed_on = None
-        self.made[id(tensor)] = made
+        self.made[id(tensor)] = self._note(tensor, frame, first_sight, cuts)
+
+    def note_inner(self, tensor: torch.Tensor, frame: FrameType | None, cuts: tuple[RawCut, ...]) -> None:
+        """Notes the cuts of a tensor that a module of PyTorch's made, which is no value that the user's line made."""
+        if frame is not None:
+            self.inner[id(tensor)] = self._note(tensor, frame, False, cuts)
+
+    def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
+        """The fields of the cuts that a tensor was computed after."""
+        for notes in (self.inner, self.made):
+            made = notes.get(id(tensor))
+            if made is not None and made.cuts and made() is tensor:
+                return made.cuts
+        return ()
+
+    def cuts_of(self, tensor: torch.Tensor) -> tuple[Cut, ...]:
+        """The cuts that a tensor without a node was computed after: four at most, of different places."""
+        return tuple(itertools.starmap(Cut, self.raw_cuts_of(tensor)))
 
     def mutations(self, owner: object) -> list[Mutation]:
         """The changes noted for a storage."""
@@ -176,13 +289,27 @@ class Log:
         for change in itertools.starmap(Change, list(self.changes)):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
                 if reference() is owner:
-                    site = None if change.code is None else locate(change.code, change.instruction).site
-                    found.append(Mutation(change.operation, before, after, site))
+                    found.append(_mutation(change, before, after))
         return found
 
+    def _note(self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]) -> Made:
+        made = Made(tensor, self._forget)
+        made.key, made.code, made.instruction, made.first_sight = id(tensor), frame.f_code, frame.f_lasti, first_sight
+        made.passed_on, made.cuts = None, cuts
+        return made
+
     def _forget(self, made: Made) -> None:
-        if self.made.get(made.key) is made:
-            del self.made[made.key]
+        for notes in (self.made, self.inner):
+            if notes.get(made.key) is made:
+                del notes[made.key]
+
+
+def _mutation(change: Change, before: int, after: int) -> Mutation:
+    if change.code is None:
+        return Mutation(change.operation, before, after, None)
+    site = locate(change.code, change.instruction).site
+    changed = changed_by(change.code, change.instruction, change.operation)
+    return Mutation(change.operation, before, after, site, changed, scope_of(change.code))
 
 
 class CallFinder:
@@ -208,5 +335,6 @@ class CallFinder:
 
 
 _after = operator.itemgetter(1)
+_MOST_STEPS = 100_000
 _NESTING = 256
 """How many calls inside a custom function's forward are looked past to find the custom function itself."""

@@ -287,7 +287,7 @@ def _rank(way: Way) -> _Rank:
     how = _how(way)
     return _Rank(
         how != "tag",
-        way.root.quality >= LOOP,
+        way.root.quality >= LOOP or any(step.kind == "local" for step in way.steps),  # a suspended generator's
         _KINDS.get(how, 4),
         way.root.quality,
         len(way.steps),

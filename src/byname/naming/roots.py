@@ -18,18 +18,18 @@ from byname.errors import BadArgumentError
 from byname.naming.frames import locals_of, running_frames
 from byname.naming.step import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
-from byname.site import is_library, is_torch
+from byname.site import is_library, is_torch, scope_of
 
 __all__ = [
     "FOREIGN",
     "Root",
     "all_roots",
     "every_module_root",
+    "files_of_the_program",
     "given_root",
     "given_roots",
     "module_of",
     "module_roots",
-    "scope_of",
 ]
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
@@ -105,11 +105,6 @@ def _may_hold(value: object, module: str) -> bool:
     if type(value) in ATOMS:
         return False
     return not issubclass(type(value), type) or type.__dict__["__dict__"].__get__(value).get("__module__") == module
-
-
-def scope_of(code: CodeType) -> str:
-    """A function as the scope of a name: ``train (train.py:14)``."""
-    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
 
 
 def every_module_root() -> list[Root]:
@@ -199,6 +194,14 @@ def _is_users(module: ModuleType) -> bool:
         name = str(vars(module).get("__name__"))
         return name == "__main__" or (vars(module).get("__spec__") is None and name.partition(".")[0] != "torch")
     return not is_library(file)
+
+
+def files_of_the_program() -> list[str]:
+    """The files of the user's modules and running functions."""
+    running = [frame.f_code.co_filename for frame, _, _ in running_frames() if not is_library(frame.f_code.co_filename)]
+    names = _user_modules(len(sys.modules), next(reversed(sys.modules)))
+    loaded = [vars(sys.modules[name]).get("__file__") for name in names if type(sys.modules.get(name)) is ModuleType]
+    return list(dict.fromkeys(file for file in (*running, *loaded) if type(file) is str))
 
 
 def _modules_defining(variable: str) -> list[Root]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 
 from byname.card import is_tensor
 from byname.errors import BadArgumentError, NotATensorError
+from byname.naming.kinds import memory_of
 from byname.naming.log import Log, Mutation
-from byname.naming.watching import Watch, memory_of
+from byname.naming.modes import is_on_stack, remove_mode
+from byname.naming.unseen import start, stop
+from byname.naming.watching import Watch
 from byname.quiet import untouched
 from byname.table import counted
 
-__all__ = ["TRACKERS", "Tracker", "track"]
+__all__ = ["TRACKERS", "Tracker", "logs", "track"]
 
 
 class Tracker:
@@ -32,7 +37,7 @@ class Tracker:
         self.logs.append(log)
         watch = Watch(log)
         self._entered.append(watch)
-        watch.start()
+        start(watch)
         return self
 
     def __exit__(
@@ -42,7 +47,21 @@ class Tracker:
         mine = [watch for watch in self._entered if watch.log.thread == here]
         watch = (mine or self._entered)[-1]  # a generator can be closed by another thread than the one that entered
         self._entered.remove(watch)
-        watch.stop()
+        stop(watch)
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward."""
+        here = threading.get_ident()
+        watches = [watch for watch in self._entered if watch.log.thread == here]
+        away = [watch for watch in watches if not is_on_stack(watch)]
+        for watch in away:
+            torch._C._push_on_torch_function_stack(watch)
+        try:
+            yield
+        finally:
+            for watch in reversed(away):
+                remove_mode(watch)
 
     def mutations(self, tensor: torch.Tensor) -> tuple[Mutation, ...]:
         """The in-place operations seen on a tensor's storage, through whatever view, in the order they ran.
@@ -101,3 +120,8 @@ def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
     if allocations:
         raise BadArgumentError("allocations=True is not there yet: this version follows calls only; leave it out")
     return Tracker(limit)
+
+
+def logs() -> list[Log]:
+    """The logs of every tracker that somebody holds."""
+    return [log for tracker in list(TRACKERS) for log in tracker.logs]

@@ -1,0 +1,182 @@
+"""How does a program get its errors explained as they come? By a context that watches every backward run in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from byname.autograd.asked import models_of, optimizers_of
+from byname.autograd.engine import ENGINE, Run, safely
+from byname.autograd.explain import explain
+from byname.autograd.finding import Finding, Note, explained
+from byname.autograd.finite import FiniteWatch
+from byname.autograd.running import RunningCheck
+from byname.autograd.stamps import stamp
+from byname.errors import BadArgumentError
+from byname.naming.track import track
+from byname.threads import NEW_THREADS
+from byname.tracebacks import clean
+
+__all__ = ["Explaining", "explaining"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_Report = Callable[[Finding], None]
+
+
+def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
+    """Explains the errors of autograd that a program raises, as notes on the exceptions themselves.
+
+    A context manager, and a decorator of functions, generators and coroutines. Within it the lines of the program are
+    remembered as by `track`, also in threads that are started there, and every backward leaves a stamp on the nodes
+    that it freed. An error that autograd raises gets one note (PEP 678), which a traceback, a notebook and a log show
+    below it; the exception is otherwise as it was. Training computes bit for bit what it computes without.
+
+    Args:
+        model, optimizer: where names are looked for first, and whose parameters to expect. May be left out.
+
+    Raises:
+        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+
+    >>> import byname, torch
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> try:
+    ...     with byname.explaining():
+    ...         h = weight.tanh()
+    ...         h.sum().backward()
+    ...         h.mean().backward()
+    ... except RuntimeError as error:
+    ...     print(error.__notes__[0].splitlines()[0].partition(":")[0:3:2][1].strip().partition(":")[0])
+    backward-twice
+    """
+    return Explaining(model, optimizer)
+
+
+class Explaining:
+    """The context of `explaining`. Entered more than once, or within another, it still gives an error one note.
+
+    Args:
+        model, optimizer: as `explaining` takes them.
+        checked: is given what `check` finds before the first backward of each new loss.
+        non_finite: is given the operations that first turn finite numbers into others.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        checked: _Report | None = None,
+        non_finite: _Report | None = None,
+    ) -> None:
+        self._models, self._optimizers = models_of(model), optimizers_of(optimizer)
+        self._checked, self._non_finite = checked, non_finite
+        self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
+        self._finite = None if non_finite is None else FiniteWatch(non_finite)
+        self._tracker = track()
+        self._contexts = ExitStack()
+
+    def __enter__(self) -> Explaining:
+        with ExitStack() as entered:
+            entered.enter_context(self._tracker)
+            entered.enter_context(NEW_THREADS.within(self._thread))
+            entered.enter_context(ENGINE.heard_by(self))
+            if self._finite is not None:
+                entered.enter_context(self._finite.forward())
+            if self._check is not None:
+                entered.enter_context(self._check)
+            self._contexts = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            safely(self._note, error)
+        self._contexts.close()
+        if error is not None:
+            clean(error)
+
+    @contextmanager
+    def _thread(self) -> Iterator[None]:
+        """The context of a thread that was started within this one."""
+        with self._tracker:
+            if self._finite is None:
+                yield
+            else:
+                with self._finite.forward():
+                    yield
+
+    def around(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> _Around:
+        """Looks at one run of the engine: before it, at its error, and at what it has freed."""
+        if self._check is not None:
+            safely(self._check.before, run, roots)
+        contexts = ExitStack()
+        contexts.enter_context(self._tracker.resumed())
+        if self._finite is not None:
+            safely(self._finite.before_backward, roots, inputs)
+            contexts.callback(safely, self._finite.after_backward)
+        return _Around(run, roots, inputs, contexts, self._note)
+
+    def _note(self, error: BaseException) -> None:
+        """Adds the explanation to an error that has none yet."""
+        if not issubclass(type(error), Exception) or explained(error) is not None:
+            return
+        why = explain(error, model=self._models, optimizer=self._optimizers)
+        if why.cause != "unknown":
+            error.add_note(Note.of(why))
+
+    def __call__(self, function: F) -> F:
+        """The function with this context around each of its calls."""
+        return _decorated(self._again, function)
+
+    def _again(self) -> Explaining:
+        return Explaining(self._models, self._optimizers, checked=self._checked, non_finite=self._non_finite)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """One run of the engine. No generator: that would put frames of its own into the error's traceback."""
+
+    run: Run
+    roots: Sequence[Any]
+    inputs: Sequence[Any]
+    contexts: ExitStack
+    note: Callable[[BaseException], None]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.contexts.close()
+        if error is not None:
+            safely(self.note, error)
+        safely(stamp, self.run, self.roots, self.inputs, error is not None)
+
+
+def _decorated(context: Callable[[], Explaining], function: F) -> F:
+    """A function, generator or coroutine with a context around its whole run."""
+    if inspect.isasyncgenfunction(function):
+        raise BadArgumentError("explaining() cannot decorate an async generator; use `with byname.explaining():` in it")
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        with context():
+            return (yield from function(*args, **kwargs))
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return await function(*args, **kwargs)
+
+    if inspect.isgeneratorfunction(function):
+        return functools.wraps(function)(generated)  # type: ignore[return-value]
+    return functools.wraps(function)(awaited if inspect.iscoroutinefunction(function) else called)  # type: ignore[return-value]

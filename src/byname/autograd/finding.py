@@ -1,0 +1,125 @@
+"""What has byname to say about a failure? A finding: its cause, the variables, the lines of the story, the remedy."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from byname.naming.name import Name
+from byname.site import Site
+from byname.table import printable
+
+__all__ = ["CAUSES", "Explanation", "Finding", "Note", "explained", "listed"]
+
+CAUSES = (
+    "backward-twice",
+    "modified-in-place",
+    "optimizer-step-between",
+    "leaf-in-place",
+    "no-grad-path",
+    "detached-parameter",
+    "non-leaf-grad",
+    "not-in-optimizer",
+    "orphaned-parameter",
+    "free-leaf",
+    "unused-input",
+    "graph-grows",
+    "graph-in-grad",
+    "non-finite-gradient",
+    "checkpoint-mismatch",
+    "ddp-unused",
+    "out-of-memory",
+    "unknown",
+)
+"""Every identifier that `Finding.cause` can have."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding:
+    """One thing that goes wrong, or silently does nothing.
+
+    Attributes:
+        cause: what it is, one of a fixed set of identifiers, such as ``modified-in-place``.
+        message: the same in a sentence, in the program's words.
+        culprits: the names of the variables concerned, first the one to look at first.
+        sites: the lines of the story in its order: where made or saved, where spoilt, where noticed.
+        remedy: what to write instead.
+
+    >>> print(Finding("free-leaf", "Nobody reads the gradient of `delta`.", remedy="delta.detach()"))
+    free-leaf: Nobody reads the gradient of `delta`.
+      remedy: delta.detach()
+    """
+
+    cause: str
+    message: str
+    culprits: tuple[Name, ...] = ()
+    sites: tuple[Site, ...] = ()
+    remedy: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """The finding as plain values."""
+        return {
+            "cause": self.cause,
+            "message": self.message,
+            "culprits": [str(name) for name in self.culprits],
+            "sites": [str(site) for site in self.sites],
+            "remedy": self.remedy,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The same in a list, as every result of byname has it."""
+        return [self.row()]
+
+    def __str__(self) -> str:
+        lines = [f"{self.cause}: {self.message}", *_shown(self.sites)]
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Finding):
+    """Why an exception was raised. ``cause`` is ``unknown``, with no culprits, where byname does not know."""
+
+
+class Note(str):
+    """What is written below an exception, with the explanation that it says."""
+
+    explanation: Explanation
+
+    @classmethod
+    def of(cls, explanation: Explanation) -> Note:
+        """The note that gives an explanation."""
+        note = cls(f"byname: {explanation}")
+        note.explanation = explanation
+        return note
+
+
+def explained(error: BaseException) -> Explanation | None:
+    """The explanation that an exception carries as a note already; None when it has none."""
+    notes = getattr(error, "__notes__", None)
+    found = [note for note in notes if type(note) is Note] if type(notes) is list else []
+    return found[0].explanation if found else None
+
+
+def listed(names: Iterable[object], most: int = 6) -> str:
+    """Names in a sentence: ```a`, `b` and 3 more``."""
+    words = list(dict.fromkeys(f"`{name}`" for name in names))
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _shown(sites: Iterable[Site]) -> list[str]:
+    """The lines of a story, each place once."""
+    places = {str(site): site.statement or f"in {site.function}" for site in sites}
+    width = max(map(len, places), default=0)
+    return [f"    {place:<{width}}  {statement}" for place, statement in places.items()]

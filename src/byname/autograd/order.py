@@ -1,0 +1,67 @@
+"""In which order does the engine run the nodes of a graph, and which of them does it run at all?"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from byname.autograd.walk import Walk, accumulator
+from byname.card import fact, is_tensor
+from byname.quiet import untouched
+
+__all__ = ["engine_order", "needed_for", "node_of_input"]
+
+
+def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[int]:
+    """The nodes in the order in which the engine runs them.
+
+    A node is ready when all that use it have run; of those that are ready, the one made last comes first (PyTorch's
+    ``CompareNodeTaskTime``). Nodes that accumulate into leaves have the highest number and never wait.
+
+    Args:
+        walk: the graph.
+        needed: the nodes that are run, when gradients were asked for some inputs only.
+    """
+    rows, nodes = walk.rows, walk.nodes
+    waiting = [0] * len(rows)
+    for row in rows:
+        for below in row:
+            waiting[below] += 1
+    ready = [(-nodes[number]._sequence_nr(), number) for number in walk.roots if not waiting[number]]
+    heapq.heapify(ready)
+    while ready:
+        _, number = heapq.heappop(ready)
+        yield number
+        for below in rows[number]:
+            waiting[below] -= 1
+            if below and not waiting[below] and (needed is None or below in needed):
+                heapq.heappush(ready, (-nodes[below]._sequence_nr(), below))
+
+
+def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
+    """The nodes that run when gradients are asked for some inputs; None when they are asked for everything."""
+    if not inputs:
+        return None
+    users: list[list[int]] = [[] for _ in walk.nodes]
+    for number, row in enumerate(walk.rows):
+        for below in row:
+            users[below].append(number)
+    found: set[int] = set()
+    waiting = [walk.numbers[node] for one in inputs if (node := node_of_input(one)) in walk.numbers]
+    while waiting:
+        fresh = [user for user in users[waiting.pop()] if user not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
+
+
+def node_of_input(one: Any) -> Any:
+    """The node whose result, or whose leaf, an input of ``autograd.grad`` is; None when it has none."""
+    if not is_tensor(one):
+        return getattr(one, "node", None)
+    with untouched():
+        node = fact(one, "grad_fn")
+        if node is None and fact(one, "requires_grad"):
+            node = accumulator(one)
+    return node

@@ -1,0 +1,84 @@
+"""Which backward ran a node before, and which one freed what it had saved? Told by stamps in the nodes themselves.
+
+A stamp lies in the node's ``metadata``, is as old as the node, and holds numbers and a code object only. PyTorch does
+not look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from byname.autograd.engine import Run
+from byname.autograd.order import needed_for
+from byname.autograd.slots import has_freed_slot
+from byname.autograd.walk import Node, Walk, has_graph
+from byname.card import fact
+from byname.quiet import collection_paused, untouched
+
+__all__ = ["creating_run", "first_run", "freed_by", "stamp"]
+
+_FREED, _FIRST, _CREATED = "byname: freed by", "byname: first run", "byname: created by"
+
+
+def stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+    """Notes on the nodes that a run of the engine has run, or freed, that it did.
+
+    Args:
+        run: the run that has ended.
+        roots, inputs: what it was asked for.
+        failed: whether it stopped at an error: then only nodes that are found freed have been run for certain.
+    """
+    with untouched(), collection_paused():
+        _stamp(run, roots, inputs, failed)
+
+
+def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+    behind = [root for root in roots if has_graph(root)]
+    if not behind:
+        return
+    walk = Walk(behind)
+    nodes = walk.nodes
+    needed = needed_for(walk, inputs)
+    if needed is not None:
+        ran = [nodes[number] for number in needed]
+    elif failed:
+        ran = [node for node in nodes[1:] if has_freed_slot(node)]
+    else:
+        ran = nodes[1:]
+    key = _FREED if run.frees or failed else _FIRST
+    if run.creates:
+        stamp_gradients(run, [nodes[number].variable for number in walk.leaf_numbers()])
+    for node in ran:
+        # A leaf's node lives as long as the leaf and has nothing to free.
+        if node.next_functions:
+            node.metadata.setdefault(key, run)
+
+
+def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
+    """Notes on the gradients that a run has left with a graph of their own, which one that was."""
+    for leaf in leaves:
+        gradient = fact(leaf, "grad")
+        node = None if gradient is None else fact(gradient, "grad_fn")
+        if node is not None:
+            node.metadata.setdefault(_CREATED, run)
+
+
+def creating_run(gradient: torch.Tensor) -> Run | None:
+    """The run that left a gradient with a graph of its own; None when that is not known."""
+    run: Run | None = fact(gradient, "grad_fn").metadata.get(_CREATED)
+    return run
+
+
+def freed_by(node: Node) -> Run | None:
+    """The run that freed what a node had saved; None when none is known to have."""
+    run: Run | None = node.metadata.get(_FREED)
+    return run
+
+
+def first_run(node: Node) -> Run | None:
+    """The first run known to have run a node."""
+    run: Run | None = node.metadata.get(_FIRST) or node.metadata.get(_FREED)
+    return run

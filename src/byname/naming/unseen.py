@@ -1,0 +1,154 @@
+"""How are the calls noted that a function mode does not see? By wrappers that are there while some thread is watched.
+
+Wrapped are a module's call (which module runs, and what it returns), custom ``Function.apply``, ``nn.Parameter(...)``,
+``torch.from_numpy``, ``torch.compile`` and the end of an optimizer's step. The old constructors
+(``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met where ``requires_grad`` is set on it, and its
+making is read from the source.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from byname.naming.kinds import PLAIN
+from byname.naming.log import Called
+from byname.naming.modes import remove_mode
+from byname.naming.stepping import Steps
+from byname.naming.watching import Watch
+from byname.quiet import eager
+
+__all__ = ["start", "stop"]
+
+
+def start(watch: Watch) -> None:
+    """Begins to watch this thread."""
+    watch.__enter__()  # type: ignore[no-untyped-call]
+    _UNSEEN.watch(watch)
+
+
+def stop(watch: Watch) -> None:
+    """Leaves everything as it was, also when other modes were entered since and have not been left."""
+    watch.deafen()
+    _UNSEEN.unwatch(watch)
+    remove_mode(watch)
+
+
+class _Unseen:
+    """The calls that a function mode does not see, wrapped while any thread is watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: dict[int, list[Watch]] = {}
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._stance: Any = None
+        self._steps = Steps(self._watches)
+        self._hook: Any = None
+
+    def watch(self, watch: Watch) -> None:
+        """Wraps the calls for the first watch."""
+        with self._lock:
+            self._watches.setdefault(watch.log.thread, []).append(watch)
+            if not self._wrapped:
+                self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
+                self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
+                self._wrap(torch, "from_numpy", self._noted, _as_it_is)
+                self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
+                self._wrap(torch, "compile", self._compiling, _as_it_is)
+                self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
+                self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+            self._compile_nothing()
+
+    def unwatch(self, watch: Watch) -> None:
+        """Puts the originals back after the last watch; what somebody else has put in their place stays."""
+        with self._lock:
+            watches = self._watches[watch.log.thread]
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.log.thread]
+            if self._watches:
+                return
+            self._hook.remove()
+            while self._wrapped:
+                owner, name, original, ours = self._wrapped.pop()
+                if vars(owner).get(name) is ours:
+                    setattr(owner, name, original)
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+
+    def _compile_nothing(self) -> None:
+        """Lets compiled functions run eagerly: their guards would fail under the mode, and they be compiled again."""
+        if self._stance is None and "torch._dynamo" in sys.modules:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
+        original = vars(owner)[name]
+        function = getattr(original, "__func__", original)
+        ours = bind(functools.wraps(function)(make(function)))
+        setattr(owner, name, ours)
+        self._wrapped.append((owner, name, original, ours))
+
+    def _noted(self, function: Any) -> Any:
+        """A function that makes tensors, with a note of each."""
+        called = Called(function.__name__.replace("__new__", "Parameter"), PLAIN, False)
+
+        @eager
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            watches = self._watches.get(threading.get_ident())
+            if not watches:
+                return function(*args, **kwargs)
+            before = torch._C._autograd._get_sequence_nr()
+            result = function(*args, **kwargs)
+            for watch in watches:
+                watch.note_unseen(called, args, result, before, sys._getframe(1))
+            return result
+
+        return noted
+
+    def _running(self, call: Any) -> Any:
+        """A module's call, during which the log knows the module."""
+
+        @eager
+        def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            watches = self._watches.get(threading.get_ident())
+            if not watches:
+                return call(module, *args, **kwargs)
+            logs = [watch.log for watch in watches]
+            depths = [log.enter(module) for log in logs]
+            try:
+                output = call(module, *args, **kwargs)
+            finally:
+                for log, depth in zip(logs, depths, strict=True):
+                    del log.modules[depth:]
+            for log in logs:
+                log.note_return(output)
+            return output
+
+        return running
+
+    def _compiling(self, compile_: Any) -> Any:
+        @eager
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(*args, **kwargs)
+            with self._lock:
+                if self._watches:
+                    self._compile_nothing()
+            return compiled
+
+        return compiling
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+_UNSEEN = _Unseen()
+"""One for the process, because what it wraps are attributes of the process; it is empty while nobody tracks."""

@@ -1,0 +1,409 @@
+"""Which operation first turned finite numbers into NaN or Inf?"""
+
+import gc
+import threading
+import weakref
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import byname
+from byname.autograd.finite import FiniteWatch, _Run
+
+
+@contextmanager
+def watched(tracked=True):
+    """The findings of what runs inside, with the engine wrapped as `explaining` wraps it."""
+    found = []
+    watch = FiniteWatch(found.append)
+    engine = torch.autograd._engine_run_backward
+
+    def run(roots, *args, **kwargs):
+        watch.before_backward(roots, None)
+        try:
+            return engine(roots, *args, **kwargs)
+        finally:
+            watch.after_backward()
+
+    torch.autograd._engine_run_backward = run
+    try:
+        with watch.forward():
+            if not tracked:
+                yield found
+                return
+            with byname.track():
+                yield found
+    finally:
+        torch.autograd._engine_run_backward = engine
+
+
+def leaf(*values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def lines(finding):
+    return [site.statement for site in finding.sites[:-1]]
+
+
+def test_a_root_that_where_makes_finite_still_has_a_nan_gradient():
+    x = leaf(0.0, 4.0)
+    with watched() as found:
+        y = x.sqrt()
+        z = torch.where(x > 0, y, 0.0)
+        z.sum().backward()
+    (one,) = found
+    assert one.cause == "non-finite-gradient"
+    assert [str(name) for name in one.culprits] == ["y"]
+    assert lines(one) == ["y = x.sqrt()", "z = torch.where(x > 0, y, 0.0)"]
+    assert "NaN (1 of 2): its result is 0 (no finite slope there) at 1 of these elements" in one.message
+    assert "torch.where(ok, sqrt(torch.where(ok, x, safe)), other)" in one.remedy
+
+
+def test_a_name_that_is_gone_is_told_from_the_log():
+    def forward(x):
+        y = x.sqrt()
+        return torch.where(x > 0, y, 0.0).sum()
+
+    with watched() as found:
+        forward(leaf(0.0, 4.0)).backward()
+    assert [str(name) for name in found[0].culprits] == ["y"]
+
+
+FORWARD = {
+    "log": (lambda x: x.log(), (0.0, 1.0), "log", "Inf", "its input is 0 at 1 of these elements"),
+    "negative": (lambda x: x.log(), (-1.0, 1.0), "log", "NaN", "its input is negative at 1"),
+    "sqrt": (lambda x: x.sqrt(), (-1.0, 1.0), "sqrt", "NaN", "its input is negative at 1"),
+    "norm": (lambda x: x / x.norm(), (0.0, 0.0), "div", "NaN", "its denominator is 0"),
+    "rtruediv": (lambda x: 1 / x, (0.0, 2.0), "div", "Inf", "its denominator is 0 at 1"),
+    "exp": (lambda x: x.exp() / x.exp().sum(), (1000.0, 1.0), "exp", "Inf", "its input goes up to 1000"),
+    "acos": (lambda x: x.acos(), (2.0, 0.5), "acos", "NaN", "its input is beyond 1 or -1 at 1"),
+    "in place": (lambda x: (x * 1).log_(), (0.0, 1.0), "log", "Inf", ""),
+    "a masked row": (lambda x: x.masked_fill(x == x, -torch.inf).softmax(0), (1.0, 2.0), "softmax", "NaN", ""),
+}
+
+
+@pytest.mark.parametrize("case", FORWARD)
+def test_the_call_of_the_forward_pass_is_told(case):
+    compute, values, operation, kind, reason = FORWARD[case]
+    with watched() as found:
+        y = compute(leaf(*values))
+        y.sum().backward()
+    (one,) = found
+    assert one.message.startswith(f"`{operation}` at test_finite.py:")
+    assert f"into {kind} in the forward pass" in one.message
+    assert reason in one.message
+
+
+BACKWARD = {
+    "sqrt": (lambda x: (x.sqrt()).sum(), (0.0, 1.0), "sqrt", "Inf"),
+    "pow": (lambda x: (x**0.5).sum(), (0.0, 1.0), "pow", "Inf"),
+    "acos": (lambda x: x.acos().sum(), (1.0, 0.5), "acos", "Inf"),
+    "norm by hand": (lambda x: x.square().sum().sqrt(), (0.0, 0.0), "sqrt", "Inf"),
+    "a masked log": (lambda x: x.log().masked_fill(x == 0, 0.0).sum(), (0.0, 1.0), "log", "NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BACKWARD)
+def test_the_operation_of_the_backward_pass_is_told(case):
+    compute, values, operation, kind = BACKWARD[case]
+    with watched() as found:
+        loss = compute(leaf(*values))
+        loss.backward()
+    (one,) = found
+    assert one.message.startswith(f"the backward of `{operation}` at test_finite.py:")
+    assert f"turned finite gradients into {kind}" in one.message
+
+
+HEALTHY = {
+    "attention": lambda x: x.masked_fill(torch.tensor([True, False]), -torch.inf).softmax(0).square().sum(),
+    "double where": lambda x: torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0).sum(),
+    "a log nobody needs": lambda x: (x.detach().log(), x.sum())[1],
+    "complex": lambda x: torch.complex(x, x).abs().add(1).sum(),
+    "large": lambda x: (x + 2e38).mul(1.0).max(),
+}
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_what_does_not_reach_the_gradients_is_not_told(case):
+    with watched() as found:
+        HEALTHY[case](torch.nn.Parameter(torch.tensor([0.5, 1.0]))).backward()
+    assert found == []
+
+
+def test_sparse_gradients_are_looked_at():
+    table = nn.Embedding(3, 2, sparse=True)
+    with watched() as found:
+        table(torch.tensor([0, 0])).sum().backward()
+        assert found == []
+        (table(torch.tensor([0])) * torch.zeros(1)).sqrt().sum().backward()
+    assert "`sqrt`" in found[0].message
+
+
+def test_a_parameter_that_holds_nan_already_is_told_by_name():
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight[0, 0] = float("nan")
+    with watched() as found:
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+    (one,) = found
+    assert one.message.startswith("`model.weight` holds NaN (1 of 3) already")
+    assert "optimizer step" in one.remedy
+
+
+def test_after_a_diverged_step_the_parameter_is_told_and_the_backward_before():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched() as found:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 2)) * 0).sqrt().sum().backward()
+            optimizer.step()
+    assert found[0].message.startswith("the backward of `sqrt`")
+    assert {str(name) for name in found[1].culprits} <= {"model.weight", "model.bias"}
+    assert "already" in found[1].message
+
+
+def test_what_was_overwritten_is_forgotten():
+    with watched() as found:
+        data = torch.zeros(2).log()
+        data[:] = 1.0
+        (leaf(1.0, 1.0) * data).sum().backward()
+        data[0] = float("nan")
+        (leaf(1.0, 1.0) * data).sum().backward()
+    assert len(found) == 1
+    assert "`setitem`" in found[0].message
+
+
+def test_nan_in_the_data_is_no_operations_doing():
+    data = torch.tensor([[1.0, float("nan"), 2.0]])
+    model = nn.Linear(3, 1)
+    with watched() as found:
+        shifted = data + 1
+        model(shifted).sum().backward()
+    assert found[0].message.startswith("`data` holds NaN (1 of 3) already")
+    assert "no operation seen here turned it" in found[0].message
+
+
+def test_numbers_written_as_nan_are_told_as_given():
+    with watched() as found:
+        data = torch.tensor([float("nan"), 2.0])
+        (leaf(1.0, 1.0) * data).sum().backward()
+    assert "was given NaN (1 of 2)" in found[0].message
+    assert [str(name) for name in found[0].culprits] == ["data"]
+
+
+def test_data_spoilt_by_an_operation_outside_the_graph_is_that_operations_doing():
+    with watched() as found:
+        data = torch.ones(4, 2)
+        scaled = (data - data.mean(0)) / data.std(0)
+        nn.Linear(2, 1)(scaled).sum().backward()
+    assert lines(found[0]) == ["scaled = (data - data.mean(0)) / data.std(0)"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_short_type_overflows(dtype):
+    x = leaf(torch.finfo(dtype).max / 2, dtype=dtype)
+    with watched() as found:
+        y = x * 4
+        y.sum().backward()
+    assert f"{str(dtype).removeprefix('torch.')} ends at" in found[0].message
+    assert ("GradScaler" in found[0].remedy) == (dtype is torch.float16)
+
+
+class Spoils(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 0
+
+
+def test_a_custom_function_is_told():
+    x = leaf(1.0)
+    with watched() as found:
+        y = Spoils.apply(x)
+        y.sum().backward()
+    assert found[0].message.startswith("the backward of `Spoils` at")
+    assert [str(name) for name in found[0].culprits] == ["y"]
+
+
+def test_a_gradient_that_was_given_is_not_blamed_on_an_operation():
+    with watched() as found:
+        (leaf(1.0) * 2).backward(torch.tensor([torch.inf]))
+    assert "it was given to backward(), or put there by a hook" in found[0].message
+
+
+def test_finite_gradients_can_overflow_where_they_are_added():
+    w = leaf(1.0)
+    with watched() as found:
+        for _ in range(2):
+            (w * 3e38).sum().backward()
+    assert found[0].message.startswith("the gradient of `w` became Inf (1 of 1)")
+    assert "zero_grad" in found[0].remedy
+
+
+def test_a_line_is_told_once():
+    x = leaf(0.0, 1.0)
+    with watched() as found:
+        for _ in range(3):
+            x.sqrt().sum().backward()
+    assert len(found) == 1
+
+
+def test_without_a_tracker_there_is_no_site_of_a_backward_operation():
+    with watched(tracked=False) as found:
+        leaf(0.0, 1.0).sqrt().sum().backward()
+    assert found[0].message.startswith("the backward of `sqrt` turned")
+    assert len(found[0].sites) == 1
+
+
+def test_it_works_with_retained_graphs_double_backward_and_grad():
+    x = leaf(0.0, 1.0)
+    with watched() as found:
+        y = (x**1.5).sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        torch.autograd.grad(first.sum(), x)
+        y.backward(retain_graph=True)
+    assert len(found) == 1
+
+
+def test_it_works_under_a_checkpoint():
+    x = leaf(0.0, 1.0)
+    with watched() as found:
+        checkpoint(lambda x: torch.where(x > 0, x.sqrt(), 0.0), x, use_reentrant=False).sum().backward()
+    assert "`sqrt`" in found[0].message
+
+
+def test_no_hook_is_left_after_a_backward_that_raises():
+    x = leaf(0.0, 1.0)
+
+    def refuse(gradient):
+        raise ValueError("no")
+
+    with watched() as found:
+        y = x.sqrt()
+        loss = (y * 1).sum()
+        y.register_hook(refuse)
+        with pytest.raises(ValueError, match="no"):
+            loss.backward(retain_graph=True)
+    assert found == []
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is _Run]
+
+
+def test_nothing_is_kept_alive(no_collection):
+    with watched():
+        x = leaf(0.0, 1.0)
+        y = x.sqrt()
+        held = [weakref.ref(x), weakref.ref(y)]
+        y.log().sum().backward()
+        del x, y
+        assert [one() for one in held] == [None, None]
+
+
+def train(steps=3):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_training_is_the_same_to_the_last_bit():
+    plain = train()
+    with watched() as found:
+        seen = train()
+    assert found == []
+    assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
+
+
+def test_the_users_dispatch_modes_do_not_see_the_looking():
+    class Counts(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def run():
+        with Counts() as mode:
+            leaf(0.0, 1.0).sqrt().mean().backward()
+            leaf(0.0, 1.0).log().mean().backward()
+        return mode.names
+
+    plain = run()
+    with watched() as found:
+        assert run() == plain
+    assert len(found) == 2
+
+
+def test_complex_numbers_have_no_order_to_be_asked_for():
+    x = leaf(0j, 1j, dtype=torch.complex64)
+    with watched() as found:
+        x.log().abs().sum().backward()
+        x.sqrt().abs().sum().backward()
+    assert found[0].message.startswith("`log`")
+
+
+def test_functional_transforms_and_edges_are_left_alone():
+    x = leaf(0.0, 1.0)
+    with watched() as found:
+        torch.func.grad(lambda x: x.sqrt().sum())(x.detach())
+        torch.vmap(lambda x: x.log())(x.detach())
+        edge = torch.autograd.graph.get_gradient_edge((x * 2).sum())
+        torch.autograd.grad(edge, x, grad_outputs=torch.ones(()))
+    assert found == []
+
+
+def test_the_users_modes_do_not_see_the_looking():
+    class Counts(TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    def run():
+        with Counts() as mode:
+            leaf(0.0, 1.0).sqrt().mean().backward()
+        return mode.names
+
+    plain = run()
+    with watched():
+        assert run() == plain
+
+
+def test_threads_do_not_disturb_each_other():
+    def work():
+        with watch.forward():
+            loss = leaf(0.0, 1.0).log().sum()
+            watch.before_backward([loss], None)
+            loss.backward()
+            watch.after_backward()
+
+    found = []
+    watch = FiniteWatch(found.append)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) >= 1
+    assert all("`log` at" in one.message for one in found)
+    assert torch._C._len_torch_function_stack() == 0
