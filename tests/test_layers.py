@@ -15,7 +15,7 @@ LAYERS = [
     {"watch"},
     {"recording", "analyse"},
     {"reporting"},
-    {"plug", "cli"},
+    {"plug", "cli", "__main__"},
 ]
 HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "transformers", "torch._dynamo", "jinja2"]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from byname.autograd.causes.unreached import cut_off
 from byname.autograd.check import check
 from byname.autograd.engine import Run
 from byname.autograd.finding import Finding
-from byname.autograd.scene import living_optimizers, parameters_of
+from byname.autograd.scene import Scene, living_optimizers, parameters_of
 from byname.autograd.walk import Walk, has_graph
-from byname.quiet import untouched
+from byname.card import fact
+from byname.quiet import eager, untouched
 
 __all__ = ["RunningCheck"]
 
@@ -22,8 +26,9 @@ __all__ = ["RunningCheck"]
 class RunningCheck:
     """Checks the first backward of each new loss: of each line of the program that asks for one.
 
-    Nobody told it which model should learn from which loss, so it asks only about the optimizers that have a parameter
-    of this graph, and says nothing of parameters that this loss does not reach: another loss may.
+    Nobody told it which model should learn from which loss. So it asks only about the optimizers that have a parameter
+    of the graph; and of their parameters that the loss does not reach it tells only those that a line was seen to cut
+    off, and that have no gradient from any other loss when the optimizer makes its step.
     """
 
     def __init__(
@@ -33,15 +38,17 @@ class RunningCheck:
         self._models, self._optimizers = models, optimizers
         self._seen: set[tuple[CodeType | None, int]] = set()
         self._told: set[tuple[str, tuple[str, ...]]] = set()
-        self._hooks = ExitStack()
+        self._waiting: list[_Waiting] = []
+        self._hook: Any = None
 
     def __enter__(self) -> RunningCheck:
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._hooks.close()
+        self._hook.remove()
 
     def before(self, run: Run, roots: Sequence[Any]) -> None:
         """Checks the roots of a backward that is about to run, if it is the first from its line."""
@@ -49,8 +56,21 @@ class RunningCheck:
         if place in self._seen or run.partial:
             return
         self._seen.add(place)
-        for finding in check(list(roots), model=self._models, optimizer=self._optimizers or _concerned(roots)):
+        optimizers = self._optimizers or _concerned(roots)
+        for finding in check(list(roots), model=self._models, optimizer=optimizers):
             self.tell(finding)
+        if not self._models:
+            self._waiting += _cut_off_from(roots, optimizers)
+
+    @eager
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Tells what was found of an optimizer's parameters, if they have no gradient when it makes its step."""
+        mine = [one for one in self._waiting if one.optimizer() is optimizer]
+        self._waiting = [one for one in self._waiting if one.optimizer() not in (optimizer, None)]
+        with untouched():
+            still = [one for one in mine if one.have_no_gradient()]
+        for one in still:
+            self.tell(one.finding)
 
     def tell(self, finding: Finding) -> None:
         """Reports a finding that was not reported before."""
@@ -60,12 +80,43 @@ class RunningCheck:
             self._report(finding)
 
 
+class _Waiting(NamedTuple):
+    """A finding about parameters of an optimizer, which another loss may still disprove."""
+
+    finding: Finding
+    optimizer: weakref.ref[Any]
+    parameters: list[weakref.ref[torch.Tensor]]
+
+    def have_no_gradient(self) -> bool:
+        """Whether none of the parameters has a gradient."""
+        alive = [tensor for reference in self.parameters if (tensor := reference()) is not None]
+        return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
+
+
+def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_Waiting]:
+    """What a line was seen to cut off from a loss, among the parameters of some optimizers."""
+    behind = [root for root in roots if has_graph(root)]
+    if not behind or not optimizers:
+        return
+    scene = Scene(behind, optimizers=optimizers)
+    reached = _leaves_of(scene.walk)
+    for optimizer in optimizers:
+        missing = [one for one in parameters_of(optimizer) if one.requires_grad and id(one) not in reached]
+        for group in cut_off(scene, missing):
+            if group.snips:
+                parameters = [weakref.ref(one) for one in group.parameters]
+                yield _Waiting(group.finding(scene), weakref.ref(optimizer), parameters)
+
+
+def _leaves_of(walk: Walk) -> set[int]:
+    with untouched():
+        return {id(walk.nodes[number].variable) for number in walk.leaf_numbers()}
+
+
 def _concerned(roots: Sequence[Any]) -> list[Any]:
     """The living optimizers that have a leaf of this graph."""
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return []
-    walk = Walk(behind)
-    with untouched():
-        reached = {id(walk.nodes[number].variable) for number in walk.leaf_numbers()}
+    reached = _leaves_of(Walk(behind))
     return [one for one in living_optimizers() if any(id(parameter) in reached for parameter in parameters_of(one))]

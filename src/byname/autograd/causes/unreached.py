@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from byname.naming.name import Name
 from byname.naming.track import logs
 from byname.quiet import untouched
 
-__all__ = ["ddp_unused", "unreached", "unused_input"]
+__all__ = ["CutOff", "cut_off", "ddp_unused", "unreached", "unused_input"]
 
 
 def unused_input(scene: Scene, error: BaseException) -> Finding | None:
@@ -87,57 +87,75 @@ def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
 
 def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
     """Findings about parameters that a loss does not reach: one for each line that cuts them off, one for the rest."""
+    waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
+    reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
+    theirs = [one for one in missing if id(one) in reduced]
+    found = [group.finding(scene) for group in cut_off(scene, [one for one in missing if id(one) not in reduced])]
+    return [*([_waiting(tuple(scene.names(theirs)), scene, "this")] if theirs else []), *found]
+
+
+class CutOff(NamedTuple):
+    """Parameters that a loss does not reach, and the calls that cut them off.
+
+    Attributes:
+        parameters: the parameters.
+        snips: the calls; none where none was seen, several where any of them may be it.
+        certain: whether the one call is known to stand between them and the loss.
+    """
+
+    parameters: list[torch.Tensor]
+    snips: list[Snip]
+    certain: bool
+
+    def finding(self, scene: Scene) -> Finding:
+        """What there is to say of it."""
+        names = tuple(scene.names(self.parameters))
+        gets = "it gets" if len(names) == 1 else "they get"
+        message = f"this loss does not reach {listed(map(str, names))}: {gets} no gradient from it{self._way(scene)}"
+        remedy = (
+            "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
+            if self.snips
+            else "use them in what the loss is computed from, or freeze them with requires_grad_(False)"
+        )
+        return Finding("detached-parameter", message, names, lines(*(snip.site for snip in self.snips)), remedy)
+
+    def _way(self, scene: Scene) -> str:
+        """Where the way is cut, as the rest of a sentence."""
+        if not self.snips:
+            return (
+                "" if logs() else ". byname.track() around the forward remembers the line that cuts the way"
+            )
+        places = [f"{said(snip.name(scene))}{at(snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+        return f". The way {'is' if self.certain else 'may be'} cut here: {'; or '.join(places)}"
+
+
+def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
+    """Parameters that a loss does not reach, by the calls that cut them off."""
+    groups: dict[Any, CutOff] = {}
     with untouched():
-        names = scene.names(missing)
-        waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
-        reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
-        theirs = tuple(name for name, one in zip(names, missing, strict=True) if id(one) in reduced)
-        groups: dict[tuple[Any, int], tuple[list[Snip], list[Name]]] = {}
-        for one, name in zip(missing, names, strict=True):
-            if id(one) in reduced:
-                continue
-            snips = _cuts_behind(scene, one)
-            key = tuple((snip.cut.code, snip.cut.instruction) for snip in snips)
-            groups.setdefault(key, (snips, []))[1].append(name)  # type: ignore[arg-type]
-    found = [_cut_off(scene, snips, tuple(members)) for snips, members in groups.values()]
-    return [*([_waiting(theirs, scene, "this")] if theirs else []), *found]
+        for one in missing:
+            cuts, certain = _cuts_behind(scene, one)
+            key = tuple((cut.code, cut.instruction) for cut in cuts)
+            groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], certain)).parameters.append(one)
+    return list(groups.values())
 
 
-def _cut_off(scene: Scene, snips: Sequence[Snip], names: tuple[Name, ...]) -> Finding:
-    who = listed(map(str, names))
-    message = f"this loss does not reach {who}: {'it gets' if len(names) == 1 else 'they get'} no gradient from it"
-    if len(snips) == 1:
-        message += f". The way is cut{at(snips[0].site)}: {said(snips[0].name(scene))} {why_cut(snips[0].cut)}"
-    elif snips:
-        places = "; ".join(f"{said(snip.name(scene))}{at(snip.site)} {why_cut(snip.cut)}" for snip in snips)
-        message += f". The way may be cut in one of these places: {places}"
-    elif not logs():
-        message += ". byname.track() around the forward remembers which line cuts the way, if one does"
-    remedy = (
-        "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
-        if snips
-        else "use them in what the loss is computed from, or freeze them with requires_grad_(False)"
-    )
-    return Finding("detached-parameter", message, names, lines(*(snip.site for snip in snips)), remedy)
-
-
-def _cuts_behind(scene: Scene, parameter: torch.Tensor) -> list[Snip]:
-    """The lines that can have cut a parameter off: a certain one, or all that are possible."""
+def _cuts_behind(scene: Scene, parameter: torch.Tensor) -> tuple[list[Cut], bool]:
+    """The calls that can have cut a parameter off, and whether it is certain that the one did."""
     for log in logs():
         cuts = [Cut(*raw) for raw in log.cuts]
         direct = [cut for cut in cuts if any(reference() is parameter for reference, _ in cut.inputs)]
+        inside = [cut for cut in direct if cut.module is not None and _owns(cut.module(), parameter)]
         if direct:
-            return (
-                [Snip(direct[-1])] if len({(cut.code, cut.instruction) for cut in direct}) == 1 else [Snip(direct[0])]
-            )
+            return (inside[:1], True) if inside else (_distinct(direct), False)
         used = _last_use(scene, log, parameter)
         if used is None:
             continue
         later = [cut for cut in cuts if cut.result is not None and _may_cut(cut, used)]
         saved = _saved_memory(scene)
         certain = [cut for cut in later if _memory_of_result(cut) in saved]
-        return [Snip(cut) for cut in _distinct(certain[:1] or later)]
-    return []
+        return (certain[:1], True) if certain else (_distinct(later), False)
+    return [], False
 
 
 def _last_use(scene: Scene, log: Log, parameter: torch.Tensor) -> Call | None:
@@ -151,8 +169,8 @@ def _last_use(scene: Scene, log: Log, parameter: torch.Tensor) -> Call | None:
     return None
 
 
-def _owns(module: nn.Module, parameter: torch.Tensor) -> bool:
-    return any(one is parameter for one in nn.Module.parameters(module, recurse=False))
+def _owns(module: nn.Module | None, parameter: torch.Tensor) -> bool:
+    return module is not None and any(one is parameter for one in nn.Module.parameters(module, recurse=False))
 
 
 def _may_cut(cut: Cut, used: Call) -> bool:

@@ -1,0 +1,47 @@
+"""What does the command ``byname`` do? It hands the command line to one of its commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from byname.cli.command import Command, CommandError, described, say
+from byname.cli.run import Run
+
+__all__ = ["main"]
+
+COMMANDS: tuple[Command, ...] = (Run(),)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does what a command line asks for, and returns the exit code.
+
+    >>> from byname.cli import main
+    >>> main(["run", "no_such_script.py"])
+    2
+    """
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command.run(options)
+    except CommandError as error:
+        say(str(error))
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="byname", description="PyTorch programs in their own words.")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    for command in COMMANDS:
+        summary, description = described(command)
+        part = commands.add_parser(
+            command.name,
+            usage=f"byname {command.usage}",
+            help=summary,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(part)
+        part.set_defaults(command=command)
+    return parser

@@ -1,0 +1,53 @@
+"""What is a command of byname? What the commands share: their shape, their one error, and how they speak."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from typing import Protocol
+
+__all__ = ["Command", "CommandError", "described", "say"]
+
+
+class Command(Protocol):
+    """One command of the command line: ``byname NAME ...``.
+
+    A command is a class in a file of its own, and an entry of ``byname.cli.COMMANDS``. The docstring of the class is
+    its help; the first line is the summary in ``byname --help``. A command that cannot do what was asked raises
+    `CommandError`. What is heavy is imported in `run`, so that help comes at once.
+    """
+
+    @property
+    def name(self) -> str:
+        """The word after ``byname``."""
+
+    @property
+    def usage(self) -> str:
+        """The command line in one line, without ``byname``."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Tells the parser which options the command has."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Does it, and returns the exit code."""
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the text says why and what to try."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def described(command: Command) -> tuple[str, str]:
+    """The summary and the whole help of a command."""
+    text = inspect.getdoc(type(command)) or ""
+    return text.partition("\n")[0], text
+
+
+def say(message: object) -> None:
+    """Writes a message to the standard error, where it is seen at once and mixes with no output."""
+    if sys.stderr is not None:  # print(file=None) would write into the program's output
+        print(f"byname: {message}", file=sys.stderr, flush=True)

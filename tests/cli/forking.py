@@ -1,0 +1,69 @@
+"""Runs command lines of byname without importing PyTorch for each: every one is a fork of a Python that has it.
+
+A fork is a process of its own, which returns from `main` and ends as a started one does.
+"""
+
+import json
+import subprocess
+import sys
+from typing import NamedTuple
+
+PROGRAM = """
+import gc, json, os, signal, sys
+import torch, byname.autograd.explaining
+from byname.cli import main
+
+gc.collect()
+gc.freeze()  # else every fork copies and walks the million objects of PyTorch when it ends
+while line := sys.stdin.readline():
+    case = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+signal.alarm(60)
+os.chdir(case["folder"])
+for number, name in enumerate(("in", "out", "err")):
+    file = os.open(case[name], (os.O_CREAT | os.O_WRONLY | os.O_TRUNC) if number else os.O_RDONLY)
+    os.dup2(file, number)
+sys.exit(main(case["command"]))
+"""
+
+
+class Ending(NamedTuple):
+    """How a process ended, and what it wrote."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+class Forks:
+    """A Python that has imported byname and forks for every command line."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, folder, command, given=b""):
+        streams = {name: folder.parent / f"{folder.name}.{name}" for name in ("in", "out", "err")}
+        streams["in"].write_bytes(given)
+        case = {"folder": str(folder), "command": command, **{name: str(path) for name, path in streams.items()}}
+        self.process.stdin.write(json.dumps(case) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        return Ending(code, streams["out"].read_bytes(), streams["err"].read_bytes())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+def run_started(folder, command, given=b""):
+    """The same for a Python that is started."""
+    done = subprocess.run([sys.executable, *command], cwd=folder, input=given, capture_output=True, timeout=120)
+    return Ending(done.returncode, done.stdout, done.stderr)

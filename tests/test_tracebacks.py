@@ -1,0 +1,128 @@
+"""A traceback without byname is the one that the program would have had on its own."""
+
+import sys
+import traceback
+
+import torch
+
+import byname
+from byname.tracebacks import clean, frames, users_frame, without_byname
+
+
+def backward_twice():
+    x = torch.ones(3, requires_grad=True)
+    loss = x.exp().sum()
+    loss.backward()
+    loss.backward()
+
+
+def wrong_target():
+    torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.ones(2, 4))
+
+
+def wrong_shape():
+    torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(1, 3))
+
+
+def operator():
+    torch.ones(2) @ torch.ones(3)
+
+
+def in_a_function_of_its_own():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise LookupError("in backward")
+
+    Twice.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+PROGRAMS = [backward_twice, wrong_target, wrong_shape, operator, in_a_function_of_its_own]
+
+
+def failure(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+
+
+def places(error):
+    return [(entry.frame.f_code, entry.lineno) for entry in frames(error)][1:]  # the first is of failure()
+
+
+def test_cleaned_tracebacks_are_those_of_the_program_alone():
+    for program in PROGRAMS:
+        plain = failure(program)
+        with byname.track():
+            tracked = failure(program)
+        assert places(tracked) != places(plain)
+        clean(tracked)
+        assert places(tracked) == places(plain), program.__name__
+
+
+def test_the_users_frame_is_the_innermost_that_is_not_of_a_library():
+    with byname.track():
+        for program in PROGRAMS[:4]:
+            entry = users_frame(failure(program))
+            assert entry.frame.f_code is program.__code__
+            assert entry.lineno == max(line for _, _, line in program.__code__.co_lines() if line)
+
+
+def test_an_error_that_passed_nowhere_has_no_frames():
+    error = ValueError()
+    clean(error)
+    assert frames(error) == []
+    assert users_frame(error) is None
+    assert without_byname(None) is None
+
+
+def test_frames_of_byname_alone_leave_nothing():
+    error = failure(lambda: byname.leaves(3))
+    inner = error.__traceback__.tb_next.tb_next  # past failure() and the lambda
+    assert without_byname(inner) is None
+    assert byname.leaves.__code__ is inner.tb_frame.f_code
+
+
+def tracked_failure():
+    with byname.track():
+        return failure(operator)
+
+
+def shows_byname(error):
+    return "watching.py" in "".join(traceback.format_exception(error))
+
+
+def test_causes_contexts_and_groups_are_cleaned():
+    for relate in (
+        lambda error, other: setattr(error, "__cause__", other),
+        lambda error, other: setattr(error, "__context__", other),
+    ):
+        error = ValueError()
+        relate(error, tracked_failure())
+        assert shows_byname(error)
+        clean(error)
+        assert not shows_byname(error)
+    group = ExceptionGroup("both", [tracked_failure(), ExceptionGroup("inner", [tracked_failure()])])
+    assert shows_byname(group)
+    clean(group)
+    assert not shows_byname(group)
+
+
+def test_errors_that_are_each_others_context_end():
+    one, other = tracked_failure(), tracked_failure()
+    one.__context__, other.__context__ = other, one
+    clean(one)
+    assert not shows_byname(one)
+
+
+def test_a_chain_as_long_as_recursion_allows_is_cleaned():
+    error = ValueError()
+    for _ in range(5 * sys.getrecursionlimit()):
+        another = ValueError()
+        another.__cause__, error = error, another
+    clean(error)
