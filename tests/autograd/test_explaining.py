@@ -1,0 +1,352 @@
+"""The context around a program: one note on each error, everywhere an error can come from, and nothing left behind."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+import byname
+from byname.autograd.explaining import Explaining
+
+
+def spoil(width=3):
+    """Fails because `h` is changed after it was saved."""
+    weight = torch.ones(width, requires_grad=True)
+    h = weight.exp()
+    h += 1
+    h.sum().backward()
+
+
+def notes(error):
+    return getattr(error, "__notes__", [])
+
+
+def assert_explained(error):
+    assert len(notes(error)) == 1
+    assert notes(error)[0].startswith("byname: modified-in-place: autograd saved `h` at test_explaining.py:")
+
+
+def whats_patched():
+    return {
+        "backward": torch.autograd._engine_run_backward,
+        "engine": torch.autograd.graph._engine_run_backward,
+        "thread": threading.Thread.start,
+        "module": nn.Module._call_impl,
+        "function": torch.autograd.Function.__dict__.get("apply"),
+        "from_numpy": torch.from_numpy,
+        "parameter": nn.Parameter.__dict__["__new__"],
+        "compile": torch.compile,
+        "modes": torch._C._len_torch_function_stack(),
+        "hooks": len(_global_optimizer_pre_hooks),
+    }
+
+
+class TestWhereAnErrorComesFrom:
+    def test_nested_contexts_give_one_note(self):
+        with pytest.raises(RuntimeError) as caught:
+            with byname.explaining(), byname.explaining(), byname.explaining():
+                spoil()
+
+        assert_explained(caught.value)
+
+    def test_an_error_that_is_caught_inside_has_its_note_already(self):
+        with byname.explaining():
+            with pytest.raises(RuntimeError) as caught:
+                spoil()
+            assert_explained(caught.value)
+
+        assert_explained(caught.value)
+
+    def test_a_decorated_function(self):
+        @byname.explaining()
+        def train(width, *, times):
+            for _ in range(times):
+                spoil(width)
+
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as caught:
+                train(3, times=2)
+            assert_explained(caught.value)
+        assert train.__name__ == "train"
+
+    def test_a_decorated_method(self):
+        class Trainer:
+            @byname.explaining()
+            def fit(self):
+                spoil()
+
+        with pytest.raises(RuntimeError) as caught:
+            Trainer().fit()
+
+        assert_explained(caught.value)
+
+    def test_a_decorated_generator(self):
+        @byname.explaining()
+        def steps():
+            got = yield 1
+            assert got == "go on"
+            spoil()
+
+        running = steps()
+        assert next(running) == 1
+        with pytest.raises(RuntimeError) as caught:
+            running.send("go on")
+
+        assert_explained(caught.value)
+
+    def test_a_generator_closed_early_leaves_nothing(self):
+        before = whats_patched()
+
+        @byname.explaining()
+        def steps():
+            yield from range(10)
+
+        running = steps()
+        next(running)
+        running.close()
+
+        assert whats_patched() == before
+
+    def test_a_decorated_coroutine(self):
+        @byname.explaining()
+        async def train():
+            await asyncio.sleep(0)
+            spoil()
+
+        with pytest.raises(RuntimeError) as caught:
+            asyncio.run(train())
+
+        assert_explained(caught.value)
+
+    def test_a_thread_started_inside(self):
+        found = []
+
+        def work():
+            try:
+                spoil()
+            except RuntimeError as error:
+                found.append(error)
+
+        with byname.explaining():
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+        assert_explained(found[0])
+        assert "run" not in vars(thread)
+
+    def test_a_pool_of_threads(self):
+        with byname.explaining(), ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(spoil) for _ in range(12)]
+            errors = [future.exception() for future in futures]
+
+        for error in errors:
+            assert_explained(error)
+
+    def test_a_thread_that_outlives_the_context(self):
+        go_on, found = threading.Event(), []
+
+        def work():
+            go_on.wait()
+            try:
+                spoil()
+            except RuntimeError as error:
+                found.append(error)
+
+        before = whats_patched()
+        with byname.explaining():
+            thread = threading.Thread(target=work)
+            thread.start()
+        assert whats_patched() == before
+        go_on.set()
+        thread.join()
+
+        assert notes(found[0]) == []
+
+    @pytest.mark.parametrize("backward", ["tensor", "autograd", "grad", "nested"])
+    def test_every_way_into_the_engine(self, backward):
+        def run(loss, weight):
+            {
+                "tensor": lambda: loss.backward(),
+                "autograd": lambda: torch.autograd.backward([loss]),
+                "grad": lambda: torch.autograd.grad(loss, weight),
+                "nested": lambda: torch.autograd.backward([loss], [torch.ones(())], retain_graph=True),
+            }[backward]()
+
+        weight = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError) as caught, byname.explaining():
+            h = weight.exp()
+            h += 1
+            run(h.sum(), weight)
+
+        assert_explained(caught.value)
+
+
+class TestTheErrorItself:
+    def test_an_error_that_is_not_understood_is_left_alone(self):
+        with pytest.raises(ValueError, match="no concern") as caught, byname.explaining():
+            raise ValueError("no concern of autograd's")
+
+        assert notes(caught.value) == []
+
+    def test_words_of_pytorch_in_an_error_of_the_users_explain_nothing_wrong(self):
+        with pytest.raises(RuntimeError) as caught, byname.explaining():
+            raise RuntimeError("one of the variables has been modified by an inplace operation, says my own check")
+
+        assert notes(caught.value) == []
+
+    def test_type_arguments_and_context_stay(self):
+        cause = KeyError("first")
+        with pytest.raises(RuntimeError) as caught, byname.explaining():
+            try:
+                raise cause
+            except KeyError:
+                spoil()
+
+        error = caught.value
+        assert type(error) is RuntimeError
+        assert len(error.args) == 1 and error.args[0].startswith("one of the variables needed")
+        assert error.__context__ is cause
+
+    def test_no_frame_of_byname_is_in_the_traceback(self):
+        with pytest.raises(RuntimeError) as caught, byname.explaining():
+            spoil()
+
+        files = [entry.path for entry in caught.traceback]
+        assert not [file for file in files if "/src/byname/" in str(file)]
+
+    @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+    def test_what_is_no_error_passes(self, kind):
+        before = whats_patched()
+        with pytest.raises(kind), byname.explaining():
+            raise kind
+
+        assert whats_patched() == before
+
+    def test_the_explanation_of_the_note_is_found_again(self):
+        with pytest.raises(RuntimeError) as caught, byname.explaining():
+            spoil()
+
+        why = byname.explain(caught.value)
+        assert notes(caught.value) == [f"byname: {why}"]
+
+
+class TestNothingIsLeft:
+    def test_everything_patched_is_put_back(self):
+        before = whats_patched()
+        with byname.explaining(), Explaining(checked=lambda _: None, non_finite=lambda _: None):
+            assert whats_patched() != before
+            nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+
+        assert whats_patched() == before
+
+    def test_also_after_a_crash(self):
+        before = whats_patched()
+        with pytest.raises(RuntimeError), Explaining(checked=lambda _: None, non_finite=lambda _: None):
+            spoil()
+
+        assert whats_patched() == before
+
+    def test_what_somebody_else_has_patched_since_stays(self, monkeypatch):
+        original = torch.autograd._engine_run_backward
+        with byname.explaining():
+            inner = torch.autograd._engine_run_backward
+
+            def theirs(*args, **kwargs):
+                return inner(*args, **kwargs)
+
+            torch.autograd._engine_run_backward = theirs
+        try:
+            assert torch.autograd._engine_run_backward is theirs
+            torch.ones(1, requires_grad=True).sum().backward()
+        finally:
+            torch.autograd._engine_run_backward = original
+
+    def test_no_tensor_is_kept_alive(self):
+        with byname.explaining():
+            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+            x = torch.randn(2, 3)
+            loss = model(x).sum()
+            loss.backward()
+            kept = [weakref.ref(one) for one in (x, loss, *model.parameters())]
+            del model, x, loss
+            gc.collect()
+            assert [reference() for reference in kept] == [None] * len(kept)
+
+    def test_an_explanation_keeps_no_tensor_alive(self):
+        weight = torch.ones(3, requires_grad=True)
+        kept = weakref.ref(weight)
+        try:
+            with byname.explaining():
+                h = weight.exp()
+                h += 1
+                h.sum().backward()
+        except RuntimeError as error:
+            why = byname.explain(error)
+        del h, weight
+        gc.collect()
+
+        assert why.cause == "modified-in-place"
+        assert kept() is None
+
+    def test_training_is_bit_for_bit_the_same(self):
+        def train():
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+            for _ in range(5):
+                loss = layer(torch.randn(2, 4, 8)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            return [*layer.parameters(), torch.rand(3)]
+
+        plain = train()
+        with Explaining(checked=lambda _: None, non_finite=lambda _: None):
+            explained = train()
+
+        assert all(torch.equal(one, other) for one, other in zip(plain, explained, strict=True))
+
+
+class TestArguments:
+    def test_bad_arguments_are_refused_before_anything_is_installed(self):
+        before = whats_patched()
+        with pytest.raises(byname.BynameError, match="model= wants an nn.Module"):
+            byname.explaining(model=torch.ones(1))
+        with pytest.raises(byname.BynameError, match="optimizer= wants"):
+            byname.explaining(optimizer=[1])
+        with pytest.raises(byname.BynameError, match="async generator"):
+
+            @byname.explaining()
+            async def batches():
+                yield 1
+
+        assert whats_patched() == before
+
+    def test_explain_wants_an_exception(self):
+        with pytest.raises(TypeError, match="explain\\(\\) wants an exception, and this is of type str"):
+            byname.explain("modified by an inplace operation")
+
+    def test_explain_without_an_error(self, monkeypatch):
+        import sys
+
+        monkeypatch.delattr(sys, "last_value", raising=False)
+        with pytest.raises(ValueError, match="there is no exception to explain"):
+            byname.explain()
+
+    def test_explain_takes_the_error_that_is_being_handled(self):
+        try:
+            spoil()
+        except RuntimeError:
+            assert byname.explain().cause == "modified-in-place"
+
+    @pytest.mark.parametrize("thing", [1, None, "loss", nn.Linear(1, 1)])
+    def test_check_wants_a_tensor(self, thing):
+        with pytest.raises(byname.BynameError, match="check\\(\\) wants the loss, a tensor"):
+            byname.check(thing)
