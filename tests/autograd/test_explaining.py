@@ -161,7 +161,7 @@ class TestWhereAnErrorComesFrom:
 
         before = whats_patched()
         with byname.explaining():
-            thread = threading.Thread(target=work)
+            thread = threading.Thread(target=work, daemon=True)
             thread.start()
         assert whats_patched() == before
         go_on.set()

@@ -4,6 +4,7 @@ import gc
 import linecache
 import sys
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, NotATensorError
+from byname.site import locate
 
 
 def here():
@@ -270,6 +272,7 @@ def test_the_log_is_bounded():
 
 def state_of_torch():
     from torch.nn.modules import module
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
     return (
         torch._C._len_torch_function_stack(),
@@ -278,6 +281,9 @@ def state_of_torch():
         vars(torch.autograd.Function)["apply"],
         vars(nn.Parameter)["__new__"],
         torch.from_numpy,
+        vars(torch.autograd.profiler.record_function)["__exit__"],
+        dict(_global_optimizer_pre_hooks),
+        dict(_global_optimizer_post_hooks),
     )
 
 
@@ -502,3 +508,358 @@ def test_compiled_functions_run_and_are_not_compiled_again():
         assert torch.equal(run(x), expected)
     run(x)
     assert counter.frame_count == 1
+
+
+def line_of(raw, code=1):
+    return locate(raw[code], raw[code + 1]).site.statement
+
+
+def cuts_in(tracker):
+    return [(cut[3], cut[4], line_of(cut)) for log in tracker.logs for cut in log.cuts]
+
+
+def names_of_cuts(tracker, tensor):
+    return [cut.name for log in tracker.logs for cut in log.cuts_of(tensor)]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.tensor(x) warns that x.detach().clone() is recommended
+def test_calls_that_leave_the_graph_are_cuts():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.ones(3, 4)
+    with byname.track() as tracker:
+        out = model(x)
+        loose = out.detach()
+        old = out.data
+        best = out.argmax(1)
+        positive = out > 0
+        value = out.sum().item()
+        array = loose.numpy()
+        copied = torch.tensor(out[0, 0])
+    assert [(name, line) for name, reason, line in cuts_in(tracker) if not reason] == [
+        ("detach", "loose = out.detach()"),
+        ("data", "old = out.data"),
+        ("argmax", "best = out.argmax(1)"),
+        ("gt", "positive = out > 0"),
+        ("item", "value = out.sum().item()"),
+        ("numpy", "array = loose.numpy()"),
+        ("tensor", "copied = torch.tensor(out[0, 0])"),
+    ]
+    (log,) = tracker.logs
+    (cut,) = log.cuts_of(loose)
+    ((origin, number),) = cut.inputs
+    assert (origin() is out, number) == (True, out.grad_fn._sequence_nr())
+    assert (cut.result() is loose, cut.number, cut.module) == (True, number + 1, None)
+    assert names_of_cuts(tracker, out) == names_of_cuts(tracker, x) == []
+
+
+def test_a_cut_says_under_what_it_was_made_and_in_which_module():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.ones(3, 4)
+    with byname.track() as tracker:
+        with torch.no_grad():
+            scores = model(x)
+        with torch.inference_mode():
+            guess = model[0](x)
+    assert set(cuts_in(tracker)) == {
+        ("linear", "no_grad", "scores = model(x)"),
+        ("linear", "inference", "guess = model[0](x)"),
+    }
+    first = next(iter(tracker.logs[0].cuts))
+    assert first[7]() is model[0]
+    assert {reference() for reference, _ in first[5]} == set(model[0].parameters())
+    assert names_of_cuts(tracker, scores) == ["linear"]
+    assert names_of_cuts(tracker, guess) == ["linear"]
+
+
+def test_cuts_are_inherited_and_do_not_pile_up():
+    x = torch.ones(4, requires_grad=True)
+    with byname.track() as tracker:
+        average = torch.zeros(4)
+        for _ in range(100):
+            average = average * 0.9 + x.detach() * 0.1
+        left, right = (average + x.data).chunk(2)
+        values, indices = (x * 2).topk(2)
+        accuracy = (indices == 1).float().mean()
+        several = sum([x.detach(), x.data, x.argmax(), x.ceil().detach(), x.sign() > 0, x.long()])
+    assert names_of_cuts(tracker, average) == ["detach"]
+    assert sorted(names_of_cuts(tracker, left)) == sorted(names_of_cuts(tracker, right)) == ["data", "detach"]
+    assert names_of_cuts(tracker, accuracy) == ["topk"]
+    assert names_of_cuts(tracker, values) == []
+    assert len(names_of_cuts(tracker, several)) == 4
+    (cut,) = tracker.logs[0].cuts_of(average)
+    assert cut is not None
+    assert cut.number == max(one[0] for one in tracker.logs[0].cuts if line_of(one).startswith("average ="))
+
+
+def test_what_is_no_cut():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with byname.track() as tracker:
+        x = torch.ones(1, 2, requires_grad=True)
+        loss = model(x).sum()
+        assert (x.shape, x.size(), x.dim(), x.is_leaf, x.dtype) is not None
+        assert repr(loss) != str(x)
+        torch.zeros_like(x).add_(x.new_ones(2))
+        x.register_hook(lambda gradient: gradient * x.detach())
+        torch.autograd.grad(loss, x, retain_graph=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        nn.init.orthogonal_(model.weight)
+    assert cuts_in(tracker) == []
+
+
+def test_a_cut_holds_no_tensor(no_collection):
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        y = (x * 2).detach()
+        with torch.no_grad():
+            z = x * y
+        watched = [weakref.ref(x), weakref.ref(y), weakref.ref(z)]
+        del x, y, z
+        assert [one() for one in watched] == [None, None, None]
+    (log,) = tracker.logs
+    assert all(made() is None for made in [*log.made.values(), *log.inner.values()])
+    assert [cut[3] for cut in log.cuts] == ["detach", "mul"]
+
+
+def test_gradients_that_are_not_kept_and_tensors_that_were_frozen():
+    model = nn.Linear(2, 2)
+    with byname.track() as tracker:
+        y = model(torch.ones(1, 2))
+        y.sum().backward()
+        with pytest.warns(UserWarning, match="not a leaf"):
+            gradient = y.grad
+        assert model.weight.grad is not None
+        model.bias.requires_grad = False
+        model.weight.requires_grad_(False)
+        model.requires_grad_(True)
+        model.requires_grad_(False)
+    (log,) = tracker.logs
+    (read,) = log.grad_reads
+    assert (line_of(read, 0), read[2]() is y) == ("gradient = y.grad", True)
+    assert [line_of(frozen, 0) for frozen in log.frozen] == [
+        "model.bias.requires_grad = False",
+        "model.weight.requires_grad_(False)",
+        "model.requires_grad_(False)",
+        "model.requires_grad_(False)",
+    ]
+    assert log.frozen[0][2]() is model.bias
+
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, params, broken=False):
+        super().__init__(params, {"lr": 0.1})
+        self.broken = broken
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad
+                if self.broken:
+                    raise RuntimeError("the optimizer is broken")
+
+
+def trained(make):
+    """A model, its optimizer, and a tracker that saw a step of it."""
+    model = nn.Linear(2, 1)
+    optimizer = make(model.parameters())
+    with byname.track() as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        after = model(torch.ones(1, 2)).sum()
+    assert sites(after)["AddmmBackward0"] is not None
+    return model, optimizer, tracker
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+        lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+        Plain,
+    ],
+)
+def test_a_step_is_one_change_and_is_known_as_a_step(make):
+    model, optimizer, tracker = trained(make)
+    name = f"{type(optimizer).__name__}.step"
+    (step,) = tracker.logs[0].steps
+    assert (step.name, step.optimizer() is optimizer, line_of(step)) == (name, True, "optimizer.step()")
+    for parameter in model.parameters():
+        (change,) = tracker.mutations(parameter)
+        assert (change.operation, change.site.statement) == (name, "optimizer.step()")
+        assert change.after == parameter._version
+    assert len(tracker.logs[0].changes) == 1
+
+
+def test_a_fused_step_is_known_though_it_counts_no_version():
+    model, _, tracker = trained(lambda parameters: torch.optim.Adam(parameters, fused=True))
+    assert [step.name for step in tracker.logs[0].steps] == ["Adam.step"]
+    assert tracker.mutations(model.weight) == ()
+    assert model.weight._version == nn.Linear(2, 1).weight._version
+
+
+def test_a_step_with_a_closure_is_watched_inside():
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    losses = []
+
+    def closure():
+        optimizer.zero_grad()
+        losses.append(model(x).square().sum())
+        losses[-1].backward()
+        return losses[-1]
+
+    with byname.track() as tracker:
+        optimizer.step(closure)
+    assert sites(losses[0])["PowBackward0"].statement == "losses.append(model(x).square().sum())"
+    assert {change.operation for change in tracker.mutations(model.weight)} == {"LBFGS.step"}
+    assert [step.name for step in tracker.logs[0].steps] == ["LBFGS.step"]
+
+
+def test_a_scaler_and_a_schedule_step_on_the_users_line():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with byname.track() as tracker:
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
+        schedule.step()
+    (step,) = tracker.logs[0].steps
+    assert (step.name, line_of(step)) == ("SGD.step", "scaler.step(optimizer)")
+
+
+def test_a_step_that_raises_leaves_the_thread_watched_and_nothing_behind():
+    before = state_of_torch()
+    model = nn.Linear(2, 1)
+    optimizer = Plain(model.parameters(), broken=True)
+    with byname.track() as outer, byname.track() as inner:
+        depth = torch._C._len_torch_function_stack()
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(RuntimeError, match="broken"):
+            optimizer.step()
+        assert torch._C._len_torch_function_stack() == depth == 2
+        loss = model(torch.ones(1, 2)).sum()
+    assert sites(loss)["AddmmBackward0"].statement == "loss = model(torch.ones(1, 2)).sum()"
+    assert [change.operation for change in inner.mutations(model.weight)] == ["Plain.step"]
+    assert [change.operation for change in outer.mutations(model.weight)] == ["Plain.step"]
+    assert state_of_torch() == before
+    with pytest.raises(RuntimeError, match="broken"), byname.track():
+        optimizer.step()
+    assert state_of_torch() == before
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_compiled_functions_run_compiled_and_the_thread_is_watched_after_each(compiled_before):
+    from torch._dynamo import eval_frame
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    switch = eval_frame._maybe_set_eval_frame
+    layer = nn.Linear(3, 3)
+
+    def broken_up(x):
+        halfway = layer(x).sin()
+        torch._dynamo.graph_break()
+        return halfway.cos()
+
+    def raising(x):
+        halfway = x.exp()
+        torch._dynamo.graph_break()
+        raise ValueError(halfway.shape)
+
+    inner = torch.compile(lambda x: x.sigmoid() * 2, backend=counter)
+    functions = [torch.compile(one, backend=counter) for one in (broken_up, raising, layer, lambda x: inner(x).exp())]
+    x = torch.randn(2, 3, requires_grad=True)
+
+    def run_all():
+        for function in [*functions, inner]:
+            try:
+                function(x)
+            except ValueError:
+                continue
+            finally:
+                depths.append(torch._C._len_torch_function_stack())
+
+    depths = []
+    if compiled_before:
+        run_all()
+        depths.clear()
+    compiled = counter.frame_count
+    with byname.track():
+        run_all()
+        assert depths == [1] * 5
+        assert counter.frame_count == (compiled if compiled_before else 6)
+        once = counter.frame_count
+        run_all()
+    run_all()
+    assert counter.frame_count == once
+    assert eval_frame._maybe_set_eval_frame is switch
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_call_is_one_call():
+    def run(x):
+        return Cube.apply(x * 2).sum()
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    with byname.track() as tracker:
+        loss = compiled(x)
+        loss.backward()
+        after = x * 2
+    assert sites(loss)["CompiledFunctionBackward"].statement == "loss = compiled(x)"
+    assert sites(after)["MulBackward0"].target == "after"
+    assert tracker
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_functions_run_eagerly_while_two_threads_are_watched():
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    run = torch.compile(lambda x: x.sin() * 2, backend=counter)
+    x = torch.ones(3, requires_grad=True)
+    run(x)
+    entered, done = threading.Event(), threading.Event()
+
+    def work():
+        with byname.track():
+            entered.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=work)
+    with byname.track() as tracker:
+        thread.start()
+        entered.wait(10)
+        found = sites(run(x))
+        done.set()
+        thread.join()
+    run(x)
+    assert set(found) == {"SinBackward0", "MulBackward0"}
+    assert counter.frame_count == 1
+    assert tracker
+
+
+def test_the_notes_of_dead_tensors_are_dropped():
+    with byname.track() as tracker:
+        for _ in range(1000):
+            torch.zeros(1)
+    (log,) = tracker.logs
+    assert len(log.made) <= 2
+
+
+def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
+    """Python ignores what a callback raises; only one that runs no Python code cannot meet an interrupt."""
+    with byname.track() as tracker:
+        kept = torch.zeros(1)
+    (log,) = tracker.logs
+    (made,) = log.made.values()
+    assert made() is kept
+    assert isinstance(made.__callback__, types.BuiltinMethodType)

@@ -78,18 +78,19 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
-        self._contexts = ExitStack()
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> Explaining:
         with ExitStack() as entered:
             entered.enter_context(self._tracker)
+            entered.callback(self._tracker.leave_threads)
             entered.enter_context(NEW_THREADS.within(self._thread))
             entered.enter_context(ENGINE.heard_by(self))
             if self._finite is not None:
                 entered.enter_context(self._finite.forward())
             if self._check is not None:
                 entered.enter_context(self._check)
-            self._contexts = entered.pop_all()
+            self._entered.append(entered.pop_all())
         return self
 
     def __exit__(
@@ -97,14 +98,14 @@ class Explaining:
     ) -> None:
         if error is not None:
             safely(self._note, error)
-        self._contexts.close()
+        self._entered.pop().close()
         if error is not None:
             clean(error)
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
         """The context of a thread that was started within this one."""
-        with self._tracker:
+        with self._tracker.in_thread():
             if self._finite is None:
                 yield
             else:

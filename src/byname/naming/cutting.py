@@ -29,7 +29,7 @@ _in_backward = torch._C._current_graph_task_id
 def cuts_by(
     log: Log,
     name: str,
-    inputs: Iterable[Any],
+    inputs: Sequence[Any],
     result: torch.Tensor | None,
     number: int,
     frame: FrameType,
@@ -46,14 +46,28 @@ def cuts_by(
         number: the thread's sequence number at the call.
         frame: the frame that called.
     """
+    if not _may_be_cut(log, inputs):
+        return ()
     tensors = flat(inputs)
-    inherited = _merged(cut for tensor in tensors for cut in log.raw_cuts_of(tensor))
+    inherited = _merged([cut for tensor in tensors for cut in log.raw_cuts_of(tensor)])
     requiring = [tensor for tensor in tensors if requires_grad(tensor)]
     if not requiring or _only_looks(name) or _in_backward() != -1 or not computes(frame):
         return inherited
     origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
     own = _noted(log, name, origins, result, number, frame)
     return inherited if own is None else _merged((own, *inherited))
+
+
+def _may_be_cut(log: Log, inputs: Sequence[Any]) -> bool:
+    """Whether one of the inputs may require grad or have cuts: for the many calls of which this is soon said."""
+    for value in inputs:
+        kind = type(value)
+        if kind in PLAIN_TENSORS:
+            if value.requires_grad or log.raw_cuts_of(value):
+                return True
+        elif issubclass(kind, (torch.Tensor, list, tuple)):
+            return True
+    return False
 
 
 def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:

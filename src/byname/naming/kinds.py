@@ -93,16 +93,14 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     """The version of each tensor; None where it counts none."""
-    if len(tensors) == 1 and type(tensors[0]) in PLAIN_TENSORS and not modes_left():
-        return (None,) if tensors[0].is_inference() else (tensors[0]._version,)
-    with untouched():
+    if not modes_left() and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
         try:
-            return tuple(
-                tensor._version if type(tensor) in PLAIN_TENSORS else fact(tensor, "_version") for tensor in tensors
-            )
+            return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
-            inference = torch._C.TensorBase.is_inference
-            return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
+            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+    with untouched():
+        inference = torch._C.TensorBase.is_inference
+        return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
 
 
 def memory_of(tensor: torch.Tensor) -> Any:

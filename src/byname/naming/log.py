@@ -236,6 +236,9 @@ class Log:
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[RawChange] = deque(maxlen=limit)
         self.cuts: deque[RawCut] = deque(maxlen=limit)
+        self._dead: deque[Made] = deque()
+        # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
+        self._died = self._dead.append
         self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
@@ -257,7 +260,8 @@ class Log:
         self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
     ) -> None:
         """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
-        if frame is None or fact(tensor, "grad_fn") is not None:
+        node = tensor.grad_fn if type(tensor) is torch.Tensor else fact(tensor, "grad_fn")
+        if frame is None or node is not None:
             return
         earlier = self.made.get(id(tensor))
         if earlier is not None and earlier() is tensor:
@@ -292,16 +296,24 @@ class Log:
                     found.append(_mutation(change, before, after))
         return found
 
+    def is_empty(self) -> bool:
+        """Whether nothing was noted."""
+        return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
+
     def _note(self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]) -> Made:
-        made = Made(tensor, self._forget)
-        made.key, made.code, made.instruction, made.first_sight = id(tensor), frame.f_code, frame.f_lasti, first_sight
-        made.passed_on, made.cuts = None, cuts
+        self._forget_the_dead()
+        made = Made(tensor, self._died)
+        made.key, made.code, made.instruction = id(tensor), frame.f_code, frame.f_lasti
+        made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
         return made
 
-    def _forget(self, made: Made) -> None:
-        for notes in (self.made, self.inner):
-            if notes.get(made.key) is made:
-                del notes[made.key]
+    def _forget_the_dead(self) -> None:
+        """Drops the notes of tensors that are gone."""
+        while self._dead:
+            made = self._dead.popleft()
+            for notes in (self.made, self.inner):
+                if notes.get(made.key) is made:
+                    del notes[made.key]
 
 
 def _mutation(change: Change, before: int, after: int) -> Mutation:

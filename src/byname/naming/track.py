@@ -33,11 +33,7 @@ class Tracker:
         TRACKERS.add(self)
 
     def __enter__(self) -> Tracker:
-        log = Log(self._limit)
-        self.logs.append(log)
-        watch = Watch(log)
-        self._entered.append(watch)
-        start(watch)
+        self._enter()
         return self
 
     def __exit__(
@@ -45,9 +41,40 @@ class Tracker:
     ) -> None:
         here = threading.get_ident()
         mine = [watch for watch in self._entered if watch.log.thread == here]
-        watch = (mine or self._entered)[-1]  # a generator can be closed by another thread than the one that entered
-        self._entered.remove(watch)
-        stop(watch)
+        self._leave(
+            (mine or self._entered)[-1]
+        )  # a generator can be closed by another thread than the one that entered
+
+    def _enter(self) -> Watch:
+        log = Log(self._limit)
+        watch = Watch(log)
+        self.logs.append(log)
+        self._entered.append(watch)
+        start(watch)
+        return watch
+
+    def _leave(self, watch: Watch) -> None:
+        """Stops a watch, unless it has been stopped already."""
+        if watch in self._entered:
+            self._entered.remove(watch)
+            stop(watch)
+            if watch.log.is_empty():  # a program may start thousands of threads that compute nothing
+                self.logs.remove(watch.log)
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Watches a thread until it ends, or until `leave_threads`."""
+        watch = self._enter()
+        try:
+            yield
+        finally:
+            self._leave(watch)
+
+    def leave_threads(self) -> None:
+        """Stops every watch of another thread than this."""
+        here = threading.get_ident()
+        for watch in [watch for watch in self._entered if watch.log.thread != here]:
+            self._leave(watch)
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -97,7 +124,7 @@ def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
 
     Graph nodes, leaves and in-place changes then have a `Site`: file, line, function, statement and variable, and an
     overwritten leaf has the name it had. Other functions use the log on their own. It costs about a microsecond a call
-    of a PyTorch function and holds no tensor. Compiled functions run eagerly meanwhile, without being compiled again.
+    of a PyTorch function and holds no tensor. Compiled functions run compiled, and each call of one is noted as one.
 
     Args:
         allocations: to follow every allocation as well; that comes with the census and is refused until then.

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from byname.naming.compiled import Compiled
 from byname.naming.kinds import PLAIN
-from byname.naming.log import Called
+from byname.naming.log import Called, Log
 from byname.naming.modes import remove_mode
 from byname.naming.stepping import Steps
 from byname.naming.watching import Watch
@@ -48,7 +49,7 @@ class _Unseen:
         self._lock = threading.Lock()
         self._watches: dict[int, list[Watch]] = {}
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
-        self._stance: Any = None
+        self._compiled = Compiled(self._watches, self._hide, self._show)
         self._steps = Steps(self._watches)
         self._hook: Any = None
 
@@ -64,7 +65,7 @@ class _Unseen:
                 self._wrap(torch, "compile", self._compiling, _as_it_is)
                 self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
                 self._hook = register_optimizer_step_pre_hook(self._steps.begin)
-            self._compile_nothing()
+            self._compiled.watch()
 
     def unwatch(self, watch: Watch) -> None:
         """Puts the originals back after the last watch; what somebody else has put in their place stays."""
@@ -80,14 +81,24 @@ class _Unseen:
                 owner, name, original, ours = self._wrapped.pop()
                 if vars(owner).get(name) is ours:
                     setattr(owner, name, original)
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+            self._compiled.unwatch()
 
-    def _compile_nothing(self) -> None:
-        """Lets compiled functions run eagerly: their guards would fail under the mode, and they be compiled again."""
-        if self._stance is None and "torch._dynamo" in sys.modules:
-            self._stance = torch.compiler.set_stance("force_eager")
+    def _hide(self) -> None:
+        """Takes the wrappers away for a while."""
+        with self._lock:
+            self._hook.remove()
+            for owner, name, original, ours in self._wrapped:
+                if vars(owner).get(name) is ours:
+                    setattr(owner, name, original)
+
+    def _show(self) -> None:
+        """Puts the wrappers back, unless nobody is watched any more."""
+        with self._lock:
+            if self._wrapped:
+                self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+            for owner, name, original, ours in self._wrapped:
+                if vars(owner).get(name) is original:
+                    setattr(owner, name, ours)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
@@ -121,15 +132,15 @@ class _Unseen:
             watches = self._watches.get(threading.get_ident())
             if not watches:
                 return call(module, *args, **kwargs)
-            logs = [watch.log for watch in watches]
-            depths = [log.enter(module) for log in logs]
+            if len(watches) > 1:
+                return _run_in_all([watch.log for watch in watches], call, module, args, kwargs)
+            log = watches[0].log
+            depth = log.enter(module)
             try:
                 output = call(module, *args, **kwargs)
             finally:
-                for log, depth in zip(logs, depths, strict=True):
-                    del log.modules[depth:]
-            for log in logs:
-                log.note_return(output)
+                del log.modules[depth:]
+            log.note_return(output)
             return output
 
         return running
@@ -140,10 +151,23 @@ class _Unseen:
             compiled = compile_(*args, **kwargs)
             with self._lock:
                 if self._watches:
-                    self._compile_nothing()
+                    self._compiled.watch()
             return compiled
 
         return compiling
+
+
+def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A module's call where several trackers watch the thread."""
+    depths = [log.enter(module) for log in logs]
+    try:
+        output = call(module, *args, **kwargs)
+    finally:
+        for log, depth in zip(logs, depths, strict=True):
+            del log.modules[depth:]
+    for log in logs:
+        log.note_return(output)
+    return output
 
 
 def _as_it_is(function: Any) -> Any:

@@ -54,6 +54,7 @@ class Watch(TorchFunctionMode):
         self.stopped = False
         self.stepping: str | None = None
         self._kinds: dict[Any, int] = {}
+        self._called: dict[Any, Any] = {}
         self._modules = log.modules
         self._add_call = log.calls.append
         self._add_change = log.changes.append
@@ -150,7 +151,7 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            self._note_call(called_as(func, kind), result, before, after, frame)
+            self._note_call(self._called.get(func) or called_as(func, kind), result, before, after, frame)
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
@@ -184,6 +185,7 @@ class Watch(TorchFunctionMode):
         kind = kind_of(function)
         if type(function) is not FunctionType or str(function.__module__).partition(".")[0] == "torch":
             self._kinds[function] = kind
+            self._called[function] = called_as(function, kind)
         return kind
 
     def _operation(self, func: Any, frame: FrameType) -> str:
