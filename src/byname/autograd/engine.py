@@ -112,7 +112,9 @@ class _Engine:
             run, inputs = self._asked(args)
             with ExitStack() as contexts:
                 for listener in listeners:
-                    contexts.enter_context(listener.around(run, t_outputs, inputs))
+                    context = safely(listener.around, run, t_outputs, inputs)
+                    if context is not None:
+                        contexts.enter_context(context)
                 return original(t_outputs, *args, **kwargs)
 
         return engine_run_backward
