@@ -14,7 +14,7 @@ from byname.autograd.asked import models_of, optimizers_of
 from byname.autograd.engine import ENGINE, Run, safely
 from byname.autograd.explain import explain
 from byname.autograd.finding import Finding, Note, explained
-from byname.autograd.finite import FiniteWatch
+from byname.autograd.nonfinite.watch import FiniteWatch
 from byname.autograd.running import RunningCheck
 from byname.autograd.stamps import stamp
 from byname.errors import BadArgumentError

@@ -17,7 +17,7 @@ from byname.autograd.walk import Node, Walk
 from byname.card import fact, is_tensor
 from byname.naming.step import literal
 
-__all__ = ["Slot", "has_freed_slot", "packed_in", "slots_of", "versions_of", "versions_told"]
+__all__ = ["Slot", "has_freed_slot", "packed_in", "slots_in", "slots_of", "versions_of", "versions_told"]
 
 
 class Slot(NamedTuple):
@@ -176,9 +176,14 @@ def _tensor_in(packed: object) -> torch.Tensor | None:
     return inside[0] if len(inside) == 1 else None
 
 
+def slots_in(node: Node) -> list[Slot]:
+    """The saved tensors of one node alone. To be called inside `untouched`."""
+    return list(slots_of_node(0, node, _saved_fields(type(node))))
+
+
 def has_freed_slot(node: Node) -> bool:
     """Whether something that a node had saved has been freed. To be called inside `untouched`."""
-    return any(slot.state == "freed" for slot in slots_of_node(0, node, _saved_fields(type(node))))
+    return any(slot.state == "freed" for slot in slots_in(node))
 
 
 def versions_of(node: Node, field: str) -> tuple[int, int] | None:

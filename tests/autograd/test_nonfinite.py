@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.autograd.finite import FiniteWatch, _Run
+from byname.autograd.nonfinite.backward import WatchedRun
+from byname.autograd.nonfinite.watch import FiniteWatch
 
 
 @contextmanager
@@ -296,7 +297,7 @@ def test_no_hook_is_left_after_a_backward_that_raises():
             loss.backward(retain_graph=True)
     assert found == []
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is _Run]
+    assert not [one for one in gc.get_objects() if type(one) is WatchedRun]
 
 
 def test_nothing_is_kept_alive(no_collection):

@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from byname.autograd.numbers import is_finite, kind_of, looking, not_finite
-from byname.autograd.singular import operation_of, remedy_for, why
+from byname.autograd.nonfinite.numbers import is_finite, kind_of, looking, not_finite
+from byname.autograd.nonfinite.singular import operation_of, remedy_for, why
 from byname.naming.frames import caller
 from byname.naming.log import is_in_place
 from byname.naming.modes import remove_mode

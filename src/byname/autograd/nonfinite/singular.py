@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.autograd.numbers import can_look, not_finite
+from byname.autograd.nonfinite.numbers import can_look, not_finite
 from byname.table import counted
 
 __all__ = ["operation_of", "remedy_for", "why"]
