@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Entry", "clean", "frames", "users_frame", "without_byname"]
 
@@ -22,7 +22,10 @@ class Entry(NamedTuple):
 def clean(error: BaseException) -> None:
     """Takes byname out of the tracebacks of an error, of its causes and contexts, and of the errors it groups."""
     for one in _related(error):
-        one.__traceback__ = without_byname(one.__traceback__)
+        before = _TRACEBACK.__get__(one)
+        after = without_byname(before)
+        if after is not before:  # past a frozen class, or one with a __setattr__ of its own
+            _TRACEBACK.__set__(one, after)
 
 
 def without_byname(traceback: TracebackType | None) -> TracebackType | None:
@@ -92,4 +95,5 @@ def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> 
         ours[before - 1] = True
 
 
+_TRACEBACK: Any = vars(BaseException)["__traceback__"]
 _HERE = str(Path(__file__).parent) + os.sep

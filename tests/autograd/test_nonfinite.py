@@ -95,7 +95,7 @@ def test_the_call_of_the_forward_pass_is_told(case):
         y = compute(leaf(*values))
         y.sum().backward()
     (one,) = found
-    assert one.message.startswith(f"`{operation}` at test_finite.py:")
+    assert one.message.startswith(f"`{operation}` at test_nonfinite.py:")
     assert f"into {kind} in the forward pass" in one.message
     assert reason in one.message
 
@@ -116,7 +116,7 @@ def test_the_operation_of_the_backward_pass_is_told(case):
         loss = compute(leaf(*values))
         loss.backward()
     (one,) = found
-    assert one.message.startswith(f"the backward of `{operation}` at test_finite.py:")
+    assert one.message.startswith(f"the backward of `{operation}` at test_nonfinite.py:")
     assert f"turned finite gradients into {kind}" in one.message
 
 

@@ -18,10 +18,11 @@ from byname.autograd.causes.unreached import unreached
 from byname.autograd.finding import Finding
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.autograd.scene import Scene, parameters_of
-from byname.autograd.walk import has_graph
+from byname.autograd.walk import has_graph, is_node
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.fsdp import gathered_parameters, is_sharded
+from byname.naming.modules import parameters_in
 from byname.quiet import collection_paused, untouched
 
 __all__ = ["check"]
@@ -57,7 +58,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     """
     roots = list(loss) if type(loss) in (list, tuple) else [loss]
     for root in roots:
-        if not is_tensor(root) and not hasattr(type(root), "next_functions"):
+        if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
             raise NotATensorError(f"check() wants the loss, a tensor, and this is of type {type(root).__name__}")
     scene = Scene(roots, (), models_of(model), optimizers_of(optimizer))
     with collection_paused():
@@ -79,16 +80,17 @@ class _Check:
     def findings(self) -> list[Finding]:
         """Everything there is to say."""
         scene = self._scene
-        found = [*self._spoilt(), *graph_in_grad(scene, self._tensors), *graph_grows(scene)]
+        grown = graph_grows(scene)
+        found = [*self._spoilt(bool(grown)), *graph_in_grad(scene, self._tensors), *grown]
         missing = self._missing()
         if missing:
             wrappers = [one for one in scene.models if type(one) is nn.parallel.DistributedDataParallel]
             found += unreached(scene, missing, wrappers)
         return [*found, *self._unowned()]
 
-    def _spoilt(self) -> list[Finding]:
-        """What this backward needs and will not find."""
-        twice = backward_twice(self._scene)
+    def _spoilt(self, is_grown: bool) -> list[Finding]:
+        """What this backward needs and will not find; that a running total cannot be backwarded follows from it."""
+        twice = None if is_grown else backward_twice(self._scene)
         return [*([twice] if twice is not None else []), *modified(self._scene)]
 
     def _missing(self) -> list[torch.Tensor]:
@@ -106,7 +108,7 @@ class _Check:
             return []
         leaves = self._leaves()
         outside = left_out(scene, leaves) if scene.optimizers else []
-        newcomers = [name for finding in outside for name in finding.culprits]
+        newcomers = [leaf for leaf in leaves if leaf.name in {name for one in outside for name in one.culprits}]
         return [*outside, *orphaned(scene, self._strangers(), newcomers), *free_leaves(scene, leaves)]
 
     def _leaves(self) -> Sequence[Leaf]:
@@ -131,7 +133,7 @@ class _Check:
         scene = self._scene
         if not scene.models or not scene.optimizers:
             return []
-        theirs = {id(one) for model in scene.models for one in nn.Module.parameters(model)}
+        theirs = {id(one) for model in scene.models for one in parameters_in(model)}
         every = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
         return [one for key, one in every.items() if key not in theirs and key not in self._reached]
 
@@ -144,5 +146,5 @@ def _learning(model: nn.Module) -> list[torch.Tensor]:
         if is_sharded(type(module))
         for one in gathered_parameters(module)
     }
-    every = nn.Module.parameters(model)
+    every = parameters_in(model)
     return [gathered.get(id(one), one) for one in every if fact(one, "requires_grad")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -20,10 +21,11 @@ from byname.autograd.causes.unreached import ddp_unused, unused_input
 from byname.autograd.causes.values import anomaly
 from byname.autograd.causes.words import lines
 from byname.autograd.finding import Explanation, Finding, explained
-from byname.autograd.scene import Scene, scene_of
+from byname.autograd.scene import Scene, message_of, scene_of
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.naming.frames import revisiting
 from byname.quiet import collection_paused
+from byname.site import is_torch
 
 __all__ = ["explain"]
 
@@ -86,7 +88,9 @@ _Explains = Callable[[Scene, BaseException], Finding | None]
 
 def _understood(error: BaseException, scene: Scene) -> Finding | None:
     """The first explanation whose words are in the error's message and whose evidence is there."""
-    message = _message(error)
+    message = message_of(error)
+    if _is_raised_by_the_user(scene):
+        return None
     for kinds, words, explains in _KNOWN:
         if issubclass(type(error), kinds) and re.search(words, message):
             finding = explains(scene, error)
@@ -95,12 +99,16 @@ def _understood(error: BaseException, scene: Scene) -> Finding | None:
     return None
 
 
-def _message(error: BaseException) -> str:
-    return " ".join(str(part) for part in error.args if type(part) is str)
+def _is_raised_by_the_user(scene: Scene) -> bool:
+    """Whether the error comes from a ``raise`` of the program's own, whatever its words are."""
+    if not scene.places or is_torch(scene.places[0].frame.f_code.co_filename):
+        return False
+    code, instruction = scene.places[0].frame.f_code, scene.places[0].instruction
+    return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")
 
 
 def _modified(scene: Scene, error: BaseException) -> Finding | None:
-    return next(iter(modified(scene, _message(error))), None)
+    return next(iter(modified(scene, message_of(error))), None)
 
 
 _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str, _Explains]] = (

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from byname.autograd.asked import models_of, optimizers_of
 from byname.autograd.engine import ENGINE, Run, safely
 from byname.autograd.explain import explain
-from byname.autograd.finding import Finding, Note, explained
+from byname.autograd.finding import Finding, Note, can_take_a_note, explained
 from byname.autograd.nonfinite.watch import FiniteWatch
 from byname.autograd.running import RunningCheck
 from byname.autograd.stamps import stamp
 from byname.errors import BadArgumentError
+from byname.naming.threads import NEW_THREADS
 from byname.naming.track import track
-from byname.threads import NEW_THREADS
 from byname.tracebacks import clean
 
 __all__ = ["Explaining", "explaining"]
@@ -100,7 +100,7 @@ class Explaining:
             safely(self._note, error)
         self._entered.pop().close()
         if error is not None:
-            clean(error)
+            safely(clean, error)
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
@@ -125,11 +125,11 @@ class Explaining:
 
     def _note(self, error: BaseException) -> None:
         """Adds the explanation to an error that has none yet."""
-        if not issubclass(type(error), Exception) or explained(error) is not None:
+        if not issubclass(type(error), Exception) or explained(error) is not None or not can_take_a_note(error):
             return
         why = explain(error, model=self._models, optimizer=self._optimizers)
         if why.cause != "unknown":
-            error.add_note(Note.of(why))
+            BaseException.add_note(error, Note.of(why))
 
     def __call__(self, function: F) -> F:
         """The function with this context around each of its calls."""
@@ -161,6 +161,25 @@ class _Around:
         safely(stamp, self.run, self.roots, self.inputs, error is not None)
 
 
+def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """A generator whose every step runs in a context; what its caller does between two steps does not."""
+    step: Callable[[], Any] = functools.partial(next, running)
+    while True:
+        try:
+            with context:
+                item = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = functools.partial(running.send, (yield item))
+        except GeneratorExit:
+            with context:
+                running.close()
+            raise
+        except BaseException as thrown:  # noqa: BLE001 - whatever the caller throws in is for the generator
+            step = functools.partial(running.throw, thrown)
+
+
 def _decorated(context: Callable[[], Explaining], function: F) -> F:
     """A function, generator or coroutine with a context around its whole run."""
     if inspect.isasyncgenfunction(function):
@@ -171,8 +190,7 @@ def _decorated(context: Callable[[], Explaining], function: F) -> F:
             return function(*args, **kwargs)
 
     def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with context():
-            return (yield from function(*args, **kwargs))
+        return (yield from _resumed_in(context(), function(*args, **kwargs)))
 
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         with context():

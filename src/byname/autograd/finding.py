@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from byname.naming.name import Name
+from byname.naming.reading import attributes_of
 from byname.site import Site
 from byname.table import printable
 
-__all__ = ["CAUSES", "Explanation", "Finding", "Note", "explained", "listed"]
+__all__ = ["CAUSES", "Explanation", "Finding", "Note", "can_take_a_note", "explained", "listed", "said"]
 
 CAUSES = (
     "backward-twice",
@@ -102,17 +103,37 @@ class Note(str):
         note.explanation = explanation
         return note
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is text alone, and needs no byname."""
+        return str, (str(self),)
+
 
 def explained(error: BaseException) -> Explanation | None:
     """The explanation that an exception carries as a note already; None when it has none."""
-    notes = getattr(error, "__notes__", None)
+    notes = attributes_of(error).get("__notes__")
     found = [note for note in notes if type(note) is Note] if type(notes) is list else []
     return found[0].explanation if found else None
 
 
+def can_take_a_note(error: BaseException) -> bool:
+    """Whether ``add_note`` will work: a program may have put something else in its place."""
+    return type(attributes_of(error).get("__notes__", [])) is list
+
+
+def said(name: Name) -> str:
+    """A variable in a sentence."""
+    if not name.path:
+        return f"what was made at {name.site}" if name.site else "a tensor without a name"
+    relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
+    if relation is None:
+        relation = f"{name.relation} " if name.relation else ""
+    words = str(replace(name, relation=""))
+    return f"{relation}`{words}`"
+
+
 def listed(names: Iterable[object], most: int = 6) -> str:
     """Names in a sentence: ```a`, `b` and 3 more``."""
-    words = list(dict.fromkeys(f"`{name}`" for name in names))
+    words = list(dict.fromkeys(said(name) if type(name) is Name else f"`{name}`" for name in names))
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
@@ -120,6 +141,6 @@ def listed(names: Iterable[object], most: int = 6) -> str:
 
 def _shown(sites: Iterable[Site]) -> list[str]:
     """The lines of a story, each place once."""
-    places = {str(site): site.statement or f"in {site.function}" for site in sites}
-    width = max(map(len, places), default=0)
-    return [f"    {place:<{width}}  {statement}" for place, statement in places.items()]
+    each = {(site.file, site.line, site.statement): site for site in sites}.values()
+    width = max((len(str(site)) for site in each), default=0)
+    return [f"    {site!s:<{width}}  {site.statement or f'in {site.function}'}" for site in each]

@@ -36,7 +36,7 @@ class RunningCheck:
     ) -> None:
         self._report = report
         self._models, self._optimizers = models, optimizers
-        self._seen: set[tuple[CodeType | None, int]] = set()
+        self._runs: dict[tuple[CodeType | None, int], int] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[_Waiting] = []
         self._hook: Any = None
@@ -51,16 +51,25 @@ class RunningCheck:
         self._hook.remove()
 
     def before(self, run: Run, roots: Sequence[Any]) -> None:
-        """Checks the roots of a backward that is about to run, if it is the first from its line."""
+        """Checks the roots of a backward that is about to run: its line's first, and one some steps later."""
         place = (run.code, run.instruction)
-        if place in self._seen or run.partial:
+        self._runs[place] = self._runs.get(place, 0) + 1
+        if run.partial or self._runs[place] not in (1, _GROWN_BY):
             return
-        self._seen.add(place)
+        if self._runs[place] == _GROWN_BY:
+            self._tell_of_growth(roots)
+            return
         optimizers = self._optimizers or _concerned(roots)
         for finding in check(list(roots), model=self._models, optimizer=optimizers):
             self.tell(finding)
         if not self._models:
             self._waiting += _cut_off_from(roots, optimizers)
+
+    def _tell_of_growth(self, roots: Sequence[Any]) -> None:
+        """Tells what only shows after some iterations."""
+        for finding in check(list(roots)):
+            if finding.cause in ("graph-grows", "graph-in-grad"):
+                self.tell(finding)
 
     @eager
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -78,6 +87,10 @@ class RunningCheck:
         if key not in self._told:
             self._told.add(key)
             self._report(finding)
+
+
+_GROWN_BY = 4
+"""At which backward of a line to look for a graph that has grown: three iterations lie behind it then."""
 
 
 class _Waiting(NamedTuple):

@@ -26,7 +26,7 @@ from byname.naming.sites import name_at, name_of_output, site_of_tensor
 from byname.quiet import untouched
 from byname.site import Site, is_torch, locate
 
-__all__ = ["Scene", "base_name", "living_optimizers", "name_around", "parameters_of", "scene_of"]
+__all__ = ["Scene", "base_name", "living_optimizers", "message_of", "name_around", "parameters_of", "scene_of"]
 
 
 class Scene:
@@ -82,6 +82,20 @@ class Scene:
         engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
         outside = self.places[engine[-1] :] if engine else self.places
         return next((place for place in outside if not _is_torch(place.frame)), None)
+
+    @cached_property
+    def _failed_in_python(self) -> bool:
+        """Whether the error came from the backward of a custom function, inside of the engine."""
+        engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
+        return any(not _is_torch(place.frame) for place in self.places[: engine[0] if engine else 0])
+
+    def can_fail_at(self, number: int) -> bool:
+        """Whether a node without its saved tensors fails. A custom function does only if it asks for them.
+
+        So without an error that comes out of one, a custom function is not blamed.
+        """
+        is_custom = issubclass(type(self.walk.nodes[number]), torch._C._FunctionBase)
+        return is_custom == self._failed_in_python
 
     @cached_property
     def all_optimizers(self) -> list[Any]:
@@ -201,6 +215,11 @@ def _is_torch(frame: FrameType) -> bool:
     """Whether a frame is none that the user looks for a mistake in: PyTorch's, or one that a context manager adds."""
     file = frame.f_code.co_filename
     return is_torch(file) or file.startswith("<frozen") or file == contextlib.__file__
+
+
+def message_of(error: BaseException) -> str:
+    """The words of an error, without asking its class for them."""
+    return " ".join(part for part in error.args if type(part) is str)
 
 
 def scene_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Scene:

@@ -29,7 +29,8 @@ def stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -
     Args:
         run: the run that has ended.
         roots, inputs: what it was asked for.
-        failed: whether it stopped at an error: then only nodes that are found freed have been run for certain.
+        failed: whether it stopped at an error. It has then freed what is found freed, apart from what was so before:
+            of nodes made under a tracker that would be known.
     """
     with untouched(), collection_paused():
         _stamp(run, roots, inputs, failed)
@@ -45,7 +46,8 @@ def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) 
     if needed is not None:
         ran = [nodes[number] for number in needed]
     elif failed:
-        ran = [node for node in nodes[1:] if has_freed_slot(node)]
+        lookup = walk.lookup()
+        ran = [node for node in nodes[1:] if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
     else:
         ran = nodes[1:]
     key = _FREED if run.frees or failed else _FIRST

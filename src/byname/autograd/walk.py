@@ -25,7 +25,17 @@ from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import printable
 
-__all__ = ["Node", "PathCounts", "Walk", "accumulator", "has_graph", "node_name", "opaque_reason", "root_node"]
+__all__ = [
+    "Node",
+    "PathCounts",
+    "Walk",
+    "accumulator",
+    "has_graph",
+    "is_node",
+    "node_name",
+    "opaque_reason",
+    "root_node",
+]
 
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``; its children are looked at through private methods, which the stub does not know."""
@@ -203,7 +213,7 @@ def root_node(root: Any) -> Node:
             if node is None:
                 raise NoGraphError(why_no_graph(root, site_of_tensor(root)))
             return node
-    if _is_node(root):
+    if is_node(root):
         return root
     if type(root) is torch.autograd.graph.GradientEdge:
         return root.node
@@ -270,7 +280,8 @@ def _as_sequence(root: Any) -> list[Any]:
     return list(root)
 
 
-def _is_node(thing: object) -> bool:
+def is_node(thing: object) -> bool:
+    """Whether this is a node of autograd's graph, judged by its class."""
     return hasattr(type(thing), "next_functions") and hasattr(type(thing), "_sequence_nr")
 
 

@@ -231,6 +231,7 @@ class Log:
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
         self.made: dict[int, Made] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
@@ -295,6 +296,10 @@ class Log:
                 if reference() is owner:
                     found.append(_mutation(change, before, after))
         return found
+
+    def of_this_thread(self) -> bool:
+        """Whether it is this very thread's log; identifiers of threads are used again."""
+        return self._thread() is threading.current_thread()
 
     def is_empty(self) -> bool:
         """Whether nothing was noted."""

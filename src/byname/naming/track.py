@@ -46,12 +46,19 @@ class Tracker:
         )  # a generator can be closed by another thread than the one that entered
 
     def _enter(self) -> Watch:
-        log = Log(self._limit)
-        watch = Watch(log)
-        self.logs.append(log)
+        watch = Watch(self._log())
         self._entered.append(watch)
         start(watch)
         return watch
+
+    def _log(self) -> Log:
+        """The log of this thread: the one there is, if this thread has been watched before and is not now."""
+        busy = [watch.log for watch in self._entered]
+        mine = [log for log in self.logs if log.of_this_thread() and log not in busy]
+        if not mine:
+            mine = [Log(self._limit)]
+            self.logs += mine
+        return mine[0]
 
     def _leave(self, watch: Watch) -> None:
         """Stops a watch, unless it has been stopped already."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import CodeType
 
 import torch
-from torch import nn
 
-from byname.autograd.causes.words import at, blamed, lines, said
+from byname.autograd.causes.words import at, blamed, lines, said, told
 from byname.autograd.finding import Finding, listed
 from byname.autograd.scene import Scene
 from byname.autograd.walk import has_graph, why_no_graph
 from byname.card import fact, is_tensor
 from byname.naming.log import Cut, Log, Made
+from byname.naming.modules import parameters_in
 from byname.naming.name import Name, unnamed
 from byname.naming.sites import name_at, site_of_tensor
 from byname.naming.track import logs
 from byname.quiet import untouched
-from byname.site import Site, Spot, locate
+from byname.site import Site, Spot, locate, statements_binding
 
 __all__ = ["Snip", "no_grad_path", "why_cut"]
 
@@ -55,37 +57,40 @@ def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | 
     if not cut_off:
         return None
     with untouched():
-        snips = _snips(cut_off[0])
-        if snips:
-            return _at_cuts(scene, snips)
+        cuts = [cut for log in logs() for cut in log.cuts_of(cut_off[0])]
+        if cuts:
+            return _at_cuts(scene, _first_of_each(cuts), certain=True)
+        taken, certain = _taken_out(cut_off[0])
+        if taken:
+            return _at_cuts(scene, _first_of_each(taken), certain)
         return _frozen(scene, cut_off[0]) or _unseen(scene, cut_off[0])
 
 
-def _snips(root: torch.Tensor) -> list[Snip]:
-    """The cuts that a tensor comes from. Under ``no_grad`` every call is one, and the first is told."""
-    cuts = [cut for log in logs() for cut in log.cuts_of(root)] or [
-        cut for log in logs() for cut in _taken_out(log, root)
-    ]
+def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
+    """The cuts to tell of. Under ``no_grad`` every call is one, and the first is told."""
     first: dict[str, Cut] = {}
     for cut in cuts:
         first.setdefault(cut.reason or f"{cut.code}{cut.instruction}", cut)
     return [Snip(cut) for cut in first.values()]
 
 
-def _taken_out(log: Log, root: torch.Tensor) -> list[Cut]:
-    """The calls that took numbers out of PyTorch, from which a tensor was made anew.
+def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
+    """The calls that took numbers out of PyTorch, from which a tensor was made anew, and whether that is certain.
 
     The one whose statement made the tensor too, or assigned a variable that the statement reads; else every one that
     may be meant, when they are few: the way of a number through the program is not seen.
     """
-    made = _making_in(log, root)
-    if made is None:
-        return []
+    log = next((log for log in logs() if _making_in(log, root) is not None), None)
+    made = None if log is None else _making_in(log, root)
+    if log is None or made is None:
+        return [], False
     into, out = locate(made.code, made.instruction), [Cut(*raw) for raw in log.cuts]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {(cut.code, cut.instruction): cut for cut in out if cut.result is None and cut.number >= begin}
     sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
-    return sure[-1:] or (list(numbers.values()) if len(numbers) <= _MOST_PLACES else [])
+    if sure or len(numbers) > _MOST_PLACES or not _makes_anew(made.code, into):
+        return sure[-1:], True
+    return list(numbers.values()), False
 
 
 _MOST_PLACES = 3
@@ -94,6 +99,15 @@ _MOST_PLACES = 3
 def _feeds(out: Spot, into: Spot) -> bool:
     """Whether a statement is the same as another, or assigns a variable that the other reads."""
     return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
+
+
+def _makes_anew(code: CodeType, into: Spot) -> bool:
+    """Whether a statement, or one that assigns a variable it reads, makes a tensor of plain numbers or of an array."""
+    before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
+    return any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
+
+
+_MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
 def _spot(cut: Cut) -> Spot:
@@ -105,18 +119,13 @@ def _making_in(log: Log, root: torch.Tensor) -> Made | None:
     return made if made is not None and made() is root else None
 
 
-def _at_cuts(scene: Scene, snips: Sequence[Snip]) -> Finding:
-    first = snips[0]
-    name = first.name(scene)
-    if len(snips) == 1:
-        message = f"no gradient can flow back from here: {said(name)}{at(first.site)} {why_cut(first.cut)}"
-    else:
-        told = "; ".join(f"{said(snip.name(scene))}{at(snip.site)} {why_cut(snip.cut)}" for snip in snips)
-        may = "may end" if all(snip.cut.result is None for snip in snips) else "ends"
-        message = f"no gradient can flow back from here, it {may} in several places: {told}"
+def _at_cuts(scene: Scene, snips: Sequence[Snip], certain: bool) -> Finding:
+    places = [f"{told(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in snips]
+    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
+    message = f"{ends} {'; and '.join(places)}"
     names = blamed(*(snip.name(scene) for snip in snips))
     sites = lines(*(snip.site for snip in snips), scene.noticed)
-    return Finding("no-grad-path", message, names, sites, _remedy(first.cut))
+    return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
 
 
 def why_cut(cut: Cut) -> str:
@@ -165,7 +174,7 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
 
 def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
     """Parameters that were frozen, where nothing that requires grad went into the loss at all."""
-    given: list[torch.Tensor] = [one for model in scene.models for one in nn.Module.parameters(model)]
+    given: list[torch.Tensor] = [one for model in scene.models for one in parameters_in(model)]
     if any(fact(one, "requires_grad") for one in given):
         return None
     seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]

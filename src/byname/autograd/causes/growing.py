@@ -34,10 +34,11 @@ def graph_grows(scene: Scene) -> list[Finding]:
     if join is None or join.spans < 2:
         return []
     variable = scene.variable(join.carrier)
-    message = (
-        f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: {said(variable)} "
-        f"carries it from one iteration to the next{at(join.site)}, so it grows with every iteration, in memory and in "
-        "time"
+    message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
+        f"{said(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every iteration, "
+        "in memory and in time"
+        if join.is_chain
+        else f"{said(variable)} brings them together{at(join.site)}. If every iteration adds one, it grows without end"
     )
     remedy = (
         "for a running total add loss.item() or loss.detach(); for a state that is carried over detach it at the "
@@ -47,25 +48,35 @@ def graph_grows(scene: Scene) -> list[Finding]:
 
 
 class _Join(NamedTuple):
-    """A line at which nodes of one iteration use nodes of earlier ones, what it carries over, from how many of them."""
+    """A line at which nodes of one iteration use nodes of earlier ones.
+
+    Attributes:
+        site: the line.
+        carrier: the node whose result is carried over.
+        spans: how many earlier iterations are reached there.
+        is_chain: whether each iteration has used the one before it in the same way.
+    """
 
     site: Site | None
     carrier: int
     spans: int
+    is_chain: bool
 
 
 def _joins(scene: Scene, runs: Sequence[Run | None]) -> Iterator[_Join]:
     found: dict[Site | None, list[int]] = {}
     reached: dict[Site | None, set[Run | None]] = {}
+    chains: dict[Site | None, bool] = {}
     for user, row in enumerate(scene.walk.rows):
         older = [below for below in row if below and _is_older(runs[below], runs[user])]
         if older:
             site = scene.site(user)
             adds_up = site is not None and any(scene.site(below) == site for below in row if below)
+            chains[site] = chains.get(site, False) or adds_up or (runs[user] is not None)
             found.setdefault(site, []).append(user if adds_up else older[0])
             reached.setdefault(site, set()).update(runs[below] for below in older)
     for site, carriers in found.items():
-        yield _Join(site, carriers[0], len(_iterations(reached[site])))
+        yield _Join(site, carriers[0], len(_iterations(reached[site])), chains[site])
 
 
 def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:

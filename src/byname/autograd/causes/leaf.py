@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from byname.autograd.causes.words import at, blamed, lines, said
 from byname.autograd.finding import Finding
@@ -19,7 +20,7 @@ from byname.naming.reading import attributes_of
 from byname.naming.sites import site_of_tensor
 from byname.naming.track import logs
 from byname.quiet import untouched
-from byname.site import expression
+from byname.site import Spot, expression, locate, statements_binding
 
 __all__ = ["leaf_in_place", "non_leaf_grad"]
 
@@ -83,27 +84,48 @@ def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:
 
 
 def _asked_for_grad(scene: Scene) -> Iterator[torch.Tensor]:
-    """The tensors without a gradient of their own whose ``.grad`` stands in the failing statement."""
+    """The tensors without a gradient of their own whose ``.grad`` the failing expression reads."""
     place = scene.users_place
-    if place is None:
+    found = None if place is None else expression(place.frame.f_code, place.instruction)
+    if place is None or found is None:
         return
-    found = expression(place.frame.f_code, place.instruction)
-    statement = None if found is None else found.statement
+    code = place.frame.f_code
     variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    for node in [] if statement is None else ast.walk(statement):
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
-            value = evaluated(node.value, variables)
-            if is_tensor(value) and _is_result(value):
-                yield value
-    yield from _read_there(place.frame.f_code)
+    for node in _gradients_in(found.node, code, variables):
+        value = evaluated(node.value, variables)
+        if value is None:
+            yield from _read_there(code, node.lineno)
+        elif is_tensor(value) and _is_result(value):
+            yield value
 
 
-def _read_there(code: CodeType) -> Iterator[torch.Tensor]:
-    """The tensors whose missing ``.grad`` this function was seen to read, the last one first."""
+def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> Iterator[ast.Attribute]:
+    """Each ``x.grad`` in an expression, and that which a variable of it was given: ``g = x.grad``."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "grad":
+            yield part
+        if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
+            for spot in statements_binding(code, part.id):
+                value = _assigned_in(spot)
+                if isinstance(value, ast.Attribute) and value.attr == "grad":
+                    yield value
+
+
+def _assigned_in(spot: Spot) -> ast.expr | None:
+    """The value of a simple assignment, parsed from its source."""
+    try:
+        statement = ast.parse(spot.site.statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+        return None
+    return statement.value if isinstance(statement, ast.Assign) else None
+
+
+def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
+    """The tensors whose missing ``.grad`` was seen to be read on this line, the last one first."""
     for log in logs():
-        for where, _, reference in reversed(log.grad_reads):
+        for where, instruction, reference in reversed(log.grad_reads):
             tensor = reference()
-            if where is code and tensor is not None:
+            if where is code and tensor is not None and locate(code, instruction).site.line == line:
                 yield tensor
 
 
@@ -122,31 +144,37 @@ def _tensors_at(scene: Scene) -> Iterator[torch.Tensor]:
         return
     variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
     with untouched():
-        for node in _subjects(found.node):
-            value = evaluated(node, variables)
+        for value in _subjects(found.node, variables):
             yield from (one for one in _inside(value) if is_tensor(one))
 
 
-def _subjects(node: ast.AST) -> list[ast.expr]:
-    """The expressions that a call or assignment works on, what it changes first."""
+def _subjects(node: ast.AST, variables: dict[str, Any]) -> list[Any]:
+    """What a call or assignment changes; nothing where that cannot be read from the source."""
     if isinstance(node, ast.AugAssign):
-        return [node.target]
+        return [evaluated(node.target, variables)]
     if isinstance(node, ast.Subscript):
-        return [node.value]
-    if isinstance(node, ast.BinOp):
-        return [node.left, node.right]
-    if isinstance(node, ast.Call):
-        method = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        return [*method, *node.args, *(keyword.value for keyword in node.keywords)]
-    return []
+        return [evaluated(node.value, variables)]
+    if not isinstance(node, ast.Call):
+        return []
+    out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
+    if isinstance(node.func, ast.Attribute) and not out:
+        receiver = evaluated(node.func.value, variables)
+        if not _is_namespace(receiver):
+            return [receiver]
+    return [evaluated(one, variables) for one in out or node.args[:1]]
+
+
+def _is_namespace(value: Any) -> bool:
+    """Whether ``value.function(x)`` changes `x` and not the value: a module of Python's, or one of PyTorch's."""
+    return type(value) is ModuleType or issubclass(type(value), nn.Module)
 
 
 def _inside(value: Any) -> list[Any]:
     """A value, or what a list, a tuple or a module's parameters hold."""
     if type(value) in (list, tuple):
         return list(value)
-    if issubclass(type(value), torch.nn.Module):
-        return list(torch.nn.Module.parameters(value))
+    if issubclass(type(value), nn.Module):
+        return list(nn.Module.parameters(value))
     return [value]
 
 
@@ -177,7 +205,7 @@ def _attribute(holder: Any, name: str) -> Any:
 
 def _item(holder: Any, key: ast.AST, variables: dict[str, Any]) -> Any:
     wanted = key.value if isinstance(key, ast.Constant) else evaluated(key, variables)
-    if issubclass(type(holder), torch.nn.Module):
+    if issubclass(type(holder), nn.Module):
         holder = list(
             (attributes_of(holder).get("_modules") or attributes_of(holder).get("_parameters") or {}).values()
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterable
 from typing import Any
 
-from byname.autograd.causes.words import at, blamed, lines, said
+import torch
+
+from byname.autograd.causes.words import at, blamed, lines, said, told
 from byname.autograd.finding import Finding
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.scene import Scene, base_name
@@ -30,8 +32,11 @@ def modified(scene: Scene, message: str = "") -> list[Finding]:
         scene: the graph.
         message: PyTorch's error, where there is one already.
     """
+    if not scene.has_graph:
+        return []
     with untouched():
-        changed = {slot.number: slot for slot in slots_of(scene.walk) if slot.state == "modified"}
+        spoilt = [slot for slot in slots_of(scene.walk) if slot.state == "modified"]
+        changed = {slot.number: slot for slot in spoilt if scene.can_fail_at(slot.number)}
         first = [changed[number] for number in scene.order() if number in changed]
         if message:
             first = _told(scene, first, message)[:1]
@@ -97,7 +102,6 @@ class _Change:
 
     def _changed(self, change: Mutation | None) -> Finding:
         where = None if change is None else change.site
-        saved, name = self.saved, said(self.name)
         if change is None:
             unseen = "by something that no tracker saw" if logs() else "byname.explaining() remembers the line"
             what = f"changed in place since ({unseen})"
@@ -105,13 +109,13 @@ class _Change:
             more = len(self.changes) - 1
             again = f" and {counted(more, 'time')} more" if more else ""
             what = f"changed in place by {change.operation}(){at(where)}{again}"
-        message = f"autograd saved {name}{at(saved)} for this backward, and it was {what}"
+        message = f"autograd saved {told(self.name, self.saved)} for this backward, and it was {what}"
         return Finding(
             "modified-in-place",
             message,
             blamed(self.name),
-            lines(saved, where, self._scene.noticed),
-            _remedy(change, self.name),
+            lines(self.saved, where, self._scene.noticed),
+            _remedy(change, self.name, self._is_leaf()),
         )
 
     def _stepped(self, where: Site | None, what: str) -> Finding:
@@ -124,10 +128,19 @@ class _Change:
             "call every backward before the step, or compute the forward again after it",
         )
 
+    def _is_leaf(self) -> bool:
+        """Whether it is a parameter, or another leaf that learns: of one there can be no second under its name."""
+        base = self._base()
+        return base is not None and bool(fact(base, "requires_grad")) and fact(base, "grad_fn") is None
+
+    def _base(self) -> torch.Tensor | None:
+        tensor = self._slot.tensor
+        base = None if tensor is None else fact(tensor, "_base")
+        return tensor if base is None else base
+
     def _optimizer(self) -> str:
         """The optimizer that has this parameter, among those given or found; empty when none has."""
-        tensor = self._slot.tensor
-        base = None if tensor is None else (fact(tensor, "_base") if fact(tensor, "_base") is not None else tensor)
+        base = self._base()
         for optimizer in self._scene.all_optimizers:
             for group in optimizer.param_groups:
                 if any(one is base for one in group["params"]):
@@ -135,43 +148,51 @@ class _Change:
         return ""
 
 
-_OUT_OF_PLACE = {"__setitem__": "", "copy_": "", "zero_": "", "fill_": "", "set_": ""}
-
-
-def _remedy(change: Mutation | None, name: Name) -> str:
-    """The statement written without the change in place."""
+def _remedy(change: Mutation | None, name: Name, is_leaf: bool) -> str:
+    """What to write instead of the change in place."""
     it = name.path or "the tensor"
-    site = None if change is None else change.site
-    if change is None or site is None:
-        return f"write the change of {it} out of place: {it} = {it} + ... instead of {it} += ..."
-    plain = _augmented(site.statement)
-    if plain is not None:
-        return f"write it out of place: {plain}"
-    operation = change.operation
-    if operation == "__setitem__" or operation in _OUT_OF_PLACE:
-        return f"change a copy: {it} = {it}.clone() before {site}, or build the new value with torch.where or torch.cat"
-    method = operation.removesuffix("_")
-    if f".{operation}(" in site.statement:
-        return f"write it out of place: {_without(site.statement, operation, method)}"
-    if operation.endswith("_") and "inplace" not in site.statement and f"{operation}(" in site.statement:
-        return (
-            f"write it out of place: {site.statement.replace(f'{operation}(', f'{method}(')}, and use what it returns"
-        )
-    return f"use the form that returns a new tensor (inplace=False, no underscore), or change {it}.clone()"
+    if is_leaf:
+        return f"change {it} after the backward, or before the forward: values that backward needs must stay until then"
+    rewritten = None if change is None or change.site is None else _rewritten(change.site.statement, change.operation)
+    if rewritten is not None:
+        return f"write it out of place: {rewritten}"
+    return (
+        f"change a copy instead: take {it}.clone() before the change, or use an operation that returns a new tensor "
+        "(no underscore at its end, inplace=False, no out=; torch.where for some items)"
+    )
 
 
-def _augmented(statement: str) -> str | None:
-    """``h += b`` as ``h = h + b``."""
-    found = re.fullmatch(r"([\w.]+)\s*(\+|-|\*\*|\*|//|/|@|%|&|\||\^)=\s*(.+)", statement)
-    if found is None:
+def _rewritten(statement: str, operation: str) -> str | None:
+    """``h += b`` as ``h = h + b`` and ``h.relu_()`` as ``h = h.relu()``; None for anything less plain."""
+    try:
+        parsed = ast.parse(statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
         return None
-    target, operator, value = found.groups()
-    simple = re.fullmatch(r"[\w.()\[\]'\", ]+", value) is not None
-    return f"{target} = {target} {operator} {value if simple else f'({value})'}"
+    if isinstance(parsed, ast.AugAssign) and _is_path(parsed.target):
+        value = ast.BinOp(ast.parse(ast.unparse(parsed.target), mode="eval").body, parsed.op, parsed.value)
+        return f"{ast.unparse(parsed.target)} = {ast.unparse(value)}"
+    call = parsed.value if isinstance(parsed, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != operation:
+        return None
+    receiver, method = call.func.value, operation.removesuffix("_")
+    plain = method != operation and method not in _NO_PLAIN_FORM and _is_path(receiver)
+    if (
+        not plain
+        or ast.unparse(receiver).rpartition(".")[2] in _NAMESPACES
+        or any(k.arg == "out" for k in call.keywords)
+    ):
+        return None
+    call.func.attr = method
+    return f"{ast.unparse(receiver)} = {ast.unparse(call)}"
 
 
-def _without(statement: str, operation: str, method: str) -> str:
-    """``h.relu_()`` as ``h = h.relu()``."""
-    plain = statement.replace(f".{operation}(", f".{method}(")
-    alone = re.match(rf"([\w.\[\]'\"]+)\.{re.escape(method)}\(", plain)
-    return f"{alone[1]} = {plain}" if alone is not None and "=" not in plain.split("(")[0] else plain
+_NAMESPACES = frozenset("torch F functional nn init special linalg fft".split())
+_NO_PLAIN_FORM = frozenset("copy zero fill set normal uniform random bernoulli exponential requires_grad".split())
+"""Changes in place of which no form without the underscore does the same."""
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is a variable, or an attribute or item of one."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
-from functools import lru_cache
 
-import executing
 import torch
 
+from byname.autograd.causes.reads import reads_gradient_of
 from byname.autograd.causes.words import lines
 from byname.autograd.finding import Finding, listed
 from byname.autograd.leaves import Leaf
 from byname.autograd.scene import Scene
 from byname.card import fact
+from byname.naming.modules import parameters_in
 from byname.naming.name import Name
-from byname.naming.roots import files_of_the_program
 from byname.quiet import untouched
 from byname.site import Site
 
@@ -23,41 +21,50 @@ __all__ = ["free_leaves", "left_out", "orphaned"]
 
 
 def left_out(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Parameters that the loss reaches and that no optimizer will change."""
-    names = tuple(leaf.name for leaf in reversed(leaves) if leaf.kind == "parameter" and not leaf.in_optimizer)
+    """Parameters of the models that the loss reaches and that no optimizer will change."""
+    theirs = {id(one) for model in scene.models for one in parameters_in(model)}
+    names = tuple(
+        leaf.name for leaf in reversed(leaves) if _is_left_out(leaf) and (not theirs or id(leaf.tensor) in theirs)
+    )
     if not names:
         return []
-    who = listed(map(str, names))
-    gather, them = ("gathers", "it") if len(names) == 1 else ("gather", "them")
-    message = f"{who} {gather} a gradient, and {_those(scene)} {'has' if _several(scene) else 'does not have'} {them}"
+    gather, it, they = ("gathers", "it", "it") if len(names) == 1 else ("gather", "them", "they")
+    has = "has" if _several(scene) else "does not have"
+    message = f"{listed(names)} {gather} a gradient, and {_those(scene)} {has} {it}"
     remedy = (
-        "give them to the optimizer (optimizer.add_param_group), or build it after the model is complete; where they "
-        "should stay as they are, requires_grad_(False) saves their gradients"
+        f"give {it} to the optimizer (optimizer.add_param_group), or build it when the model is complete; where {they} "
+        f"should stay, requires_grad_(False) also saves computing {'its gradient' if it == 'it' else 'their gradients'}"
     )
     return [Finding("not-in-optimizer", message, names, remedy=remedy)]
 
 
-def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequence[Name]) -> list[Finding]:
+def _is_left_out(leaf: Leaf) -> bool:
+    return leaf.kind == "parameter" and not leaf.in_optimizer
+
+
+def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequence[Leaf]) -> list[Finding]:
     """Parameters that an optimizer has and the model has no more.
 
     Args:
         scene: what is looked at.
         strangers: the optimizer's parameters that are not the model's and that the loss does not reach.
-        newcomers: the model's parameters that no optimizer has.
+        newcomers: the leaves of the model's parameters that no optimizer has.
     """
-    if not strangers:
+    shapes = {leaf.card.shape for leaf in newcomers}
+    named = zip(scene.names(strangers), strangers, strict=True)
+    gone = [(name, one) for name, one in named if ".param_groups[" in name.path or tuple(one.shape) in shapes]
+    if not gone:
         return []
-    names = tuple(scene.names(strangers))
     holder = "one of the optimizers" if _several(scene) else _those(scene)
-    message = f"{holder} has {listed(map(str, names))}, which the model has no more and this loss does not reach"
-    if newcomers:
-        message += (
-            f"; it does not have {listed(map(str, newcomers))}. A module was replaced after the optimizer was built"
-        )
+    old = ", ".join(f"`{name}` ({'×'.join(map(str, one.shape)) or 'scalar'})" for name, one in gone)
+    message = f"{holder} has {old}, which the model does not have and this loss does not reach"
+    new = tuple(leaf.name for leaf in reversed(newcomers))
+    if new:
+        message += f"; it does not have {listed(new)}. It looks as if a part was replaced after the optimizer was built"
     remedy = (
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
     )
-    return [Finding("orphaned-parameter", message, (*names, *newcomers), remedy=remedy)]
+    return [Finding("orphaned-parameter", message, (*(name for name, _ in gone), *new), remedy=remedy)]
 
 
 def _several(scene: Scene) -> bool:
@@ -83,45 +90,17 @@ def _is_idle(scene: Scene, leaf: Leaf) -> bool:
     with untouched():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False
-    if _reads_its_gradient(leaf.names):
+    if reads_gradient_of(leaf.names):
         return False
     is_lost = not leaf.name.exact or leaf.name.rebound_at is not None  # no variable holds it any more
     return is_lost or bool(scene.optimizers)
 
 
-def _reads_its_gradient(names: Sequence[Name]) -> bool:
-    """Whether some file of the program asks for the ``.grad`` of a variable of this name."""
-    wanted = {name.path.rpartition(".")[2].partition("[")[0] for name in names}
-    return any(wanted & _names_with_grad(file) for file in files_of_the_program())
-
-
-@lru_cache(maxsize=256)
-def _names_with_grad(file: str) -> frozenset[str]:
-    """The last part of each ``x.grad`` in a file, ``delta`` of ``self.delta.grad``, and what ``grad(x)`` is given."""
-    source = executing.Source.for_filename(file)
-    found: set[str] = set()
-    for node in [] if source.tree is None else ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("grad", "register_hook"):
-            found.add(_last(node.value))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "grad":
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            found.update(_last(part) for argument in given for part in ast.walk(argument))
-    return frozenset(found - {""})
-
-
-def _last(node: ast.AST) -> str:
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _free(scene: Scene, leaf: Leaf) -> Finding:
     made, used = leaf.site, next((one.site for one in leaf.consumers if one.site is not None), None)
     name = leaf.name
-    if made is not None and used is not None and made == used and made.target and not name.exact:
-        return _not_a_leaf(made, name)
+    if used is not None and used.target and not name.exact and "requires_grad" in used.statement:
+        return _not_a_leaf(used, name)
     held = (
         "no variable holds it any more, so" if not name.exact or name.rebound_at else "it is no parameter of a module,"
     )

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from byname.autograd.causes.words import at, blamed, lines, said
+from byname.autograd.causes.words import at, blamed, lines, said, told
 from byname.autograd.finding import Finding
 from byname.autograd.scene import Scene, name_around
 from byname.autograd.slots import packed_in
@@ -111,11 +111,11 @@ def _key(call: Call) -> tuple[int, int, str, int]:
 
 
 def _told(scene: Scene, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
-    told = [*left_out, *added]
-    spots = [call.spot() for call in told]
+    calls = [*left_out, *added]
+    spots = [call.spot() for call in calls]
     sites = [None if spot is None else spot.site for spot in spots]
-    names = tuple(_name(call) for call in told)
-    what = [f"{said(name)}{at(site)}" for name, site in zip(names, sites, strict=True)]
+    names = tuple(_name(call) for call in calls)
+    what = [told(name, site) for name, site in zip(names, sites, strict=True)]
     if left_out and added:
         words = f"{what[0]} was computed the first time, and {what[1]} in its place the second time"
     else:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from byname.autograd.causes.cut import Snip, why_cut
-from byname.autograd.causes.words import at, lines, said
+from byname.autograd.causes.words import lines, told
 from byname.autograd.finding import Finding, listed
 from byname.autograd.order import node_of_input
-from byname.autograd.scene import Scene
+from byname.autograd.scene import Scene, message_of
 from byname.autograd.slots import slots_of
 from byname.card import STORAGE, facts_of, is_tensor
 from byname.naming.frames import locals_of
@@ -44,7 +44,7 @@ def unused_input(scene: Scene, error: BaseException) -> Finding | None:
 
 def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
     """The parameters for which DistributedDataParallel waits in vain, by the indices in its error."""
-    told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+    told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
     found = [
         dict(locals_of(place.frame)).get("self")
         for place in scene.places
@@ -91,7 +91,7 @@ def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[
     reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
     theirs = [one for one in missing if id(one) in reduced]
     found = [group.finding(scene) for group in cut_off(scene, [one for one in missing if id(one) not in reduced])]
-    return [*([_waiting(tuple(scene.names(theirs)), scene, "this")] if theirs else []), *found]
+    return [*([_waiting(tuple(scene.names(theirs)), scene, "the")] if theirs else []), *found]
 
 
 class CutOff(NamedTuple):
@@ -122,8 +122,8 @@ class CutOff(NamedTuple):
     def _way(self, scene: Scene) -> str:
         """Where the way is cut, as the rest of a sentence."""
         if not self.snips:
-            return "" if logs() else ". byname.track() around the forward remembers the line that cuts the way"
-        places = [f"{said(snip.name(scene))}{at(snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+            return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
+        places = [f"{told(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
         return f". The way {'is' if self.certain else 'may be'} cut here: {'; or '.join(places)}"
 
 

@@ -6,7 +6,7 @@ import re
 
 from byname.autograd.causes.words import at, blamed, lines, said
 from byname.autograd.finding import Finding
-from byname.autograd.scene import Scene
+from byname.autograd.scene import Scene, message_of
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import node_name
 from byname.quiet import untouched
@@ -16,7 +16,7 @@ __all__ = ["anomaly"]
 
 def anomaly(scene: Scene, error: BaseException) -> Finding | None:
     """The node that anomaly mode names: the last of that name that the engine has run."""
-    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", str(error))
+    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", message_of(error))
     if told is None or not scene.has_graph:
         return None
     with untouched():

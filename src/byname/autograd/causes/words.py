@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from byname.autograd.finding import said
 from byname.naming.name import Name
 from byname.site import Site
 
-__all__ = ["at", "blamed", "lines", "said"]
+__all__ = ["at", "blamed", "lines", "said", "told"]
 
 
 def at(site: Site | None) -> str:
@@ -23,8 +24,6 @@ def lines(*sites: Site | None) -> tuple[Site, ...]:
     return tuple(site for site in sites if site is not None)
 
 
-def said(name: Name) -> str:
-    """A variable in a sentence."""
-    if name.path:
-        return f"{f'{name.relation} ' if name.relation else ''}`{name.text or name.path}`"
-    return f"what was made at {name.site}" if name.site else "a tensor without a name"
+def told(name: Name, site: Site | None) -> str:
+    """A variable and the line of it in a sentence."""
+    return f"{said(name)}{at(site)}" if name.path or site is None else f"what was made at {site}"

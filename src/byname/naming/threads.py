@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+
+from byname.naming.reading import attributes_of
 
 __all__ = ["NEW_THREADS"]
 
@@ -40,11 +43,15 @@ class _NewThreads:
         original = self._original = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
-            contexts = self._contexts
-            run = thread.run
-            if contexts and "__dict__" in dir(thread):
-                thread.run = lambda: _in_contexts(thread, run, contexts)  # type: ignore[method-assign]
-            original(thread)
+            own = attributes_of(thread)
+            former = own.get("run", _NONE)
+            own["run"] = ours = functools.partial(_in_contexts, thread, former, self._contexts)
+            try:
+                original(thread)
+            except BaseException:
+                if own.get("run") is ours:
+                    _restore(own, former)
+                raise
 
         self._ours = start
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
@@ -56,14 +63,24 @@ class _NewThreads:
         self._original = self._ours = None
 
 
-def _in_contexts(thread: threading.Thread, run: Callable[[], None], contexts: tuple[_Context, ...]) -> None:
+def _in_contexts(thread: threading.Thread, former: object, contexts: tuple[_Context, ...]) -> None:
     """Runs a thread within the contexts that were there when it was started, and leaves the thread as it was."""
-    vars(thread).pop("run", None)
+    _restore(attributes_of(thread), former)
     with ExitStack() as entered:
         for context in contexts:
             entered.enter_context(context())
-        run()
+        thread.run()
 
+
+def _restore(own: dict[str, Any], former: object) -> None:
+    """Puts back a thread's own ``run``, which most threads have none of."""
+    if former is _NONE:
+        own.pop("run", None)
+    else:
+        own["run"] = former
+
+
+_NONE = object()
 
 NEW_THREADS = _NewThreads()
 """One for the process, because what it wraps is an attribute of the process; it is empty while nobody asks."""
