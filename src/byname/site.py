@@ -221,8 +221,8 @@ def _source_of(code: CodeType) -> executing.Source | None:
 
 
 def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
-    if not os.path.exists(code.co_filename):  # noqa: PTH110 - a notebook's cell is no file, and is not edited in place
-        return True
+    if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
+        return True  # a notebook runs the statements of a cell one by one: there is no such code in the whole
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
         return True
     return any(_same_code(one, code) for one in _compiled(source).get((code.co_qualname, code.co_firstlineno), ()))
@@ -238,7 +238,11 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
 def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
     """The code objects that a file compiles to now."""
     found: dict[tuple[str, int], list[CodeType]] = {}
-    waiting = [compile(source.text, source.filename, "exec", dont_inherit=True)]
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
+    try:
+        waiting = [compile(source.text, source.filename, "exec", flags, dont_inherit=True)]
+    except SyntaxError:  # what can be parsed cannot always be compiled: a return outside of a function
+        return {}
     while waiting:
         code = waiting.pop()
         found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)

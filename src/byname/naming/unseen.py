@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from byname.naming.compiled import Compiled
 from byname.naming.kinds import PLAIN
 from byname.naming.log import Called, Log
-from byname.naming.modes import remove_mode
+from byname.naming.modes import put_back, remove_mode, take_off
 from byname.naming.stepping import Steps
 from byname.naming.watching import Watch
 from byname.quiet import eager
@@ -63,6 +63,7 @@ class _Unseen:
                 self._wrap(torch, "from_numpy", self._noted, _as_it_is)
                 self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
                 self._wrap(torch, "compile", self._compiling, _as_it_is)
+                self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
                 self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
                 self._hook = register_optimizer_step_pre_hook(self._steps.begin)
             self._compiled.watch()
@@ -144,6 +145,20 @@ class _Unseen:
             return output
 
         return running
+
+    def _unwatched(self, function: Any) -> Any:
+        """A function that looks at the Python stack under each call, and would find the mode there."""
+
+        @eager
+        def unwatched(*args: Any, **kwargs: Any) -> Any:
+            watches = list(self._watches.get(threading.get_ident(), ()))
+            before = take_off(watches)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                put_back([watch for watch in watches if not watch.stopped], before)
+
+        return unwatched
 
     def _compiling(self, compile_: Any) -> Any:
         @eager
