@@ -122,9 +122,7 @@ class CutOff(NamedTuple):
     def _way(self, scene: Scene) -> str:
         """Where the way is cut, as the rest of a sentence."""
         if not self.snips:
-            return (
-                "" if logs() else ". byname.track() around the forward remembers the line that cuts the way"
-            )
+            return "" if logs() else ". byname.track() around the forward remembers the line that cuts the way"
         places = [f"{said(snip.name(scene))}{at(snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
         return f". The way {'is' if self.certain else 'may be'} cut here: {'; or '.join(places)}"
 
