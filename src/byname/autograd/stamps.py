@@ -14,7 +14,7 @@ import torch
 from byname.autograd.engine import Run
 from byname.autograd.order import needed_for
 from byname.autograd.slots import has_freed_slot
-from byname.autograd.walk import Node, Walk, has_graph
+from byname.autograd.walk import Node, Walk, accumulate_type, by_kind, has_graph, nodes_behind
 from byname.card import fact
 from byname.quiet import collection_paused, untouched
 
@@ -39,22 +39,23 @@ def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) 
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return
-    walk = Walk(behind)
-    nodes = walk.nodes
-    needed = needed_for(walk, inputs)
-    if needed is not None:
-        ran = [nodes[number] for number in needed]
-    elif failed:
-        ran = [node for node in nodes[1:] if has_freed_slot(node)]
-    else:
-        ran = nodes[1:]
-    key = _FREED if run.frees or failed else _FIRST
     if run.creates:
-        stamp_gradients(run, [nodes[number].variable for number in walk.leaf_numbers()])
-    for node in ran:
+        accumulating = by_kind(nodes_behind(behind)).get(accumulate_type(), ())
+        stamp_gradients(run, [node.variable for node in accumulating])
+    key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
+    for node in _ran(behind, inputs, failed):
         # A leaf's node lives as long as the leaf and has nothing to free.
-        if node.next_functions:
+        if type(node) is not leaf:
             node.metadata.setdefault(key, run)
+
+
+def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[Node]:
+    """The nodes that a run has run, as far as that is certain."""
+    if not inputs:
+        nodes = nodes_behind(roots)
+        return filter(has_freed_slot, nodes) if failed else nodes
+    walk = Walk(roots)
+    return [walk.nodes[number] for number in needed_for(walk, inputs) or ()]
 
 
 def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
