@@ -73,7 +73,8 @@ class _Check:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         with untouched():
-            self._kinds = by_kind(nodes_behind(scene.roots))
+            self._nodes = nodes_behind(scene.roots)
+            self._kinds = by_kind(self._nodes)
             self._tensors = [node.variable for node in self._kinds.get(accumulate_type(), ())]
         self._reached = {id(tensor) for tensor in self._tensors}
         self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
@@ -81,7 +82,7 @@ class _Check:
     def findings(self) -> list[Finding]:
         """Everything there is to say."""
         scene = self._scene
-        found = [*self._spoilt(), *graph_in_grad(scene, self._tensors), *graph_grows(scene)]
+        found = [*self._spoilt(), *graph_in_grad(scene, self._tensors), *graph_grows(scene, self._nodes)]
         missing = self._missing()
         if missing:
             wrappers = [one for one in scene.models if type(one) is nn.parallel.DistributedDataParallel]

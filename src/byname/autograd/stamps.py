@@ -81,5 +81,6 @@ def freed_by(node: Node) -> Run | None:
 
 def first_run(node: Node) -> Run | None:
     """The first run known to have run a node."""
-    run: Run | None = node.metadata.get(_FIRST) or node.metadata.get(_FREED)
+    stamps = node.metadata
+    run: Run | None = stamps.get(_FIRST) or stamps.get(_FREED)
     return run
