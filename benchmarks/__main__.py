@@ -1,4 +1,4 @@
-"""Which topics are measured? ``python -m benchmarks [walking] [naming] [tracking]``; all of them when none is named."""
+"""Which topics are measured? ``python -m benchmarks [topic ...]``; all of them when none is named."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from time import perf_counter
 
 import torch
 
+from benchmarks.explaining import explaining
 from benchmarks.naming import naming
 from benchmarks.timing import print_table
 from benchmarks.tracking import tracking
 from benchmarks.walking import walking
 
-_TOPICS = {"walking": walking, "naming": naming, "tracking": tracking}
+_TOPICS = {"walking": walking, "naming": naming, "tracking": tracking, "explaining": explaining}
 
 
 def main() -> None:

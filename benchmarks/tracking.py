@@ -17,7 +17,7 @@ import byname
 from benchmarks.graphs import tiny_step, transformer_step
 from benchmarks.timing import Rounds, Row, Variant, interleaved
 
-__all__ = ["NoOp", "tracking"]
+__all__ = ["NoOp", "against_plain", "tracking"]
 
 _MICRO, _MILLI = 1e-6, 1e-3
 
@@ -54,13 +54,13 @@ def _rows(title: str, step: _Step, limit: float, rounds: int, times: int = 1) ->
     took = interleaved(_variants(step, times), rounds)
     return [
         Row(f"{title}: plain step of {calls:,} calls", took.each("plain", times, _MILLI), "ms"),
-        _against_plain("plain again (A/A)", "again", took),
-        _against_plain("under a function mode that does nothing", "mode", took),
-        _against_plain("tracked", "tracked", took, limit),
+        against_plain("plain again (A/A)", "again", took),
+        against_plain("under a function mode that does nothing", "mode", took),
+        against_plain("tracked", "tracked", took, limit),
         Row("  tracked / under the mode", took.ratio("tracked", "mode"), "×"),
         Row("  tracked less plain, a call", took.each("tracked", times * calls, _MICRO, less="plain"), "µs"),
-        _against_plain("under set_detect_anomaly", "anomaly", took),
-        _against_plain("not tracked, after a tracker that is still held", "after", took),
+        against_plain("under set_detect_anomaly", "anomaly", took),
+        against_plain("not tracked, after a tracker that is still held", "after", took),
     ]
 
 
@@ -73,7 +73,8 @@ def _calls(step: _Step) -> int:
     return counting.calls
 
 
-def _against_plain(words: str, what: str, took: Rounds, limit: float | None = None) -> Row:
+def against_plain(words: str, what: str, took: Rounds, limit: float | None = None) -> Row:
+    """How many times the time of a plain step one takes."""
     return Row(f"  {words} / plain", took.ratio(what, "plain"), "×", limit)
 
 

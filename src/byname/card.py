@@ -12,7 +12,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from byname.errors import DeadTensorError, NotATensorError
 from byname.quiet import untouched
 
-__all__ = ["STORAGE", "STORAGE_BYTES", "Card", "Facts", "card_from", "card_of", "fact", "facts_of", "is_tensor"]
+__all__ = [
+    "PLAIN",
+    "STORAGE",
+    "STORAGE_BYTES",
+    "Card",
+    "Facts",
+    "card_from",
+    "card_of",
+    "fact",
+    "facts_of",
+    "is_tensor",
+]
 
 STORAGE, STORAGE_BYTES = 5, 4
 """Where in a tensor's facts its storage stands, and that storage's size."""
@@ -94,7 +105,7 @@ def fact(tensor: torch.Tensor, name: str) -> Any:
 
     Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does.
     """
-    if str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
+    if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
         return getattr(tensor, name)
     found = vars(torch._C.TensorBase)[name].__get__(tensor)
     return found
@@ -119,7 +130,7 @@ def card_of(tensor: torch.Tensor) -> Card:
 
 def facts_of(tensor: torch.Tensor) -> Facts:
     """The fields of a tensor's card. To be called inside `untouched`."""
-    if type(tensor) not in _PLAIN or tensor.is_meta:
+    if type(tensor) not in PLAIN or tensor.is_meta:
         return _guarded_facts(tensor)
     try:
         storage = tensor.untyped_storage()
@@ -140,7 +151,8 @@ def facts_of(tensor: torch.Tensor) -> Facts:
         return _guarded_facts(tensor)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes of tensors that have no code of their own."""
 
 
 def _memory(storage: torch.UntypedStorage) -> int:
@@ -173,7 +185,7 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
 
 def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The dense tensors that hold a sparse one's memory; none for a subclass, whose own code would run."""
-    if type(tensor) not in _PLAIN or tensor.is_meta:
+    if type(tensor) not in PLAIN or tensor.is_meta:
         return ()
     if tensor.layout is torch.sparse_coo:
         return (tensor._indices(), tensor._values())

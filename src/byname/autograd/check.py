@@ -18,11 +18,12 @@ from byname.autograd.causes.unreached import unreached
 from byname.autograd.finding import Finding
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.autograd.scene import Scene, parameters_of
-from byname.autograd.walk import has_graph, is_node
+from byname.autograd.slots import doubtful
+from byname.autograd.walk import accumulate_type, by_kind, has_graph, is_node, nodes_behind, opaque_reason
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.fsdp import gathered_parameters, is_sharded
-from byname.naming.modules import parameters_in
+from byname.naming.modules import modules_in, own_parameters, parameters_in
 from byname.quiet import collection_paused, untouched
 
 __all__ = ["check"]
@@ -72,15 +73,17 @@ class _Check:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._walk = scene.walk
         with untouched():
-            self._tensors = [scene.walk.nodes[number].variable for number in scene.walk.leaf_numbers()]
+            self._nodes = nodes_behind(scene.roots)
+            self._kinds = by_kind(self._nodes)
+            self._tensors = [node.variable for node in self._kinds.get(accumulate_type(), ())]
         self._reached = {id(tensor) for tensor in self._tensors}
+        self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
 
     def findings(self) -> list[Finding]:
         """Everything there is to say."""
         scene = self._scene
-        grown = graph_grows(scene)
+        grown = graph_grows(scene, self._nodes)
         found = [*self._spoilt(bool(grown)), *graph_in_grad(scene, self._tensors), *grown]
         missing = self._missing()
         if missing:
@@ -90,12 +93,15 @@ class _Check:
 
     def _spoilt(self, is_grown: bool) -> list[Finding]:
         """What this backward needs and will not find; that a running total cannot be backwarded follows from it."""
+        with untouched():
+            if not doubtful(self._kinds):
+                return []
         twice = None if is_grown else backward_twice(self._scene)
         return [*([twice] if twice is not None else []), *modified(self._scene)]
 
     def _missing(self) -> list[torch.Tensor]:
         """The model's parameters that should learn and that the loss does not reach, where the whole graph is seen."""
-        if any("parameters used in it are not in the graph" in reason for _, reason in self._walk.opaque()):
+        if any("parameters used in it" in opaque_reason(same[0]) for same in self._kinds.values()):
             return []
         with untouched():
             wanted = {id(one): one for model in self._scene.models for one in _learning(model)}
@@ -112,39 +118,33 @@ class _Check:
         return [*outside, *orphaned(scene, self._strangers(), newcomers), *free_leaves(scene, leaves)]
 
     def _leaves(self) -> Sequence[Leaf]:
-        return leaves_of(self._walk, self._scene.models, self._scene.optimizers)
+        return leaves_of(self._scene.walk, self._scene.models, self._scene.optimizers)
 
     def _is_unowned(self, tensor: torch.Tensor) -> bool:
         """Whether a leaf is in no optimizer; without one, whether it is no parameter."""
         if self._scene.optimizers:
-            return id(tensor) not in self._optimized()
+            return id(tensor) not in self._optimized
         return not issubclass(type(tensor), nn.Parameter)
-
-    def _optimized(self) -> set[int]:
-        return {
-            id(one)
-            for optimizer in self._scene.optimizers
-            for group in optimizer.param_groups
-            for one in group["params"]
-        }
 
     def _strangers(self) -> list[torch.Tensor]:
         """The optimizers' parameters that are not the models' and that the loss does not reach."""
         scene = self._scene
         if not scene.models or not scene.optimizers:
             return []
-        theirs = {id(one) for model in scene.models for one in parameters_in(model)}
-        every = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
-        return [one for key, one in every.items() if key not in theirs and key not in self._reached]
+        unreached = {key: one for key, one in self._optimized.items() if key not in self._reached}
+        theirs = {id(one) for model in scene.models for one in parameters_in(model)} if unreached else set()
+        return [one for key, one in unreached.items() if key not in theirs]
 
 
 def _learning(model: nn.Module) -> list[torch.Tensor]:
     """The parameters of a model that require grad; of a sharded module those that its forward used."""
+    modules = list(modules_in(model))
+    sharded = set(filter(is_sharded, set(map(type, modules))))
     gathered = {
         id(one.sharded): one.gathered
-        for module in nn.Module.modules(model)
-        if is_sharded(type(module))
+        for module in modules
+        if type(module) in sharded
         for one in gathered_parameters(module)
     }
-    every = parameters_in(model)
+    every = (one for module in modules for one in own_parameters(module))
     return [gathered.get(id(one), one) for one in every if fact(one, "requires_grad")]

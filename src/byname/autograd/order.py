@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from byname.autograd.walk import Walk, accumulator
+from byname.autograd.walk import Node, Walk, accumulator, root_node
 from byname.card import fact, is_tensor
 from byname.quiet import untouched
 
-__all__ = ["engine_order", "needed_for", "node_of_input"]
+__all__ = ["engine_order", "needed_for", "node_of_input", "nodes_leading_to"]
 
 
 def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[int]:
@@ -54,6 +54,35 @@ def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
         found.update(fresh)
         waiting += fresh
     return found
+
+
+def nodes_leading_to(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Node]:
+    """The nodes that run when gradients are asked for some inputs only.
+
+    A node is older than those that use it, so below the oldest of the inputs' nodes there is nothing to look for: a
+    gradient asked for near the top of a long graph costs no walk through all of it.
+    """
+    wanted = [node_of_input(one) for one in inputs]
+    oldest = min((node._sequence_nr() for node in wanted if node is not None and node.next_functions), default=0)
+    if any(node is not None and not node.next_functions for node in wanted):
+        oldest = 0  # a leaf can be anywhere
+    users: dict[Node, list[Node]] = {}
+    nodes = list(dict.fromkeys(map(root_node, roots)))
+    seen = set(nodes)
+    for node in nodes:  # grows while it is walked
+        for below, _ in node.next_functions:
+            if below is not None and below._sequence_nr() >= oldest:
+                users.setdefault(below, []).append(node)
+                if below not in seen:
+                    seen.add(below)
+                    nodes.append(below)
+    found: dict[Node, None] = {}
+    waiting = [node for node in wanted if node is not None]
+    while waiting:
+        fresh = [user for user in users.get(waiting.pop(), ()) if user not in found]
+        found.update(dict.fromkeys(fresh))
+        waiting += fresh
+    return list(found)
 
 
 def node_of_input(one: Any) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from byname.autograd.engine import Run
-from byname.autograd.order import needed_for
+from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
-from byname.autograd.walk import Node, Walk, has_graph
-from byname.card import fact
+from byname.autograd.walk import Node, accumulate_type, by_kind, has_graph, nodes_behind
+from byname.card import fact, is_tensor
+from byname.naming.sites import SiteLookup
 from byname.quiet import collection_paused, untouched
 
 __all__ = ["creating_run", "first_run", "freed_by", "stamp"]
@@ -40,23 +41,26 @@ def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) 
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return
-    walk = Walk(behind)
-    nodes = walk.nodes
-    needed = needed_for(walk, inputs)
-    if needed is not None:
-        ran = [nodes[number] for number in needed]
-    elif failed:
-        lookup = walk.lookup()
-        ran = [node for node in nodes[1:] if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
-    else:
-        ran = nodes[1:]
-    key = _FREED if run.frees or failed else _FIRST
     if run.creates:
-        stamp_gradients(run, [nodes[number].variable for number in walk.leaf_numbers()])
-    for node in ran:
+        accumulating = by_kind(nodes_behind(behind)).get(accumulate_type(), ())
+        stamp_gradients(run, [node.variable for node in accumulating])
+    key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
+    for node in _ran(behind, inputs, failed):
         # A leaf's node lives as long as the leaf and has nothing to free.
-        if node.next_functions:
+        if type(node) is not leaf:
             node.metadata.setdefault(key, run)
+
+
+def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[Node]:
+    """The nodes that a run has run, as far as that is certain."""
+    if inputs:
+        return () if failed else nodes_leading_to(roots, inputs)
+    nodes = nodes_behind(roots)
+    if not failed:
+        return nodes
+    with untouched():
+        lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
+    return [node for node in nodes if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
 
 
 def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
@@ -82,5 +86,6 @@ def freed_by(node: Node) -> Run | None:
 
 def first_run(node: Node) -> Run | None:
     """The first run known to have run a node."""
-    run: Run | None = node.metadata.get(_FIRST) or node.metadata.get(_FREED)
+    stamps = node.metadata
+    run: Run | None = stamps.get(_FIRST) or stamps.get(_FREED)
     return run

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import bisect
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Any, TypeAlias
 
 import numpy
@@ -29,10 +30,13 @@ __all__ = [
     "Node",
     "PathCounts",
     "Walk",
+    "accumulate_type",
     "accumulator",
+    "by_kind",
     "has_graph",
     "is_node",
     "node_name",
+    "nodes_behind",
     "opaque_reason",
     "root_node",
 ]
@@ -68,9 +72,8 @@ class Walk:
     def _walk(self) -> None:
         nodes, number_for, add = self.nodes, self.numbers.setdefault, self.nodes.append
         targets, add_target, add_begin = self._targets, self._targets.append, self._begins.append
-        chance = random.Random(0).random
         count = level_end = len(nodes)
-        for at, node in enumerate(islice(nodes, 1, None), 1):  # grows while it is walked
+        for at, (node, keeps) in enumerate(zip(islice(nodes, 1, None), cycle(_LOTS)), 1):  # grows while it is walked
             if at == level_end:
                 self._levels.append(at)
                 level_end = count
@@ -82,7 +85,7 @@ class Walk:
                     count += 1
                     add(below)
                 add_target(number)
-            if chance() < _SHARE and edges:
+            if keeps and edges:
                 node.metadata[_KEY] = edges
 
     @cached_property
@@ -104,7 +107,7 @@ class Walk:
 
     def leaf_numbers(self) -> list[int]:
         """The numbers of the nodes that accumulate into a leaf."""
-        accumulate = _accumulate_type()
+        accumulate = accumulate_type()
         return [number for number, kind in enumerate(map(type, self.nodes)) if kind is accumulate]
 
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
@@ -135,8 +138,8 @@ class Walk:
 
 
 _KEY = "byname: freed after this node"
-_SHARE = 1 / 8
-"""One node in so many keeps its edges in its ``metadata`` too, so that the graph can be freed however deep it is.
+_LOTS = random.Random(0).choices((True, False), (1, 7), k=10_007)
+"""One node in eight keeps its edges in its ``metadata`` too, so that the graph can be freed however deep it is.
 
 Looking at a node leaves a Python object on it, and nodes with such objects are freed by recursion: a chain of 50,000
 overflows the C stack (PyTorch 2.13). Python's own containers are freed without deep recursion, so it is enough that
@@ -144,6 +147,30 @@ every long way through the graph meets one now and then. Which nodes is drawn by
 number they could miss a way of regular steps. The probability of a thousand nodes in a row without is 1e-58. The edges
 hold only what their node holds anyway, and an interrupted walk is as safe as a whole one.
 """
+
+
+def nodes_behind(roots: Iterable[Any]) -> list[Node]:
+    """The nodes of a `Walk` in the same order, without numbers and edges: for those who need no more."""
+    nodes = list(dict.fromkeys(map(root_node, roots)))
+    seen = {None, *nodes}
+    add, append = seen.add, nodes.append
+    for node, keeps in zip(nodes, cycle(_LOTS)):  # grows while it is walked
+        edges = node.next_functions
+        for below, _ in edges:
+            if below not in seen:
+                add(below)
+                append(below)
+        if keeps and edges:
+            node.metadata[_KEY] = edges
+    return nodes
+
+
+def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
+    """Nodes by their class."""
+    found: defaultdict[type, list[Node]] = defaultdict(list)
+    for node in nodes:
+        found[type(node)].append(node)
+    return found
 
 
 class PathCounts:
@@ -315,7 +342,7 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _accumulate_type() -> type:
+def accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
     with untouched(), _nothing_between():
         return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))

@@ -10,7 +10,7 @@ from torch import nn
 from byname.card import is_tensor
 from byname.naming.reading import attributes_of, snapshot
 
-__all__ = ["modules_in", "parameters_in"]
+__all__ = ["modules_in", "own_parameters", "parameters_in"]
 
 
 def modules_in(model: nn.Module) -> Iterator[nn.Module]:
@@ -27,9 +27,10 @@ def modules_in(model: nn.Module) -> Iterator[nn.Module]:
 
 def parameters_in(model: nn.Module) -> list[torch.Tensor]:
     """The parameters of a module and of all inside it, each once."""
-    found: dict[int, torch.Tensor] = {}
-    for module in modules_in(model):
-        for _, parameter in snapshot(attributes_of(module).get("_parameters", {})):
-            if is_tensor(parameter):
-                found.setdefault(id(parameter), parameter)
-    return list(found.values())
+    every = (one for module in modules_in(model) for one in own_parameters(module))
+    return list({id(one): one for one in every}.values())
+
+
+def own_parameters(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters that a module has itself."""
+    return [one for _, one in snapshot(attributes_of(module).get("_parameters", {})) if is_tensor(one)]

@@ -13,6 +13,7 @@ from byname.autograd.engine import Run
 from byname.autograd.finding import Finding, listed
 from byname.autograd.scene import Scene
 from byname.autograd.stamps import creating_run, first_run
+from byname.autograd.walk import Node
 from byname.card import fact
 from byname.naming.track import logs
 from byname.quiet import untouched
@@ -22,13 +23,15 @@ from byname.table import counted
 __all__ = ["graph_grows", "graph_in_grad"]
 
 
-def graph_grows(scene: Scene) -> list[Finding]:
-    """A graph that reaches back through several iterations, each of which has had its own backward."""
+def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
+    """A graph, of these nodes, that reaches back through several iterations, each with a backward of its own."""
+    if not any(log.steps for log in logs()):
+        return []
     with untouched():
-        runs = [None, *(first_run(node) for node in scene.walk.nodes[1:])]
-        passed = _iterations(runs)
+        passed = _iterations(map(first_run, nodes))
         if len(passed) < 2:
             return []
+        runs = [None, *map(first_run, scene.walk.nodes[1:])]
         joins = list(_joins(scene, runs))
     join = max(joins, key=lambda one: one.spans, default=None)
     if join is None or join.spans < 2:

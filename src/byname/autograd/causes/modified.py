@@ -37,7 +37,7 @@ def modified(scene: Scene, message: str = "") -> list[Finding]:
     with untouched():
         spoilt = [slot for slot in slots_of(scene.walk) if slot.state == "modified"]
         changed = {slot.number: slot for slot in spoilt if scene.can_fail_at(slot.number)}
-        first = [changed[number] for number in scene.order() if number in changed]
+        first = [changed[number] for number in scene.order() if number in changed] if changed else []
         if message:
             first = _told(scene, first, message)[:1]
         found = [_Change(scene, slot) for slot in _one_of_each(first)]

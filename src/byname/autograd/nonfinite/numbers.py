@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.card import PLAIN
 from byname.quiet import untouched
 
 __all__ = ["can_look", "is_finite", "kind_of", "looking", "not_finite"]
@@ -25,7 +26,7 @@ def looking() -> Iterator[None]:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no number of a tensor is NaN or Inf; True also for one that cannot be looked at."""
-    if type(tensor) not in _PLAIN and not _has_no_own_code(tensor):
+    if type(tensor) not in PLAIN and not _has_no_own_code(tensor):
         return True
     with untouched():
         try:
@@ -77,9 +78,6 @@ def kind_of(tensor: torch.Tensor) -> str:
     values = _dense(tensor.detach())
     found = {"NaN": torch.isnan(values).any().item(), "Inf": torch.isinf(values).any().item()}
     return " and ".join(word for word, there in found.items() if there)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _has_no_own_code(tensor: Any) -> bool:

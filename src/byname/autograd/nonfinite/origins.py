@@ -17,6 +17,7 @@ from torch.utils._device import DeviceContext
 
 from byname.autograd.nonfinite.numbers import is_finite, kind_of, looking, not_finite
 from byname.autograd.nonfinite.singular import operation_of, remedy_for, why
+from byname.card import PLAIN
 from byname.naming.frames import caller
 from byname.naming.log import is_in_place
 from byname.naming.modes import remove_mode
@@ -246,7 +247,4 @@ def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
     named = dict(zip(("self", "other"), args[:2], strict=False))
     if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
         named = {"self": named.get("other"), "other": named.get("self")}
-    return {slot: one for slot, one in named.items() if type(one) in _PLAIN and one is not result}
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+    return {slot: one for slot, one in named.items() if type(one) in PLAIN and one is not result}
