@@ -12,10 +12,9 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -23,11 +22,10 @@ from byname.naming.frames import caller
 from byname.quiet import eager
 from byname.site import Site, locate
 
-__all__ = ["ENGINE", "Listener", "Run", "engine_call"]
+__all__ = ["ENGINE", "Ended", "Listener", "Run", "engine_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One run of the engine, without anything that it computed on.
 
     Attributes:
@@ -55,11 +53,14 @@ class Run:
         return None if self.code is None else locate(self.code, self.instruction).site
 
 
+Ended: TypeAlias = Callable[[BaseException | None], None]
+
+
 class Listener(Protocol):
     """Somebody who wants to know of every run of the engine, in whatever thread."""
 
-    def around(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> AbstractContextManager[None]:
-        """A context for one run of the engine; an error of the engine's passes through it."""
+    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
+        """The engine is about to run; what is returned is called when it has, with its error or None."""
 
 
 class _Engine:
@@ -110,12 +111,17 @@ class _Engine:
         def engine_run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             listeners = self._listeners
             run, inputs = self._asked(args)
-            with ExitStack() as contexts:
-                for listener in listeners:
-                    context = safely(listener.around, run, t_outputs, inputs)
-                    if context is not None:
-                        contexts.enter_context(context)
-                return original(t_outputs, *args, **kwargs)
+            begun = [safely(listener.beginning, run, t_outputs, inputs) for listener in listeners]
+            ended = [one for one in reversed(begun) if one is not None]
+            try:
+                result = original(t_outputs, *args, **kwargs)
+            except BaseException as error:
+                for one in ended:
+                    safely(one, error)
+                raise
+            for one in ended:
+                safely(one, None)
+            return result
 
         return engine_run_backward
 

@@ -6,12 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 from byname.autograd.asked import models_of, optimizers_of
-from byname.autograd.engine import ENGINE, Run, safely
+from byname.autograd.engine import ENGINE, Ended, Run, safely
 from byname.autograd.explain import explain
 from byname.autograd.finding import Finding, Note, can_take_a_note, explained
 from byname.autograd.nonfinite.watch import FiniteWatch
@@ -112,16 +111,23 @@ class Explaining:
                 with self._finite.forward():
                     yield
 
-    def around(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> _Around:
+    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Looks at one run of the engine: before it, at its error, and at what it has freed."""
         if self._check is not None:
             safely(self._check.before, run, roots)
-        contexts = ExitStack()
-        contexts.enter_context(self._tracker.resumed())
         if self._finite is not None:
             safely(self._finite.before_backward, roots, inputs)
-            contexts.callback(safely, self._finite.after_backward)
-        return _Around(run, roots, inputs, contexts, self._note)
+        resumed = self._tracker.resume()
+
+        def ended(error: BaseException | None) -> None:
+            self._tracker.pause(resumed)
+            if self._finite is not None:
+                safely(self._finite.after_backward)
+            if error is not None:
+                safely(self._note, error)
+            stamp(run, roots, inputs, error is not None)
+
+        return ended
 
     def _note(self, error: BaseException) -> None:
         """Adds the explanation to an error that has none yet."""
@@ -137,28 +143,6 @@ class Explaining:
 
     def _again(self) -> Explaining:
         return Explaining(self._models, self._optimizers, checked=self._checked, non_finite=self._non_finite)
-
-
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """One run of the engine. No generator: that would put frames of its own into the error's traceback."""
-
-    run: Run
-    roots: Sequence[Any]
-    inputs: Sequence[Any]
-    contexts: ExitStack
-    note: Callable[[BaseException], None]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.contexts.close()
-        if error is not None:
-            safely(self.note, error)
-        safely(stamp, self.run, self.roots, self.inputs, error is not None)
 
 
 def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

@@ -83,19 +83,21 @@ class Tracker:
         for watch in [watch for watch in self._entered if watch.log.thread != here]:
             self._leave(watch)
 
-    @contextmanager
-    def resumed(self) -> Iterator[None]:
-        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward."""
+    def resume(self) -> list[Watch]:
+        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward.
+
+        Returns what to give to `pause`.
+        """
         here = threading.get_ident()
-        watches = [watch for watch in self._entered if watch.log.thread == here]
-        away = [watch for watch in watches if not is_on_stack(watch)]
+        away = [watch for watch in self._entered if watch.log.thread == here and not is_on_stack(watch)]
         for watch in away:
             torch._C._push_on_torch_function_stack(watch)
-        try:
-            yield
-        finally:
-            for watch in reversed(away):
-                remove_mode(watch)
+        return away
+
+    def pause(self, resumed: list[Watch]) -> None:
+        """Undoes a `resume`."""
+        for watch in reversed(resumed):
+            remove_mode(watch)
 
     def mutations(self, tensor: torch.Tensor) -> tuple[Mutation, ...]:
         """The in-place operations seen on a tensor's storage, through whatever view, in the order they ran.
