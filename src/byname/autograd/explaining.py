@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -77,7 +78,7 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
-        self._entered: list[ExitStack] = []
+        self._entered: list[tuple[int, ExitStack]] = []
 
     def __enter__(self) -> Explaining:
         with ExitStack() as entered:
@@ -89,7 +90,7 @@ class Explaining:
                 entered.enter_context(self._finite.forward())
             if self._check is not None:
                 entered.enter_context(self._check)
-            self._entered.append(entered.pop_all())
+            self._entered.append((threading.get_ident(), entered.pop_all()))
         return self
 
     def __exit__(
@@ -97,9 +98,15 @@ class Explaining:
     ) -> None:
         if error is not None:
             safely(self._note, error)
-        self._entered.pop().close()
+        self._leaving().close()
         if error is not None:
             safely(clean, error)
+
+    def _leaving(self) -> ExitStack:
+        """What was entered last, in this thread if it was here; a generator can be closed by another thread."""
+        here = threading.get_ident()
+        mine = [place for place, (thread, _) in enumerate(self._entered) if thread == here]
+        return self._entered.pop(mine[-1] if mine else -1)[1]
 
     @contextmanager
     def _thread(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -141,6 +142,15 @@ def listed(names: Iterable[object], most: int = 6) -> str:
 
 def _shown(sites: Iterable[Site]) -> list[str]:
     """The lines of a story, each place once."""
-    each = {(site.file, site.line, site.statement): site for site in sites}.values()
-    width = max((len(str(site)) for site in each), default=0)
-    return [f"    {site!s:<{width}}  {site.statement or f'in {site.function}'}" for site in each]
+    each = list({(site.file, site.line, site.statement): site for site in sites}.values())
+    places = [_place(site, each) for site in each]
+    width = max(map(len, places), default=0)
+    lines = zip(places, each, strict=True)
+    return [f"    {place:<{width}}  {site.statement or f'in {site.function}'}" for place, site in lines]
+
+
+def _place(site: Site, others: Iterable[Site]) -> str:
+    """A place as it is written, with its folder where two files have the same name."""
+    folder, name = os.path.split(site.file)  # not a path for notebooks and exec
+    same = {other.file for other in others if os.path.basename(other.file) == name}  # noqa: PTH119
+    return f"{os.path.basename(folder)}/{site}" if len(same) > 1 else str(site)  # noqa: PTH119

@@ -18,6 +18,8 @@ from byname.autograd.finding import Finding
 from byname.autograd.scene import Scene, living_optimizers, parameters_of
 from byname.autograd.walk import Walk, has_graph
 from byname.card import fact
+from byname.naming.names import find
+from byname.naming.search import Targets
 from byname.quiet import eager, untouched
 
 __all__ = ["RunningCheck"]
@@ -66,10 +68,11 @@ class RunningCheck:
             self._waiting += _cut_off_from(roots, optimizers)
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
-        """Tells what only shows after some iterations."""
-        for finding in check(list(roots)):
-            if finding.cause in ("graph-grows", "graph-in-grad"):
-                self.tell(finding)
+        """Tells what only shows after some iterations: of these losses, and of results that variables hold."""
+        for one in [*roots, *_held_results()]:
+            for finding in check(one):
+                if finding.cause in ("graph-grows", "graph-in-grad"):
+                    self.tell(finding)
 
     @eager
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -119,6 +122,17 @@ def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_
             if group.snips:
                 parameters = [weakref.ref(one) for one in group.parameters]
                 yield _Waiting(group.finding(scene), weakref.ref(optimizer), parameters)
+
+
+def _held_results() -> list[torch.Tensor]:
+    """Results of operations that variables of the program lead to, such as a running total; not all of very many."""
+    findings = find(Targets([]), deep=False)
+    with untouched():
+        results = [tensor for tensor in findings.tensors() if fact(tensor, "grad_fn") is not None]
+    return list({id(tensor): tensor for tensor in results}.values())[:_MOST_HELD]
+
+
+_MOST_HELD = 50
 
 
 def _leaves_of(walk: Walk) -> set[int]:

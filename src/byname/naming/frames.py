@@ -37,8 +37,9 @@ def running_frames() -> Iterator[RunningFrame]:
         if not is_torch(left.f_code.co_filename):
             yield RunningFrame(left, distance, False)
     here = threading.get_ident()
-    threads = sorted(sys._current_frames().items(), key=lambda pair: pair[0] != here)
-    for ident, innermost in threads:
+    # Not this generator's own frame: what holds itself lives until the next collection, with all that is above it.
+    others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != here]
+    for ident, innermost in [(here, sys._getframe().f_back), *others]:
         frame: FrameType | None = innermost
         distance = 0
         while frame is not None:

@@ -30,6 +30,7 @@ class Tracker:
         self._limit = limit
         self.logs: list[Log] = []
         self._entered: list[Watch] = []
+        self._in_threads: list[Watch] = []
         TRACKERS.add(self)
 
     def __enter__(self) -> Tracker:
@@ -62,6 +63,8 @@ class Tracker:
 
     def _leave(self, watch: Watch) -> None:
         """Stops a watch, unless it has been stopped already."""
+        if watch in self._in_threads:
+            self._in_threads.remove(watch)
         if watch in self._entered:
             self._entered.remove(watch)
             stop(watch)
@@ -72,16 +75,16 @@ class Tracker:
     def in_thread(self) -> Iterator[None]:
         """Watches a thread until it ends, or until `leave_threads`."""
         watch = self._enter()
+        self._in_threads.append(watch)
         try:
             yield
         finally:
             self._leave(watch)
 
     def leave_threads(self) -> None:
-        """Stops every watch of another thread than this."""
-        here = threading.get_ident()
-        for watch in [watch for watch in self._entered if watch.log.thread != here]:
-            self._leave(watch)
+        """Stops every watch that `in_thread` has begun and that has not ended yet."""
+        while self._in_threads:
+            self._leave(self._in_threads.pop())
 
     def resume(self) -> list[Watch]:
         """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from byname.autograd.causes.reads import reads_gradient_of
-from byname.autograd.causes.words import lines
+from byname.autograd.causes.words import lines, said
 from byname.autograd.finding import Finding, listed
 from byname.autograd.leaves import Leaf
 from byname.autograd.scene import Scene
@@ -105,7 +105,7 @@ def _free(scene: Scene, leaf: Leaf) -> Finding:
         "no variable holds it any more, so" if not name.exact or name.rebound_at else "it is no parameter of a module,"
     )
     message = (
-        f"`{name}` requires grad and gathers a gradient at every backward, which nobody uses: {held} no optimizer "
+        f"{said(name)} requires grad and gathers a gradient at every backward, which nobody uses: {held} no optimizer "
         "changes it and nothing reads or clears its .grad"
     )
     remedy = (

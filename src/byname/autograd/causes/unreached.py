@@ -34,7 +34,7 @@ def unused_input(scene: Scene, error: BaseException) -> Finding | None:
         names = tuple(scene.names(unused))
         named = scene.names([root for root in scene.roots if is_tensor(root)])
     outputs = listed([name for name in named if name.path]) or "the outputs"
-    message = f"{listed(map(str, names))} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
+    message = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
     remedy = (
         "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
         "them out"
@@ -75,7 +75,7 @@ def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
 
 def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
     message = (
-        f"{which} loss of this rank does not reach {listed(map(str, names))}, and DistributedDataParallel waits for "
+        f"{which} loss of this rank does not reach {listed(names)}, and DistributedDataParallel waits for "
         "the gradient of every parameter before it starts the next iteration"
     )
     remedy = (
@@ -111,7 +111,7 @@ class CutOff(NamedTuple):
         """What there is to say of it."""
         names = tuple(scene.names(self.parameters))
         gets = "it gets" if len(names) == 1 else "they get"
-        message = f"this loss does not reach {listed(map(str, names))}: {gets} no gradient from it{self._way(scene)}"
+        message = f"this loss does not reach {listed(names)}: {gets} no gradient from it{self._way(scene)}"
         remedy = (
             "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
             if self.snips
