@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from byname.naming.reading import attributes_of
+from byname.tracebacks import clean
 
 __all__ = ["NEW_THREADS"]
 
@@ -69,7 +71,27 @@ def _in_contexts(thread: threading.Thread, former: object, contexts: tuple[_Cont
     with ExitStack() as entered:
         for context in contexts:
             entered.enter_context(context())
-        thread.run()
+        try:
+            thread.run()
+        except BaseException:
+            _report_cleaned(attributes_of(thread))
+            raise
+
+
+def _report_cleaned(own: dict[str, Any]) -> None:
+    """Lets a thread report its error without the frame that stands here between the thread and its ``run``."""
+    report = own.get("_invoke_excepthook")
+    if report is None:  # private to Thread: a version without it shows the frame
+        return
+
+    def cleaned(thread: threading.Thread) -> None:
+        own["_invoke_excepthook"] = report
+        error = sys.exc_info()[1]
+        if error is not None:
+            clean(error)
+        report(thread)
+
+    own["_invoke_excepthook"] = cleaned
 
 
 def _restore(own: dict[str, Any], former: object) -> None:

@@ -78,7 +78,9 @@ def _those(scene: Scene) -> str:
 def free_leaves(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
     """Leaves that are nobody's parameter, and gather a gradient that nobody reads."""
     return [
-        _free(scene, leaf) for leaf in leaves if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(scene, leaf)
+        _free(scene, leaf)
+        for leaf in reversed(leaves)
+        if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(scene, leaf)
     ]
 
 

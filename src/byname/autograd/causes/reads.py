@@ -57,7 +57,9 @@ def _in_reach() -> Iterator[_Function]:
             continue
         yield function
         for called in function.called:
-            found = variables.get(called) or found_in(owner, called)
+            found = variables.get(called)
+            if type(found) is not FunctionType:
+                found = found_in(owner, called)
             if type(found) is FunctionType and found.__code__ not in seen:
                 seen.add(found.__code__)
                 waiting.append((found.__code__, found.__globals__, owner))
