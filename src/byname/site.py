@@ -222,7 +222,8 @@ def _source_of(code: CodeType) -> executing.Source | None:
 
 def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
-        return True  # a notebook runs the statements of a cell one by one: there is no such code in the whole
+        # A notebook runs the statements of a cell one by one: there is no such code in the whole.
+        return set(code.co_names) <= _identifiers(source)
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
         return True
     return any(_same_code(one, code) for one in _compiled(source).get((code.co_qualname, code.co_firstlineno), ()))
@@ -232,6 +233,20 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
     plain = [[const for const in code.co_consts if type(const) is not CodeType] for code in (one, other)]
     same_names = (one.co_names, one.co_varnames) == (other.co_names, other.co_varnames)
     return same_names and one.co_code == other.co_code and repr(plain[0]) == repr(plain[1])
+
+
+@lru_cache(maxsize=64)
+def _identifiers(source: Any) -> frozenset[str]:
+    """Every name that the source of a cell writes."""
+    nodes = list(ast.walk(source.tree))
+    found = [
+        name
+        for node in nodes
+        for field in ("id", "attr", "name", "arg", "asname")
+        for name in [getattr(node, field, 0)]
+    ]
+    modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return frozenset(str(part) for name in (*found, *modules) for part in (name, *str(name).split(".")))
 
 
 @lru_cache(maxsize=64)

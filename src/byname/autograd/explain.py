@@ -89,7 +89,7 @@ _Explains = Callable[[Scene, BaseException], Finding | None]
 def _understood(error: BaseException, scene: Scene) -> Finding | None:
     """The first explanation whose words are in the error's message and whose evidence is there."""
     message = message_of(error)
-    if _is_raised_by_the_user(scene):
+    if not scene.places or _is_raised_by_the_user(scene):
         return None
     for kinds, words, explains in _KNOWN:
         if issubclass(type(error), kinds) and re.search(words, message):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from byname.naming.reading import attributes_of
+from byname.naming.reading import attributes_of, found_in
 from byname.tracebacks import clean
 
 __all__ = ["NEW_THREADS"]
@@ -45,6 +45,8 @@ class _NewThreads:
         original = self._original = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
+            if _is_computed(found_in(type(thread), "run")):
+                return original(thread)
             own = attributes_of(thread)
             former = own.get("run", _NONE)
             own["run"] = ours = functools.partial(_in_contexts, thread, former, self._contexts)
@@ -54,6 +56,7 @@ class _NewThreads:
                 if own.get("run") is ours:
                     _restore(own, former)
                 raise
+            return None
 
         self._ours = start
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
@@ -92,6 +95,11 @@ def _report_cleaned(own: dict[str, Any]) -> None:
         report(thread)
 
     own["_invoke_excepthook"] = cleaned
+
+
+def _is_computed(attribute: object) -> bool:
+    """Whether a class computes an attribute, as by a property, so that one of the object's own would not be seen."""
+    return hasattr(type(attribute), "__set__")
 
 
 def _restore(own: dict[str, Any], former: object) -> None:

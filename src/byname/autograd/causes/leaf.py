@@ -12,7 +12,7 @@ from torch import nn
 
 from byname.autograd.causes.words import at, blamed, lines, said
 from byname.autograd.finding import Finding
-from byname.autograd.scene import Scene
+from byname.autograd.scene import Scene, message_of
 from byname.card import fact, is_tensor
 from byname.naming.frames import locals_of
 from byname.naming.name import unnamed
@@ -30,8 +30,12 @@ def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
     leaves = [tensor for tensor in _tensors_at(scene) if _is_changed_leaf(tensor)]
     leaf = next(iter(leaves), None)
     name = unnamed() if leaf is None else scene.name(_leaf_of(leaf))
-    it = said(name) if name.path else "a leaf"
-    message = f"{it} is a leaf that requires grad, and{at(scene.noticed)} it is changed in place"
+    what = (
+        f"{said(name)} is a leaf that requires grad, and{at(scene.noticed)} it"
+        if name.path
+        else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(scene.noticed)}")
+    )
+    message = f"{what} is changed in place"
     remedy = (
         "to set its values, as an initialisation or a step does, write the statement under torch.no_grad(); to compute "
         f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
