@@ -228,3 +228,12 @@ class TestUnattended:
         (finding,) = self.steps(net, optimizer, loss_of, times=4)
 
         assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["net.head.weight", "net.head.bias"])
+
+
+def test_what_another_optimizer_has_is_not_told(net):
+    critic = nn.Linear(1, 1)
+    mine, other = torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(critic.parameters(), lr=0.1)
+    loss = critic(net(torch.randn(2, 4))).mean()
+
+    assert byname.check(loss, optimizer=mine) == []
+    assert other.param_groups

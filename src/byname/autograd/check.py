@@ -17,13 +17,13 @@ from byname.autograd.causes.ownership import free_leaves, left_out, orphaned
 from byname.autograd.causes.unreached import unreached
 from byname.autograd.finding import Finding
 from byname.autograd.leaves import Leaf, leaves_of
-from byname.autograd.scene import Scene, parameters_of
+from byname.autograd.scene import Scene, living_optimizers, parameters_of
 from byname.autograd.slots import doubtful
 from byname.autograd.walk import accumulate_type, by_kind, has_graph, is_node, nodes_behind, opaque_reason
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.fsdp import gathered_parameters, is_sharded
-from byname.naming.modules import modules_in, own_parameters, parameters_in
+from byname.naming.modules import modules_in, parameters_in
 from byname.quiet import collection_paused, untouched
 
 __all__ = ["check"]
@@ -112,7 +112,8 @@ class _Check:
         scene = self._scene
         if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
             return []
-        leaves = self._leaves()
+        elsewhere = {id(one) for other in living_optimizers() for one in parameters_of(other)} - self._optimized.keys()
+        leaves = [leaf for leaf in self._leaves() if id(leaf.tensor) not in elsewhere]
         outside = left_out(scene, leaves) if scene.optimizers else []
         newcomers = [leaf for leaf in leaves if leaf.name in {name for one in outside for name in one.culprits}]
         return [*outside, *orphaned(scene, self._strangers(), newcomers), *free_leaves(scene, leaves)]
@@ -138,13 +139,8 @@ class _Check:
 
 def _learning(model: nn.Module) -> list[torch.Tensor]:
     """The parameters of a model that require grad; of a sharded module those that its forward used."""
-    modules = list(modules_in(model))
-    sharded = set(filter(is_sharded, set(map(type, modules))))
-    gathered = {
-        id(one.sharded): one.gathered
-        for module in modules
-        if type(module) in sharded
-        for one in gathered_parameters(module)
-    }
-    every = (one for module in modules for one in own_parameters(module))
-    return [gathered.get(id(one), one) for one in every if fact(one, "requires_grad")]
+    modules = modules_in(model)
+    kinds = set(filter(is_sharded, set(map(type, modules))))
+    sharded = [module for module in modules if type(module) in kinds] if kinds else []
+    gathered = {id(one.sharded): one.gathered for module in sharded for one in gathered_parameters(module)}
+    return [gathered.get(id(one), one) for one in parameters_in(model) if fact(one, "requires_grad")]

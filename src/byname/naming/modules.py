@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from byname.card import is_tensor
-from byname.naming.reading import attributes_of, snapshot
+from byname.naming.reading import snapshot
 
-__all__ = ["modules_in", "own_parameters", "parameters_in"]
+__all__ = ["modules_in", "parameters_in"]
 
 
-def modules_in(model: nn.Module) -> Iterator[nn.Module]:
+def modules_in(model: nn.Module) -> list[nn.Module]:
     """A module and all inside it, each once, in the order in which they were registered."""
-    waiting, seen = [model], {id(model)}
-    while waiting:
-        module = waiting.pop()
-        yield module
-        children = [child for _, child in snapshot(attributes_of(module).get("_modules", {}))]
-        fresh = [child for child in children if issubclass(type(child), nn.Module) and id(child) not in seen]
-        seen.update(map(id, fresh))
-        waiting += reversed(fresh)
+    return [module for module, _ in _with_attributes(model)]
 
 
 def parameters_in(model: nn.Module) -> list[torch.Tensor]:
     """The parameters of a module and of all inside it, each once."""
-    every = (one for module in modules_in(model) for one in own_parameters(module))
-    return list({id(one): one for one in every}.values())
+    found: dict[int, torch.Tensor] = {}
+    for _, attributes in _with_attributes(model):
+        for one in _registered(attributes, "_parameters"):
+            if is_tensor(one):
+                found.setdefault(id(one), one)
+    return list(found.values())
 
 
-def own_parameters(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters that a module has itself."""
-    return [one for _, one in snapshot(attributes_of(module).get("_parameters", {})) if is_tensor(one)]
+def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    waiting, seen = [model], {id(model)}
+    while waiting:
+        module = waiting.pop()
+        attributes: dict[str, Any] = _attributes(module, "__dict__")
+        yield module, attributes
+        fresh = []
+        for child in _registered(attributes, "_modules"):
+            if id(child) not in seen and issubclass(type(child), nn.Module):
+                seen.add(id(child))
+                fresh.append(child)
+        waiting += reversed(fresh)
+
+
+def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
+    """The values of a registry, which other threads may be changing."""
+    held = attributes.get(registry)
+    return [value for _, value in snapshot(held)] if type(held) is dict and held else []
+
+
+_attributes = object.__getattribute__
