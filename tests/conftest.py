@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 
+torch.set_num_threads(1)  # several tests run at once, on as many cores
+
 
 @pytest.fixture(autouse=True)
 def seeded():

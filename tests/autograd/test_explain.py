@@ -1,26 +1,15 @@
 """Every failing program of the corpus is explained: the cause, the variables and the lines are the true ones."""
 
-import sys
 import warnings
 from pathlib import Path
 
+import corpus
 import pytest
 import torch
+from corpus import named
 
 import byname
 from byname.autograd.explaining import Explaining
-
-sys.path.insert(0, str(Path(__file__).parent / "failures"))
-import corpus
-
-PROGRAMS = corpus.programs()
-ERRORS = [program for program in PROGRAMS if program.kind == "error"]
-CHECKS = [program for program in PROGRAMS if program.kind == "check"]
-TELLING = [program for program in ERRORS if program.cause != "unknown"]
-
-
-def named(programs):
-    return pytest.mark.parametrize("program", programs, ids=[program.path.stem for program in programs])
 
 
 def places(finding, program):
@@ -53,7 +42,7 @@ def assert_blames(findings, program):
         assert any(is_called(culprit, wanted) for culprit in culprits), (wanted, culprits)
 
 
-@named(TELLING)
+@named(lambda program: program.kind == "error" and program.cause != "unknown")
 def test_an_error_is_explained_by_a_note(program):
     _, error = corpus.run(program, byname.explaining())
 
@@ -66,7 +55,7 @@ def test_an_error_is_explained_by_a_note(program):
     assert [note.split(":")[:2] for note in error.__notes__] == [["byname", f" {program.cause}"]]
 
 
-@named([program for program in ERRORS if program.cause == "unknown"])
+@named(lambda program: program.cause == "unknown")
 def test_an_error_of_another_kind_is_left_alone(program):
     _, error = corpus.run(program, byname.explaining())
 
@@ -76,7 +65,7 @@ def test_an_error_of_another_kind_is_left_alone(program):
     assert not hasattr(error, "__notes__")
 
 
-@named(ERRORS)
+@named(lambda program: program.kind == "error")
 def test_without_preparation_nothing_wrong_is_said(program):
     """After the fact fewer things are known; what is said is true all the same."""
     _, error = corpus.run(program)
@@ -90,7 +79,7 @@ def test_without_preparation_nothing_wrong_is_said(program):
         assert_blames([why], program)
 
 
-@named(CHECKS)
+@named(lambda program: program.kind == "check")
 def test_a_silent_failure_is_found_before_backward(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,7 +109,7 @@ def test_the_note_is_below_the_ordinary_traceback():
     assert not any("/byname/" in line for line in lines)
 
 
-@named([program for program in PROGRAMS if program.kind == "non-finite"])
+@named(lambda program: program.kind == "non-finite")
 def test_the_operation_that_first_gives_nan_or_inf_is_found(program):
     found = []
 

@@ -7,15 +7,10 @@ import warnings
 
 import pytest
 import torch
-from failures.corpus import mend, programs, run, user_frames
+from corpus import mend, named, programs, run, user_frames
 from torch.overrides import TorchFunctionMode
 
 import byname
-
-PROGRAMS = programs()
-ERRORS = [program for program in PROGRAMS if program.kind == "error"]
-SILENT = [program for program in PROGRAMS if program.kind == "check"]
-NON_FINITE = [program for program in PROGRAMS if program.kind == "non-finite"]
 
 SAYS = {
     "backward-twice": "backward through the graph a second time",
@@ -31,10 +26,6 @@ SAYS = {
 }
 
 SAVED = ("backward-twice", "modified-in-place", "optimizer-step-between")
-
-
-def named(programs):
-    return pytest.mark.parametrize("program", programs, ids=lambda program: program.path.stem)
 
 
 def run_silent(program, monkeypatch):
@@ -53,16 +44,17 @@ def run_silent(program, monkeypatch):
 
 
 def test_every_program_is_of_a_known_kind_and_every_cause_has_two():
-    assert len(PROGRAMS) == len(ERRORS) + len(SILENT) + len(NON_FINITE)
-    causes = [program.cause for program in PROGRAMS]
+    every = programs()
+    assert {program.kind for program in every} == {"error", "check", "non-finite"}
+    causes = [program.cause for program in every]
     assert not [cause for cause in causes if causes.count(cause) < 2]
-    for program in PROGRAMS:
+    for program in every:
         assert program.path.stem.startswith(program.cause.replace("-", "_"))
         assert list(program.story) == list(range(1, len(program.story) + 1))
         assert program.culprits or program.cause == "unknown"
 
 
-@named(ERRORS)
+@named(lambda program: program.kind == "error")
 def test_an_error_program_raises_at_the_line_marked_last(program):
     _, error = run(program)
     assert error is not None
@@ -70,7 +62,7 @@ def test_an_error_program_raises_at_the_line_marked_last(program):
     assert user_frames(program, error)[-1] == program.story[max(program.story)]
 
 
-@named([program for program in ERRORS if program.mended])
+@named(lambda program: program.kind == "error" and program.mended)
 def test_changing_the_marked_line_mends_the_program(program, tmp_path):
     _, error = run(mend(program, tmp_path))
     assert error is None
@@ -87,7 +79,7 @@ def anomalies(told):
             told.extend(str(warning.message) for warning in caught)
 
 
-@named([program for program in ERRORS if program.cause in SAVED])
+@named(lambda program: program.kind == "error" and program.cause in SAVED)
 def test_anomaly_mode_blames_the_line_marked_first(program):
     told = []
     run(program, anomalies(told))
@@ -98,7 +90,7 @@ def test_anomaly_mode_blames_the_line_marked_first(program):
     assert mine[-1] == (f"{program.folder}/{name}", line)
 
 
-@named(SILENT)
+@named(lambda program: program.kind == "check")
 @pytest.mark.skipif(not hasattr(byname, "check"), reason="byname.check is not there yet")
 def test_a_silent_program_raises_nothing(program):
     namespace, error = run(program)
@@ -125,7 +117,7 @@ def nodes(loss):
 
 
 def of_cause(*causes):
-    return named([program for program in SILENT if program.cause in causes])
+    return named(lambda program: program.kind == "check" and program.cause in causes)
 
 
 @of_cause("detached-parameter", "ddp-unused")
@@ -209,7 +201,7 @@ def test_the_gradients_of_the_culprits_hold_a_graph(program, monkeypatch):
     assert found == told
 
 
-@named(NON_FINITE)
+@named(lambda program: program.kind == "non-finite")
 def test_a_gradient_is_not_finite(program):
     namespace, error = run(program)
     assert error is None
@@ -241,14 +233,14 @@ class FirstNonFinite(TorchFunctionMode):
         return result
 
 
-@named([program for program in NON_FINITE if program.first == "forward"])
+@named(lambda program: program.first == "forward")
 def test_the_line_marked_first_gives_the_first_numbers_that_are_not_finite(program):
     mode = FirstNonFinite(program)
     run(program, mode)
     assert mode.place == program.story[1]
 
 
-@named([program for program in NON_FINITE if program.first == "backward"])
+@named(lambda program: program.first == "backward")
 def test_the_backward_of_the_line_marked_first_spoils_the_gradient(program, monkeypatch):
     spoilers = []
     backward = torch.Tensor.backward

@@ -14,8 +14,13 @@ import torch.distributed as dist
 from byname.autograd.explaining import Explaining
 
 HEALTHY = Path(__file__).parent / "healthy"
-PROCESSES = sorted(HEALTHY.glob("ddp_two_ranks*.py"))  # they start processes of their own
-PROGRAMS = sorted(set(HEALTHY.glob("*.py")) - set(PROCESSES))
+PROCESSES = sorted(path.stem for path in HEALTHY.glob("ddp_two_ranks*.py"))  # they start processes of their own
+PROGRAMS = sorted({path.stem for path in HEALTHY.glob("*.py")} - set(PROCESSES))
+
+
+@pytest.fixture
+def path(request):
+    return HEALTHY / f"{request.param}.py"
 
 
 def run(path):
@@ -72,7 +77,7 @@ def same_gradient(plain, explained):
     return not (plain.is_leaf and explained.is_leaf) or same(plain.grad, explained.grad)
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROGRAMS, indirect=True)
 def test_nothing_is_reported_and_nothing_changes(path, capfd):
     if path.stem.startswith("transformers_"):
         pytest.importorskip("transformers")
@@ -105,7 +110,7 @@ def digest_of(path, digest, *options):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
-@pytest.mark.parametrize("path", PROCESSES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROCESSES, indirect=True)
 def test_nothing_changes_in_a_program_of_several_processes(path, tmp_path):
     plain = digest_of(path, tmp_path / "plain")
     assert plain

@@ -89,7 +89,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("key", KEYS, ids=repr)
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: repr(key).partition(" at 0x")[0])
 def test_any_key_of_a_dict_can_be_written(key):
     table = {"before": 1, key: torch.ones(1)}
     name = check(table[key], locals())

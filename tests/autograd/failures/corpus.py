@@ -7,10 +7,12 @@ import shutil
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 MARK = re.compile(r"#: ((?:\d+ ?)+)(\w*)$")
@@ -43,6 +45,11 @@ class Program:
 def programs(folder: Path = HERE) -> list[Program]:
     """Every program of the folder, by name."""
     return [parse(path) for path in sorted(folder.glob("*.py")) if path.name != "corpus.py"]
+
+
+def named(wanted: Callable[[Program], bool] = lambda program: True) -> pytest.MarkDecorator:
+    """Parametrizes a test with programs, by name: no test module holds them, for byname to look through."""
+    return pytest.mark.parametrize("program", [one.path.stem for one in programs() if wanted(one)], indirect=True)
 
 
 def parse(path: Path) -> Program:
