@@ -21,8 +21,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/train_digits.py
 
+# In two processes, for two cores.
 test: $(READY)
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest tests/autograd & first=$$!; \
+	$(BIN)/python -m pytest --ignore tests/autograd; second=$$?; \
+	wait $$first && exit $$second
 
 check: $(READY)
 	$(BIN)/ruff check .
