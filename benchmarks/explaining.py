@@ -22,7 +22,7 @@ from torch import nn
 import byname
 from benchmarks.graphs import Built, chain, encoder, residual, rnn, tiny_step, transformer_step
 from benchmarks.timing import Rounds, Row, Variant, interleaved, small_heap, timed
-from benchmarks.tracking import NoOp, against_plain
+from benchmarks.tracking import NoOp, afterwards, against_plain
 from benchmarks.walking import bare_walk
 from byname.autograd.explaining import Explaining
 
@@ -73,7 +73,7 @@ def _variants(step: _Step, times: int) -> dict[str, Variant]:
     }
     return {
         **{what: _inside(context, step, times) for what, context in contexts.items()},
-        "after": _afterwards(step, times),
+        "after": afterwards(byname.explaining, step, times),
     }
 
 
@@ -89,17 +89,6 @@ def _inside(context: _Context, step: _Step, times: int) -> Variant:
             for _ in range(times):
                 step()
             return process_time() - start
-
-    return run
-
-
-def _afterwards(step: _Step, times: int) -> Variant:
-    def run() -> float:
-        with byname.explaining() as held:
-            step()
-        seconds = _inside(nullcontext, step, times)()
-        del held
-        return seconds
 
     return run
 

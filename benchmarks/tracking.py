@@ -17,7 +17,7 @@ import byname
 from benchmarks.graphs import tiny_step, transformer_step
 from benchmarks.timing import Rounds, Row, Variant, interleaved
 
-__all__ = ["NoOp", "against_plain", "tracking"]
+__all__ = ["NoOp", "afterwards", "against_plain", "tracking"]
 
 _MICRO, _MILLI = 1e-6, 1e-3
 
@@ -85,7 +85,7 @@ def _variants(step: _Step, times: int) -> dict[str, Variant]:
         "mode": _inside(NoOp, step, times),
         "tracked": _inside(byname.track, step, times),
         "anomaly": _inside(lambda: torch.autograd.set_detect_anomaly(True, check_nan=False), step, times),
-        "after": _afterwards(step, times),
+        "after": afterwards(byname.track, step, times),
     }
 
 
@@ -100,12 +100,14 @@ def _inside(context: Callable[[], AbstractContextManager[object]], step: _Step, 
     return run
 
 
-def _afterwards(step: _Step, times: int) -> Variant:
+def afterwards(context: Callable[[], AbstractContextManager[object]], step: _Step, times: int) -> Variant:
+    """Steps after a context that has ended and is still held."""
+
     def run() -> float:
-        with byname.track() as tracker:
+        with context() as held:
             step()
         seconds = _inside(nullcontext, step, times)()
-        del tracker
+        del held
         return seconds
 
     return run

@@ -115,6 +115,17 @@ class TestFindings:
         assert "used = hidden.detach()" in [site.statement for site in finding.sites]
         assert "logged" not in finding.message or "may be cut" in finding.message
 
+    def test_an_evaluation_before_it_is_not_blamed_for_what_a_loss_does_not_use(self, net):
+        extra = nn.Linear(4, 1)
+        model = nn.ModuleList([net, extra])
+        with byname.explaining():
+            with torch.no_grad():
+                extra(torch.randn(2, 4))
+            (finding,) = byname.check(loss_of(net), model=model)
+
+        assert culprits(finding) == ["extra.weight", "extra.bias"]
+        assert finding.sites == ()
+
     def test_a_replaced_head_on_both_sides(self, net, optimizer):
         net.head = nn.Linear(8, 1)
         findings = byname.check(loss_of(net), model=net, optimizer=optimizer)
@@ -222,6 +233,14 @@ class TestUnattended:
 
     def test_a_part_that_is_not_used_in_this_batch_is_not(self, net, optimizer):
         assert self.steps(net, optimizer, lambda net: net.encoder(torch.randn(2, 4)).sum()) == []
+
+    def test_a_part_that_was_only_evaluated_before_is_not(self, net, optimizer):
+        def forward(net):
+            with torch.no_grad():
+                net(torch.randn(2, 4))
+            return net.encoder(torch.randn(2, 4)).sum()
+
+        assert self.steps(net, optimizer, forward) == []
 
     def test_a_parameter_in_no_optimizer_is_told_once(self, net):
         optimizer = torch.optim.SGD(net.encoder.parameters(), lr=0.1)

@@ -1,14 +1,16 @@
-"""Which models and optimizers is the question about? What the user gave, refused before anything is looked at."""
+"""Which models and optimizers is the question about? What the user gave, or else what there is."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+import torch
 from torch import nn
 
 from byname.errors import NotAModuleError, NotAnOptimizerError
 
-__all__ = ["models_of", "optimizers_of"]
+__all__ = ["living_optimizers", "models_of", "optimizers_of", "parameters_of"]
 
 
 def models_of(model: Any) -> list[nn.Module]:
@@ -31,6 +33,16 @@ def optimizers_of(optimizer: Any) -> list[Any]:
                 f"and this is {_said(one)}"
             )
     return given
+
+
+def living_optimizers() -> list[Any]:
+    """Every optimizer that is alive in the process."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    """The parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _said(thing: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.autograd.asked import models_of, optimizers_of
+from byname.autograd.asked import living_optimizers, models_of, optimizers_of, parameters_of
 from byname.autograd.causes.cut import no_grad_path
 from byname.autograd.causes.freed import backward_twice
 from byname.autograd.causes.growing import graph_grows, graph_in_grad
@@ -17,9 +17,9 @@ from byname.autograd.causes.ownership import free_leaves, left_out, orphaned
 from byname.autograd.causes.unreached import unreached
 from byname.autograd.finding import Finding
 from byname.autograd.leaves import Leaf, leaves_of
-from byname.autograd.scene import Scene, living_optimizers, parameters_of
+from byname.autograd.scene import Scene
 from byname.autograd.slots import doubtful
-from byname.autograd.walk import accumulate_type, by_kind, has_graph, is_node, nodes_behind, opaque_reason
+from byname.autograd.walk import by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.fsdp import gathered_parameters, is_sharded
@@ -76,7 +76,7 @@ class _Check:
         with untouched():
             self._nodes = nodes_behind(scene.roots)
             self._kinds = by_kind(self._nodes)
-            self._tensors = [node.variable for node in self._kinds.get(accumulate_type(), ())]
+            self._tensors = leaf_tensors(self._nodes)
         self._reached = {id(tensor) for tensor in self._tensors}
         self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
 

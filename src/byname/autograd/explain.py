@@ -101,7 +101,7 @@ def _understood(error: BaseException, scene: Scene) -> Finding | None:
 
 def _is_raised_by_the_user(scene: Scene) -> bool:
     """Whether the error comes from a ``raise`` of the program's own, whatever its words are."""
-    if not scene.places or is_torch(scene.places[0].frame.f_code.co_filename):
+    if is_torch(scene.places[0].frame.f_code.co_filename):
         return False
     code, instruction = scene.places[0].frame.f_code, scene.places[0].instruction
     return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")

@@ -50,8 +50,9 @@ def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
     ...         h.sum().backward()
     ...         h.mean().backward()
     ... except RuntimeError as error:
-    ...     print(error.__notes__[0].splitlines()[0].partition(":")[0:3:2][1].strip().partition(":")[0])
-    backward-twice
+    ...     note = error.__notes__[0]
+    >>> print(note.splitlines()[0])  # doctest: +ELLIPSIS
+    byname: backward-twice: this backward ... goes through `h`...
     """
     return Explaining(model, optimizer)
 

@@ -240,7 +240,6 @@ class _Naming:
         self._findings = findings
         self._lookup = lookup
         self._results = NamedResults(walk, findings)
-        self._above: list[list[int]] | None = None
 
     def site(self, number: int) -> Site | None:
         """Where the call stands that made a node."""
@@ -279,7 +278,7 @@ class _Naming:
         distance = 0
         while level:
             distance += 1
-            level = [user for below in level for user in self._users(below) if user not in seen]
+            level = [user for below in level for user in self._walk.users[below] if user not in seen]
             seen.update(level)
             for user in level:
                 name = self._results.name(user)
@@ -287,14 +286,6 @@ class _Naming:
                     rebound = self._rebinding(name)
                     return replace(name, how="graph", exact=False, distance=distance, rebound_at=rebound, site=None)
         return None
-
-    def _users(self, number: int) -> list[int]:
-        if self._above is None:
-            self._above = [[] for _ in self._walk.nodes]
-            for user, row in enumerate(self._walk.rows):
-                for below in row:
-                    self._above[below].append(user)
-        return self._above[number]
 
     def _rebinding(self, name: Name) -> Site | None:
         """The one statement of the source that computes a variable from itself, if it is one."""

@@ -43,14 +43,10 @@ def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
     """The nodes that run when gradients are asked for some inputs; None when they are asked for everything."""
     if not inputs:
         return None
-    users: list[list[int]] = [[] for _ in walk.nodes]
-    for number, row in enumerate(walk.rows):
-        for below in row:
-            users[below].append(number)
     found: set[int] = set()
     waiting = [walk.numbers[node] for one in inputs if (node := node_of_input(one)) in walk.numbers]
     while waiting:
-        fresh = [user for user in users[waiting.pop()] if user not in found]
+        fresh = [user for user in walk.users[waiting.pop()] if user not in found]
         found.update(fresh)
         waiting += fresh
     return found

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from byname.autograd.causes.unreached import cut_off
+from byname.autograd.asked import living_optimizers, parameters_of
+from byname.autograd.causes.detached import MAY_BE, cut_off
+from byname.autograd.causes.growing import graph_grows, graph_in_grad
 from byname.autograd.check import check
 from byname.autograd.engine import Run
 from byname.autograd.finding import Finding
-from byname.autograd.scene import Scene, living_optimizers, parameters_of
-from byname.autograd.walk import Walk, has_graph
+from byname.autograd.scene import Scene
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.card import fact
 from byname.naming.names import find
 from byname.naming.search import Targets
@@ -69,10 +71,11 @@ class RunningCheck:
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
         """Tells what only shows after some iterations: of these losses, and of results that variables hold."""
-        for one in [*roots, *_held_results()]:
-            for finding in check(one):
-                if finding.cause in ("graph-grows", "graph-in-grad"):
-                    self.tell(finding)
+        for one in filter(has_graph, [*roots, *_held_results()]):
+            nodes = nodes_behind([one])
+            scene = Scene([one])
+            for finding in [*graph_grows(scene, nodes), *graph_in_grad(scene, leaf_tensors(nodes))]:
+                self.tell(finding)
 
     @eager
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -115,11 +118,11 @@ def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_
     if not behind or not optimizers:
         return
     scene = Scene(behind, optimizers=optimizers)
-    reached = _leaves_of(scene.walk)
+    reached = {id(leaf) for leaf in leaf_tensors(scene.walk.nodes)}
     for optimizer in optimizers:
-        missing = [one for one in parameters_of(optimizer) if one.requires_grad and id(one) not in reached]
+        missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
         for group in cut_off(scene, missing):
-            if group.snips:
+            if group.snips and group.sure is not MAY_BE:
                 parameters = [weakref.ref(one) for one in group.parameters]
                 yield _Waiting(group.finding(scene), weakref.ref(optimizer), parameters)
 
@@ -135,15 +138,10 @@ def _held_results() -> list[torch.Tensor]:
 _MOST_HELD = 50
 
 
-def _leaves_of(walk: Walk) -> set[int]:
-    with untouched():
-        return {id(walk.nodes[number].variable) for number in walk.leaf_numbers()}
-
-
 def _concerned(roots: Sequence[Any]) -> list[Any]:
     """The living optimizers that have a leaf of this graph."""
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return []
-    reached = _leaves_of(Walk(behind))
+    reached = {id(leaf) for leaf in leaf_tensors(nodes_behind(behind))}
     return [one for one in living_optimizers() if any(id(parameter) in reached for parameter in parameters_of(one))]

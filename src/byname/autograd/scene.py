@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.autograd.asked import living_optimizers
 from byname.autograd.engine import engine_call
 from byname.autograd.order import engine_order, needed_for
 from byname.autograd.results import NamedResults
@@ -26,7 +26,7 @@ from byname.naming.sites import name_at, name_of_output, site_of_tensor
 from byname.quiet import untouched
 from byname.site import Site, is_torch, locate
 
-__all__ = ["Scene", "base_name", "living_optimizers", "message_of", "name_around", "parameters_of", "scene_of"]
+__all__ = ["Scene", "base_name", "message_of", "name_around", "scene_of"]
 
 
 class Scene:
@@ -136,15 +136,6 @@ class Scene:
         """The nodes whose results the program names."""
         return NamedResults(self.walk, self.findings)
 
-    @cached_property
-    def users(self) -> list[list[int]]:
-        """For each node the numbers of those that use it."""
-        found: list[list[int]] = [[] for _ in self.walk.nodes]
-        for number, row in enumerate(self.walk.rows):
-            for below in row:
-                found[below].append(number)
-        return found
-
     def site(self, number: int) -> Site | None:
         """Where the call stands that made a node."""
         with untouched():
@@ -178,7 +169,7 @@ class Scene:
         """The name of the nearest node downstream that will do."""
         level, seen = [number], {number}
         while level:
-            level = [user for below in level for user in self.users[below] if user in among and user not in seen]
+            level = [user for below in level for user in self.walk.users[below] if user in among and user not in seen]
             seen.update(level)
             for user in level:
                 named = self._own(user)
@@ -194,16 +185,6 @@ def name_around(call: Call) -> Name | None:
         return None
     inside = name_at(replace(spot, whole=True), call.code)
     return None if inside is None else replace(inside, relation="part of")
-
-
-def living_optimizers() -> list[Any]:
-    """Every optimizer that is alive in the process."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-
-
-def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """The parameters of all groups of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def base_name(name: Name) -> Name:

@@ -14,7 +14,7 @@ import torch
 from byname.autograd.engine import Run
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
-from byname.autograd.walk import Node, accumulate_type, by_kind, has_graph, nodes_behind
+from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
 from byname.card import fact, is_tensor
 from byname.naming.sites import SiteLookup
 from byname.quiet import collection_paused, untouched
@@ -42,8 +42,7 @@ def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) 
     if not behind:
         return
     if run.creates:
-        accumulating = by_kind(nodes_behind(behind)).get(accumulate_type(), ())
-        stamp_gradients(run, [node.variable for node in accumulating])
+        stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
     key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
     for node in _ran(behind, inputs, failed):
         # A leaf's node lives as long as the leaf and has nothing to free.

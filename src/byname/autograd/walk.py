@@ -35,6 +35,7 @@ __all__ = [
     "by_kind",
     "has_graph",
     "is_node",
+    "leaf_tensors",
     "node_name",
     "nodes_behind",
     "opaque_reason",
@@ -92,6 +93,15 @@ class Walk:
     def rows(self) -> list[list[int]]:
         """For each node the numbers of the nodes that its gradients go to, in the order of its inputs."""
         return _rows(self._begins, self._targets)
+
+    @cached_property
+    def users(self) -> list[list[int]]:
+        """For each node the numbers of those that use it."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, row in enumerate(self.rows):
+            for below in row:
+                found[below].append(number)
+        return found
 
     def path_counts(self, wanted: Iterable[int]) -> PathCounts:
         """Counts, when asked, the ways to the wanted nodes; it holds numbers only."""
@@ -171,6 +181,12 @@ def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
     for node in nodes:
         found[type(node)].append(node)
     return found
+
+
+def leaf_tensors(nodes: Iterable[Node]) -> list[torch.Tensor]:
+    """The leaves that some of these nodes accumulate into."""
+    accumulate: Any = accumulate_type()
+    return [node.variable for node in nodes if type(node) is accumulate]
 
 
 class PathCounts:

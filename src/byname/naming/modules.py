@@ -11,7 +11,7 @@ from torch import nn
 from byname.card import is_tensor
 from byname.naming.reading import snapshot
 
-__all__ = ["modules_in", "parameters_in"]
+__all__ = ["modules_in", "own_parameters", "parameters_in"]
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
@@ -27,6 +27,11 @@ def parameters_in(model: nn.Module) -> list[torch.Tensor]:
             if is_tensor(one):
                 found.setdefault(id(one), one)
     return list(found.values())
+
+
+def own_parameters(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters that a module has itself."""
+    return [one for one in _registered(_attributes(module, "__dict__"), "_parameters") if is_tensor(one)]
 
 
 def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:

@@ -52,11 +52,11 @@ def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequenc
     """
     shapes = {leaf.card.shape for leaf in newcomers}
     named = zip(scene.names(strangers), strangers, strict=True)
-    gone = [(name, one) for name, one in named if ".param_groups[" in name.path or tuple(one.shape) in shapes]
+    gone = [(name, one) for name, one in named if ".param_groups[" in name.path or _shape(one) in shapes]
     if not gone:
         return []
     holder = "one of the optimizers" if _several(scene) else _those(scene)
-    old = ", ".join(f"`{name}` ({'×'.join(map(str, one.shape)) or 'scalar'})" for name, one in gone)
+    old = ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone)
     message = f"{holder} has {old}, which the model does not have and this loss does not reach"
     new = tuple(leaf.name for leaf in reversed(newcomers))
     if new:
@@ -65,6 +65,11 @@ def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequenc
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
     )
     return [Finding("orphaned-parameter", message, (*(name for name, _ in gone), *new), remedy=remedy)]
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    with untouched():
+        return tuple(fact(tensor, "shape"))
 
 
 def _several(scene: Scene) -> bool:

@@ -208,13 +208,9 @@ def _where_remedy(operation: str, remedy: str) -> str:
 
 def _mask(walk: Walk, number: int, lookup: SiteLookup) -> tuple[str, Site | None] | None:
     """The mask nearest above a node: its operation, and where it stands."""
-    above: list[list[int]] = [[] for _ in walk.nodes]
-    for user, row in enumerate(walk.rows):
-        for below in row:
-            above[below].append(user)
     level, seen = [number], {number}
     while level:
-        level = list(dict.fromkeys(user for below in level for user in above[below] if user not in seen))
+        level = list(dict.fromkeys(user for below in level for user in walk.users[below] if user not in seen))
         seen.update(level)
         for user in level:
             kind = node_name(walk.nodes[user])
