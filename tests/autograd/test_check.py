@@ -1,6 +1,7 @@
 """What `check` says before a backward: the silent failures, and nothing about what is well."""
 
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -157,7 +158,8 @@ class TestFindings:
         assert "first.backward()" in [site.statement for site in finding.sites]
 
     def test_a_gradient_with_a_graph(self, net, optimizer):
-        with byname.explaining(), pytest.warns(UserWarning, match="create_graph"):
+        with byname.explaining(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's warning of create_graph comes once a process
             loss_of(net).backward(create_graph=True)
         found = byname.check(loss_of(net), model=net, optimizer=optimizer)
 

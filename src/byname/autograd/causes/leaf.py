@@ -20,7 +20,8 @@ from byname.naming.reading import attributes_of
 from byname.naming.sites import site_of_tensor
 from byname.naming.track import logs
 from byname.quiet import untouched
-from byname.site import Spot, expression, locate, statements_binding
+from byname.site import Spot, locate, statements_binding
+from byname.source import expression
 
 __all__ = ["leaf_in_place", "non_leaf_grad"]
 

@@ -1,0 +1,124 @@
+"""What is the source of this code? Believed only where it compiles to the code that ran."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from functools import lru_cache
+from itertools import islice
+from types import CodeType
+from typing import Any, NamedTuple
+
+import executing
+
+__all__ = ["Expression", "Position", "enclosing_statement", "expression", "expression_at", "position_of", "source_of"]
+
+
+class Expression(NamedTuple):
+    """An expression of the source (or an augmented assignment) and the statement that it stands in."""
+
+    node: ast.AST
+    statement: ast.stmt
+
+
+def expression(code: CodeType, instruction: int) -> Expression | None:
+    """The syntax tree of what an instruction computes; None where the source is not to be had or not what ran."""
+    position = position_of(code, instruction)
+    source = None if position[0] is None else source_of(code)
+    node = None if source is None else expression_at(source, position)
+    return None if node is None else Expression(node, enclosing_statement(node))
+
+
+Position = tuple[int | None, int | None, int | None, int | None]
+
+
+def position_of(code: CodeType, instruction: int) -> Position:
+    """First and last line, first and last column, of what an instruction computes; None where not known."""
+    return next(islice(code.co_positions(), max(instruction, 0) // 2, None), (None, None, None, None))
+
+
+def source_of(code: CodeType) -> executing.Source | None:
+    """The source of a code object, if it is still what was compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
+        source = executing.Source.for_filename(code.co_filename)
+        return source if source.tree is not None and _is_what_ran(source, code) else None
+
+
+def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
+    if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
+        # A notebook runs the statements of a cell one by one: there is no such code in the whole.
+        return set(code.co_names) <= _identifiers(source)
+    if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
+        return True
+    return any(_same_code(one, code) for one in _compiled(source).get((code.co_qualname, code.co_firstlineno), ()))
+
+
+def _same_code(one: CodeType, other: CodeType) -> bool:
+    plain = [[const for const in code.co_consts if type(const) is not CodeType] for code in (one, other)]
+    same_names = (one.co_names, one.co_varnames) == (other.co_names, other.co_varnames)
+    return same_names and one.co_code == other.co_code and repr(plain[0]) == repr(plain[1])
+
+
+@lru_cache(maxsize=64)
+def _identifiers(source: Any) -> frozenset[str]:
+    """Every name that the source of a cell writes."""
+    nodes = list(ast.walk(source.tree))
+    found = [
+        name
+        for node in nodes
+        for field in ("id", "attr", "name", "arg", "asname")
+        for name in [getattr(node, field, 0)]
+    ]
+    modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return frozenset(str(part) for name in (*found, *modules) for part in (name, *str(name).split(".")))
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
+    """The code objects that a file compiles to now."""
+    found: dict[tuple[str, int], list[CodeType]] = {}
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
+    try:
+        waiting = [compile(source.text, source.filename, "exec", flags, dont_inherit=True)]
+    except SyntaxError:  # what can be parsed cannot always be compiled: a return outside of a function
+        return {}
+    while waiting:
+        code = waiting.pop()
+        found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+        waiting += [const for const in code.co_consts if type(const) is CodeType]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
+    """Two indexes of a file: every expression by its four coordinates, and calls by where they end."""
+    exact: dict[Position, ast.AST] = {}
+    calls: dict[tuple[int, int], list[ast.Call]] = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.expr | ast.AugAssign):
+            exact.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
+        if isinstance(node, ast.Call):
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            calls.setdefault((node.end_lineno, node.end_col_offset), []).append(node)
+    return exact, calls
+
+
+def expression_at(source: executing.Source, position: Position) -> ast.AST | None:
+    """The expression at exactly these coordinates."""
+    exact, calls = _nodes(source)
+    node = exact.get(position)
+    if node is None and position[1] is not None and position[3] is not None:
+        # A method call over several lines is located from the method's name on, not from the start of its object.
+        ending = calls.get((position[1], position[3]), [])
+        node = ending[0] if len(ending) == 1 else None
+    return node
+
+
+def enclosing_statement(node: ast.AST) -> ast.stmt:
+    """The statement that an expression stands in."""
+    while not isinstance(node, ast.stmt):
+        node = node.parent  # type: ignore[attr-defined]  # set by executing
+    return node
