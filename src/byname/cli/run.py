@@ -29,7 +29,7 @@ class Run:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Everything after the script or the module belongs to the program."""
-        parser.add_argument("--check", action="store_true", help="look at every loss before its first backward")
+        parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
         parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
         parser.add_argument("program", help="a script, a folder or zip file with a __main__.py, or with -m a module")
