@@ -148,7 +148,7 @@ def safely(function: Callable[..., Any], *args: Any) -> Any:
     """Calls one of byname's own functions on behalf of a program that must not fail because of byname."""
     try:
         return function(*args)
-    except Exception:
+    except Exception:  # the user's training goes on, whatever goes wrong in a look at it
         logging.getLogger("byname").warning("byname could not look at a backward", exc_info=True)
         return None
 
