@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "fact",
     "facts_of",
     "is_tensor",
+    "parts_of",
 ]
 
 STORAGE, STORAGE_BYTES = 5, 4
@@ -65,7 +67,12 @@ class Card:
     strides: tuple[int, ...] | None
     version: int | None
     requires_grad: bool
-    reference: weakref.ref[torch.Tensor]
+    reference: Callable[[], torch.Tensor | None]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a file or in another process it is the facts alone: the tensor is not there."""
+        facts = tuple(getattr(self, one.name) for one in fields(self) if one.name != "reference")
+        return _without_tensor, facts
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -93,6 +100,14 @@ class Card:
             and (self.storage, self.offset, self.shape, self.strides, self.dtype)
             == (other.storage, other.offset, other.shape, other.strides, other.dtype)
         )  # fmt: skip
+
+
+def _without_tensor(*facts: Any) -> Card:
+    return card_from((*facts, _gone))
+
+
+def _gone() -> None:
+    """Stands for a reference to a tensor that is gone."""
 
 
 def is_tensor(thing: object) -> bool:
@@ -156,7 +171,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _memory(storage: torch.UntypedStorage) -> int:
-    return 0 if storage.device.type == "meta" else storage.nbytes()
+    """The bytes of a storage; 0 where it stands for none: meta and fake tensors, and wrappers around others."""
+    return 0 if storage.device.type == "meta" or _attempt(storage.data_ptr) is None else storage.nbytes()
 
 
 def _guarded_facts(tensor: torch.Tensor) -> Facts:
@@ -164,10 +180,10 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
     base = torch._C.TensorBase
     with _disable_current_modes():
         storage = _attempt(base.untyped_storage, tensor)
-        parts = _sparse_parts(tensor)
+    parts = parts_of(tensor).values()
     own = _attempt(fact, tensor, "nbytes") or sum(part.nbytes for part in parts)
     shape = _attempt(fact, tensor, "shape")
-    whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _attempt(_memory, storage)
+    whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _memory(storage)
     return (
         shape,
         fact(tensor, "dtype"),
@@ -183,17 +199,20 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
     )
 
 
-def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that hold a sparse one's memory; none for a subclass, whose own code would run."""
-    if type(tensor) not in PLAIN or tensor.is_meta:
-        return ()
-    if tensor.layout is torch.sparse_coo:
-        return (tensor._indices(), tensor._values())
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    return ()
+def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The dense tensors that hold a sparse one's memory, by the methods that give them; none for a subclass."""
+    if type(tensor) not in PLAIN or tensor.layout not in _PARTS or tensor.is_meta:
+        return {}
+    with _disable_current_modes(), torch.no_grad():
+        return {method: getattr(tensor, method)() for method in _PARTS[tensor.layout]}
+
+
+_ROWS = ("crow_indices", "col_indices", "values")
+_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **{torch.sparse_csr: _ROWS, torch.sparse_bsr: _ROWS, torch.sparse_csc: _COLUMNS, torch.sparse_bsc: _COLUMNS},
+}
 
 
 def _attempt(read: Any, *args: Any) -> Any:

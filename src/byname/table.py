@@ -37,6 +37,10 @@ class Rows(Sequence[R], Generic[R]):
         """One dict of plain values a row."""
         raise NotImplementedError
 
+    def _shown(self) -> list[Row]:
+        """The rows as the table has them."""
+        return self.rows()
+
     def _title(self) -> str:
         raise NotImplementedError
 
@@ -56,13 +60,23 @@ class Rows(Sequence[R], Generic[R]):
         return ()
 
     def __str__(self) -> str:
-        return text(self.rows(), title=self._title(), notes=self._notes(), spare=self._spare())
+        return self.head()
+
+    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
+        """The table with its first rows.
+
+        Args:
+            most: how many rows.
+            width: in characters; by default that of the terminal which shows the standard output.
+        """
+        rows = self._shown()
+        return text(rows, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return to_html(self.rows(), title=self._title(), notes=self._notes())
+        return to_html(self._shown(), title=self._title(), notes=self._notes())
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a DataFrame; needs pandas (``pip install byname[frames]``)."""
@@ -80,6 +94,7 @@ def text(
     notes: Sequence[str] = (),
     spare: Sequence[str] = (),
     width: int | None = None,
+    most: int = SHOWN,
 ) -> str:
     """The rows as a table for a terminal. No cell is broken: what does not fit is left out, and said to be.
 
@@ -89,21 +104,22 @@ def text(
         notes: lines below.
         spare: the columns that may be left out where the terminal is narrow, the first one first.
         width: in characters; by default the terminal's, or 160 where the text goes to no terminal.
+        most: how many rows are shown.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     width = _width() if width is None else width
-    columns, left_out = _fitting(rows[:SHOWN], _columns(rows), spare, width)
+    columns, left_out = _fitting(rows[:most], _columns(rows), spare, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         number = all(type(row.get(column)) in (int, float, type(None)) for row in rows)
         table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
-    for row in rows[:SHOWN]:
+    for row in rows[:most]:
         table.add_row(*(Text(cell(column, row.get(column))) for column in columns))
     lines = [line.rstrip() for line in _rendered(table).splitlines()] if rows else []
-    below = [*_more(rows), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
+    below = [*_more(rows, most), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
     return "\n".join([printable(title), *lines, *map(printable, below)])
 
 
@@ -134,7 +150,10 @@ def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], widt
         if name in kept:
             kept.remove(name)
             left_out.append(name)
-    return kept, left_out
+    for name in left_out[::-1]:  # a wide one has made room for smaller ones
+        if sum(needed[one] for one in (*kept, name)) - 3 <= width:
+            kept.append(name)
+    return [name for name in columns if name in kept], [name for name in left_out if name not in kept]
 
 
 def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:
@@ -150,11 +169,15 @@ def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) 
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
+_SIZES = ("bytes", "used", "each")
+"""Columns that are numbers of bytes."""
+
+
 def cell(column: str, value: object) -> str:
     """One value as it is shown."""
     if value is None:
         return ""
-    if column == "bytes" and type(value) is int:
+    if column in _SIZES and type(value) is int:
         return bytes_text(value)
     if type(value) is bool:
         return "yes" if value else "no"
@@ -233,6 +256,6 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     return [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
 
 
-def _more(rows: Sequence[Row]) -> Iterator[str]:
-    if len(rows) > SHOWN:
-        yield f"… and {len(rows) - SHOWN} rows more; .rows() has them all"
+def _more(rows: Sequence[Row], most: int = SHOWN) -> Iterator[str]:
+    if len(rows) > most:
+        yield f"… and {counted(len(rows) - most, 'row')} more; .rows() has them all"

@@ -489,13 +489,6 @@ def test_bad_input_is_refused_by_an_error_of_byname(ask):
             ask(thing)
 
 
-def test_allocations_are_refused_until_they_are_there():
-    with pytest.raises(BadArgumentError, match="not there yet"):
-        byname.track(allocations=True)
-    with byname.track(allocations=False):
-        pass
-
-
 def test_a_long_log_answers_in_time():
     out = run_alone("""
         import time, torch, byname

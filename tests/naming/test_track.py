@@ -1,5 +1,6 @@
 """Where was every tensor made and changed?"""
 
+import functools
 import gc
 import linecache
 import sys
@@ -17,6 +18,13 @@ from torch import nn
 import byname
 from byname.errors import BadArgumentError, NotATensorError
 from byname.site import locate
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["calls", "allocations"])
+def followed(request, monkeypatch):
+    """Every test here holds in the cheap mode, and when allocations are followed as well."""
+    monkeypatch.setattr(byname, "track", functools.partial(byname.track, allocations=request.param))
+    return "allocations" if request.param else "calls"
 
 
 def here():
@@ -276,6 +284,8 @@ def state_of_torch():
 
     return (
         torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        threading.Thread.start,
         len(module._global_forward_hooks),
         len(module._global_forward_pre_hooks),
         vars(torch.autograd.Function)["apply"],
@@ -370,6 +380,7 @@ def test_two_threads_build_graphs_and_every_site_is_right():
     assert state_of_torch()[0] == 0
 
 
+@pytest.mark.parametrize("followed", [False], indirect=True)
 def test_a_graph_of_an_unwatched_thread_gets_no_site():
     box = []
 

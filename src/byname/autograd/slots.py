@@ -7,18 +7,28 @@ ordinary ``_saved_*`` do all four (PyTorch 2.13).
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
-from byname.autograd.walk import Node, Walk
+from byname.autograd.walk import Node, Walk, accumulate_type, by_kind
 from byname.card import PLAIN, fact, is_tensor
 from byname.naming.step import literal
 
-__all__ = ["Slot", "doubtful", "has_freed_slot", "packed_in", "slots_in", "slots_of", "versions_of", "versions_told"]
+__all__ = [
+    "Slot",
+    "doubtful",
+    "has_freed_slot",
+    "held_by_nodes",
+    "packed_in",
+    "slots_in",
+    "slots_of",
+    "versions_of",
+    "versions_told",
+]
 
 
 class Slot(NamedTuple):
@@ -40,6 +50,34 @@ def slots_of(walk: Walk) -> Iterator[Slot]:
             fields = known[kind] = _saved_fields(kind)
         if fields:
             yield from slots_of_node(number, node, fields)
+
+
+def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tensor]]:
+    """Every tensor that these nodes hold, and as what: saved ones in any state, and the leaves they accumulate into.
+
+    To be called inside `untouched`.
+    """
+    accumulate: Any = accumulate_type()
+    for kind, same in by_kind(nodes).items():
+        if kind is accumulate:
+            yield from ((node, "variable", node.variable) for node in same if node.variable is not None)
+            continue
+        for name, attribute in _saved_fields(kind):
+            for node in same:
+                yield from _held_in(node, name, attribute)
+
+
+def _held_in(node: Node, name: str, attribute: str) -> Iterator[tuple[Node, str, torch.Tensor]]:
+    try:
+        found = getattr(node, attribute)
+    except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
+        return
+    for position, raw in enumerate(found if type(found) is tuple else (found,)):
+        data = None if raw is None else raw.data
+        tensor = data if is_tensor(data) else _tensor_in(data)
+        if tensor is not None:
+            shown = f"saved_{name}" if attribute == _CUSTOM else name
+            yield node, f"{shown}[{position}]" if type(found) is tuple else shown, tensor
 
 
 def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
@@ -236,14 +274,14 @@ def versions_told(message: str) -> tuple[int, int] | None:
     return None if told is None else (int(told[1]), int(told[2]))
 
 
-def packed_in(walk: Walk) -> Iterator[tuple[int, Any]]:
-    """What a hook, such as a checkpoint's, has put in place of saved tensors: the node, and the object itself."""
-    for number, node in enumerate(islice(walk.nodes, 1, None), 1):
-        for _, attribute in _saved_fields(type(node)):
+def packed_in(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, Any]]:
+    """The slots that a hook, such as a checkpoint's, filled: the node, the name, and the raw slot."""
+    for node in nodes:
+        for name, attribute in _saved_fields(type(node)):
             try:
                 found = getattr(node, attribute)
             except RuntimeError:
                 continue
             for raw in found if type(found) is tuple else (found,):
                 if raw is not None and raw.unpack_hook is not None:
-                    yield number, raw.data
+                    yield node, name, raw

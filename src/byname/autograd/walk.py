@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.card import fact, is_tensor
 from byname.errors import NoGraphError, NotATensorError
+from byname.naming.reading import found_in
 from byname.naming.sites import SiteLookup, site_of_tensor
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
@@ -38,6 +39,7 @@ __all__ = [
     "leaf_tensors",
     "node_name",
     "nodes_behind",
+    "nodes_from",
     "opaque_reason",
     "root_node",
 ]
@@ -161,8 +163,14 @@ hold only what their node holds anyway, and an interrupted walk is as safe as a 
 
 def nodes_behind(roots: Iterable[Any]) -> list[Node]:
     """The nodes of a `Walk` in the same order, without numbers and edges: for those who need no more."""
-    nodes = list(dict.fromkeys(map(root_node, roots)))
-    seen = {None, *nodes}
+    return nodes_from(map(root_node, roots), set())
+
+
+def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
+    """The same from nodes, without going to those that were seen before; what is found is added to them."""
+    nodes = [node for node in dict.fromkeys(roots) if node not in seen]
+    seen.update(nodes)
+    seen.add(None)
     add, append = seen.add, nodes.append
     for node, keeps in zip(nodes, cycle(_LOTS)):  # grows while it is walked
         edges = node.next_functions
@@ -325,7 +333,7 @@ def _as_sequence(root: Any) -> list[Any]:
 
 def is_node(thing: object) -> bool:
     """Whether this is a node of autograd's graph, judged by its class."""
-    return hasattr(type(thing), "next_functions") and hasattr(type(thing), "_sequence_nr")
+    return all(found_in(type(thing), name) is not None for name in ("next_functions", "_sequence_nr"))
 
 
 def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import gc
 import types
+from collections.abc import Callable
 
 from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of, reads_plainly, snapshot
 from byname.naming.step import ATOMS, Held, Step, attribute, same
 
-__all__ = ["held_by_instance", "held_in_slots", "instance_attribute", "own_attribute"]
+__all__ = [
+    "held_by_attributes",
+    "held_by_instance",
+    "has_attributes",
+    "held_in_slots",
+    "instance_attribute",
+    "own_attribute",
+]
 
 
 def held_by_instance(obj: object) -> Held:
     """The attributes of an object of any class, from its ``__dict__`` and its slots."""
+    if any(type(held) not in ATOMS and not issubclass(type(held), type) for held in gc.get_referents(obj)):
+        yield from held_by_attributes(obj)
+
+
+def held_by_attributes(obj: object) -> Held:
+    """The same without a first look at whether there is anything to read."""
     kind = type(obj)
-    if all(type(held) in ATOMS or issubclass(type(held), type) for held in gc.get_referents(obj)):
-        return
     for name, value in snapshot(attributes_of(obj)):
         if type(name) is str and type(value) not in ATOMS:
             yield own_attribute, (kind, name), value
     yield from held_in_slots(obj)
+
+
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a class can have a ``__dict__`` or slots; those of types written in C often have neither."""
+    return _dict_offset(kind) != 0 or any("__slots__" in namespace_of(parent) for parent in parents_of(kind))
+
+
+_dict_offset: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
 
 
 def own_attribute(found: tuple[type, str]) -> Step:

@@ -19,7 +19,7 @@ import torch
 
 from byname.naming.kinds import PLAIN
 from byname.naming.log import Called
-from byname.naming.modes import put_back, take_off
+from byname.naming.modes import FUNCTIONS
 from byname.naming.watching import Watch
 from byname.quiet import eager
 
@@ -110,14 +110,14 @@ class Compiled:
 
     def _begin(self, thread: int, frame: FrameType, watches: list[Watch]) -> None:
         before = torch._C._autograd._get_sequence_nr()
-        self._regions[thread] = _Region(frame, watches, take_off(watches), before)
+        self._regions[thread] = _Region(frame, watches, FUNCTIONS.take_off(watches), before)
         self._hide()
 
     def _end(self, thread: int, region: _Region) -> None:
         del self._regions[thread]
         watching = [watch for watch in region.watches if not watch.stopped]
         self._show()
-        put_back(watching, region.modes)
+        FUNCTIONS.put_back(watching, region.modes)
         result = region.frame.f_locals.get("result")  # the frame is about to return it, and keeps it no longer
         for watch in watching:
             watch.note_unseen(_CALLED, (), result, region.before, region.frame)

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 from byname.site import is_torch
 
-__all__ = ["Place", "RunningFrame", "caller", "locals_of", "places_of", "revisiting", "running_frames"]
+__all__ = [
+    "Place",
+    "RunningFrame",
+    "caller",
+    "in_a_module",
+    "locals_of",
+    "places_of",
+    "revisiting",
+    "running_frames",
+    "stacks",
+]
 
 
 class RunningFrame(NamedTuple):
@@ -48,6 +58,22 @@ def running_frames() -> Iterator[RunningFrame]:
                     yield RunningFrame(frame, distance, ident != here)
                 distance += 1
             frame = frame.f_back
+
+
+def stacks() -> frozenset[int]:
+    """The ids of all frames that are running, in every thread."""
+    found = set()
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return frozenset(found)
+
+
+def in_a_module(frame: FrameType) -> bool:
+    """Whether a frame is a module's own, so that its variables are the module's globals."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
 
 
 class Place(NamedTuple):

@@ -5,13 +5,61 @@ from __future__ import annotations
 import gc
 import sys
 import types
+from collections.abc import Iterable, Iterator
 
-from byname.naming.roots import Root, all_roots, every_module_root
-from byname.naming.search import Place, Reached, Targets, Way, search
+import numpy
+import numpy.typing
 
-__all__ = ["Climb", "climb"]
+from byname.naming.frames import locals_of
+from byname.naming.reading import namespace_of
+from byname.naming.roots import all_roots, every_module_root
+from byname.naming.search import OursById, Reached, Targets, search
+
+__all__ = ["Climb", "climb", "everything", "in_lots", "is_ours", "reached_from"]
 
 HEIGHT = 16
+_AT_ONCE = 256
+
+
+def everything() -> tuple[list[object], int]:
+    """Every object that the collector knows, and how many it hides.
+
+    After ``gc.freeze()`` the collector lists only what is newer. The others are then looked for from the modules, the
+    running functions and the newer objects downwards; those that only C code holds are not found that way.
+    """
+    found = gc.get_objects()
+    hidden = gc.get_freeze_count()
+    if not hidden:
+        return found, 0
+    frames = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
+    variables = [value for frame in frames for _, value in locals_of(frame)]
+    return reached_from(found, [*variables, *sys.modules.values(), *frames]), hidden
+
+
+def reached_from(objects: list[object], others: list[object]) -> list[object]:
+    """These objects, the others, and all that they lead to, each once, as far as the collector knows them."""
+    seen = set(map(id, objects))
+    found, below = list(others), list(objects)
+    while found or below:
+        found += [held for lot in in_lots(below) for held in gc.get_referents(*lot)]
+        found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not know arrays
+        below = list({id(one): one for one in found if id(one) not in seen and gc.is_tracked(one)}.values())
+        seen.update(map(id, below))
+        objects += below
+        found = []
+    return objects
+
+
+def _with_outer(frame: types.FrameType | None) -> Iterable[types.FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def in_lots(objects: list[object]) -> Iterator[list[object]]:
+    """The objects some at a time: seldom does one of them matter, and to ask each for its referents takes longer."""
+    for start in range(0, len(objects), _AT_ONCE):
+        yield objects[start : start + _AT_ONCE]
 
 
 class Climb:
@@ -20,56 +68,91 @@ class Climb:
     Attributes:
         reached: the ways from roots down to the tensors, as `search` gives them.
         unheld: ids of the tensors that no Python object holds: only PyTorch itself keeps those alive.
+        met: the objects met on the way, by id.
     """
 
-    def __init__(self, reached: Reached, unheld: frozenset[int]) -> None:
+    def __init__(self, reached: Reached, unheld: frozenset[int], met: OursById) -> None:
         self.reached = reached
         self.unheld = unheld
+        self.met = met
 
 
-def climb(tensors: Targets) -> Climb:
-    """Climbs from the tensors to their holders, and theirs, until variables are met; then walks back down."""
-    roots = [*all_roots(), *every_module_root()]
-    known = {id(root.value) for root in roots} | {
+def climb(tensors: Targets, *, whole: bool = False) -> Climb:
+    """Climbs from the tensors to their holders, and theirs, until variables are met; then walks back down.
+
+    Args:
+        tensors: where to start.
+        whole: to go on to every variable that leads to a tensor, not only to the first.
+    """
+    ends = [*all_roots(), *every_module_root()]
+    known = {id(root.value) for root in ends} | {
         id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType
     }
     wanted = frozenset(map(id, tensors))
-    met = _Met()
-    frontier = set(wanted)
-    unheld = wanted - _climb_one(frontier, met)
+    met = OursById()
+    references = _References(everything()[0])
+    unheld = wanted - references.climb(set(wanted), met)
     reached = Reached({})
+    passed: set[int] = set()
     for _ in range(HEIGHT):
-        frontier = {ident for ident in met if ident not in known} - frontier
-        arrived = any(ident in known for ident in met)
-        if arrived or not frontier:
+        fresh = {ident for ident in met if ident not in known} - passed
+        if not fresh or (not whole and not known.isdisjoint(met)):
             allowed = wanted | met.keys()
-            usable = [root for root in roots if id(root.value) in allowed]
-            reached = search(usable, depth=HEIGHT + 2, only=allowed)
-            if not frontier or all(ident in reached.places for ident in wanted - unheld):
+            reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
+            if not fresh or all(ident in reached.places for ident in wanted - unheld):
                 break
-        before = set(met)
-        _climb_one(frontier, met)
-        frontier = before
-    return Climb(reached, unheld)
+        passed = set(met)
+        references.climb(fresh, met)
+    else:
+        allowed = wanted | met.keys()
+        reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
+    return Climb(reached, unheld, met)
 
 
-class _Met(dict[int, object]):
-    """The holders met, by id; its own class, so that it is never taken for a holder itself."""
+class _References:
+    """What refers to what on the heap, read once, so that each level of a climb costs a look into an array.
+
+    Referents are kept as numbers of 32 bits, lot after lot: what fits is asked again, object by object.
+    """
+
+    def __init__(self, heap: list[object]) -> None:
+        self._lots = list(in_lots(heap))
+        found = [_codes(gc.get_referents(*lot)) for lot in self._lots]
+        self._ends = numpy.cumsum([len(codes) for codes in found])
+        self._codes = numpy.concatenate(found) if found else _codes([])
+
+    def climb(self, frontier: set[int], met: OursById) -> set[int]:
+        """Adds to `met` what refers to the frontier; which of the frontier are referred to."""
+        held: set[int] = set()
+        for holder in self._suspects(frontier):
+            referents = gc.get_referents(holder)
+            if not frontier.isdisjoint(map(id, referents)) and not is_ours(holder):
+                held |= frontier.intersection(map(id, referents))
+                met[id(holder)] = holder
+        return held
+
+    def _suspects(self, frontier: set[int]) -> Iterator[object]:
+        """The objects of the lots in which something may refer to the frontier."""
+        wanted = (numpy.fromiter(frontier, numpy.int64, len(frontier)) >> 4).astype(numpy.uint32)
+        marked = numpy.zeros(_MARKS, dtype=bool)
+        marked[wanted % _MARKS] = True
+        near = numpy.flatnonzero(marked[self._codes % _MARKS])
+        hits = near[numpy.isin(self._codes[near], wanted)]
+        for lot in numpy.unique(numpy.searchsorted(self._ends, hits, side="right")).tolist():
+            yield from self._lots[lot]
 
 
-def _climb_one(frontier: set[int], met: _Met) -> set[int]:
-    """One pass over the heap: adds to `met` what refers to the frontier; which of the frontier are referred to."""
-    held: set[int] = set()
-    heap = gc.get_objects()
-    for holder in heap:
-        referents = gc.get_referents(holder)
-        if not frontier.isdisjoint(map(id, referents)) and type(holder) not in _NOT_HOLDERS and holder is not heap:
-            held |= frontier.intersection(map(id, referents))
-            met[id(holder)] = holder
-    return held
+_MARKS = 1 << 22
 
 
-_NOT_HOLDERS = frozenset(
-    {types.FrameType, types.TracebackType, types.ModuleType, Place, Reached, Way, Root, Climb, Targets, _Met}
-    | {type(iter([])), type(iter({}.values())), type(map(id, []))}
-)
+def _codes(objects: list[object]) -> numpy.typing.NDArray[numpy.uint32]:
+    return (numpy.fromiter(map(id, objects), numpy.int64, len(objects)) >> 4).astype(numpy.uint32)
+
+
+def is_ours(holder: object) -> bool:
+    """Whether an object belongs to the look itself, or leads nowhere: a running function, an iterator."""
+    kind = type(holder)
+    return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith("byname.")
+
+
+_NOT_HOLDERS = frozenset({types.ModuleType} | {type(iter([])), type(iter({}.values())), type(map(id, []))})

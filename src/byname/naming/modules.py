@@ -11,7 +11,7 @@ from torch import nn
 from byname.card import is_tensor
 from byname.naming.reading import snapshot
 
-__all__ = ["modules_in", "own_parameters", "parameters_in"]
+__all__ = ["modules_in", "own_parameters", "parameters_in", "registered", "state_of"]
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
@@ -31,7 +31,31 @@ def parameters_in(model: nn.Module) -> list[torch.Tensor]:
 
 def own_parameters(module: nn.Module) -> list[torch.Tensor]:
     """The parameters that a module has itself."""
-    return [one for one in _registered(_attributes(module, "__dict__"), "_parameters") if is_tensor(one)]
+    return [one for one in registered(module, "_parameters") if is_tensor(one)]
+
+
+def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module and of all inside it, under their keys in ``state_dict()``."""
+    waiting = [(module, "")]
+    seen: set[int] = set()
+    while waiting:
+        one, prefix = waiting.pop()
+        attributes: dict[str, Any] = _attributes(one, "__dict__")
+        for registry in ("_parameters", "_buffers"):
+            held = attributes.get(registry)
+            for name, value in snapshot(held) if type(held) is dict else ():
+                if is_tensor(value):
+                    yield f"{prefix}{name}", value
+        inside = attributes.get("_modules")
+        for name, child in snapshot(inside) if type(inside) is dict else ():
+            if issubclass(type(child), nn.Module) and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, f"{prefix}{name}."))
+
+
+def registered(module: nn.Module, registry: str) -> list[Any]:
+    """What a module has in a registry of its own: ``_parameters``, ``_buffers`` or ``_modules``."""
+    return _registered(_attributes(module, "__dict__"), registry)
 
 
 def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:

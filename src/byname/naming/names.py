@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import CodeType
@@ -14,15 +13,16 @@ from byname.card import STORAGE, Card, card_from, fact, facts_of, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.heap import climb
 from byname.naming.name import Name, unnamed
+from byname.naming.patterns import written
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
-from byname.naming.step import writable
+from byname.naming.step import Step, suffix
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
 from byname.table import printable
 
-__all__ = ["Findings", "find", "name", "names"]
+__all__ = ["Findings", "Named", "find", "find_near", "name", "names"]
 
 
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
@@ -83,6 +83,13 @@ def _what_it_is(thing: Any) -> str:
     return f"{type(thing).__name__}{hint}"
 
 
+class Named(NamedTuple):
+    """A name, and the way that it writes."""
+
+    name: Name
+    way: Way
+
+
 class Findings:
     """The names found for some tensors, and what else the search came upon on its way.
 
@@ -94,9 +101,13 @@ class Findings:
         self._unheld = unheld
         self._by_storage: dict[int, list[tuple[torch.Tensor, Card]]] | None = None
         self._met = frozenset().union(*(reached.places.keys() for reached in searches))
-        self._own: dict[int, tuple[Name, ...]] = {}
+        self._own: dict[int, tuple[Named, ...]] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
+
+    def joined(self, reached: Reached) -> Findings:
+        """These with those of one more search."""
+        return Findings([*self._searches, reached], self._unheld)
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
@@ -112,6 +123,10 @@ class Findings:
 
     def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
         """The names by which the program reaches this very tensor."""
+        return tuple([named.name for named in self.own_ways(tensor, site)])
+
+    def own_ways(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Named, ...]:
+        """The same with the ways that the names write."""
         if not self.met(tensor):
             return ()
         known = self._own.get(id(tensor))
@@ -119,14 +134,14 @@ class Findings:
             known = self._own[id(tensor)] = self._find_own(tensor, site)
         return known
 
-    def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Name, ...]:
+    def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Named, ...]:
         every = [way for reached in self._searches for way in reached.ways_to(tensor)]
         ways = [way for way in every if way.root.how != "given"] or every  # a given model is "model" for want of better
-        found: dict[tuple[str, str], Name] = {}
+        found: dict[tuple[str, str], Named] = {}
         for way in sorted(ways, key=_rank) if len(ways) > 1 else ways:
             one = self._written(way, site)
             if one is not None:
-                found.setdefault((one.path, one.scope), one)
+                found.setdefault((one.path, one.scope), Named(one, way))
         return tuple(found.values())
 
     def met(self, thing: object) -> bool:
@@ -204,21 +219,24 @@ class Findings:
 
     def _written(self, way: Way, site: Site | None) -> Name | None:
         """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
-        text, evaluates, label = way.root.text, way.evaluates, ""
-        for step in way.steps:
-            if step.kind == "state":
-                assert step.parameter is not None
-                key = self._parameter_key(step.parameter, way.root)
-                if key is None:
-                    return None
-                text = f"{text}.state[{key[0]}][{step.key!r}]"
-                evaluates = evaluates and step.evaluates and key[1]
-                continue
-            text = step.write(text)
-            label = step.label
-        text, label = _parametrized(text, label)
-        how = _how(way)
-        return Name(printable(text), how, way.root.scope, evaluates, site=site, text=printable(label))
+        if any(step.kind == "state" for step in way.steps):
+            steps = [self._with_parameter(step, way.root) for step in way.steps]
+            if None in steps:
+                return None
+            way = Way(way.root, tuple(step for step in steps if step is not None))
+        source, words = written(way)
+        said = "" if words == source else printable(words)
+        return Name(printable(source), _how(way), way.root.scope, way.evaluates, site=site, text=said)
+
+    def _with_parameter(self, step: Step, root: Root) -> Step | None:
+        """A step, written with the name of the parameter where it goes into an optimizer's state of it."""
+        if step.parameter is None:
+            return step
+        key = self._parameter_key(step.parameter, root)
+        if key is None:
+            return None
+        write = suffix(f".state[{key[0]}][{step.key!r}]")
+        return step._replace(write=write, evaluates=step.evaluates and key[1])
 
     def _parameter_key(self, parameter: torch.Tensor, root: Root) -> tuple[str, bool] | None:
         """The source of an optimizer's parameter in the scope of the optimizer, and whether it evaluates there."""
@@ -246,6 +264,11 @@ def find(
     """
     with collection_paused():
         return _find(tensors, roots, given, deep)
+
+
+def find_near() -> Findings:
+    """What the program's own variables lead to; for who has other ways to look for the rest."""
+    return Findings([search([root for root in all_roots() if root.quality < FOREIGN])], frozenset())
 
 
 def _find(tensors: Targets, roots: Any, given: Iterable[object], deep: bool) -> Findings:
@@ -282,12 +305,19 @@ _KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
 _ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
 
 
+_HOW = {"given": "attribute", "module": "attribute", "traceback": "local", "task": "attribute"} | dict.fromkeys(
+    ("cache", "hook", "held"), "item"
+)
+_HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
+"""Kinds of step into what the program does not show: a suspended function, an error's frames, a cache, a queue."""
+
+
 def _rank(way: Way) -> _Rank:
     """Which of two names is the better one: lower sorts first."""
     how = _how(way)
     return _Rank(
         how != "tag",
-        way.root.quality >= LOOP or any(step.kind == "local" for step in way.steps),  # a suspended generator's
+        way.root.quality >= LOOP or any(step.kind in _HIDDEN for step in way.steps),
         _KINDS.get(how, 4),
         way.root.quality,
         len(way.steps),
@@ -303,16 +333,4 @@ def _how(way: Way) -> str:
     if any(step.kind == "state" for step in way.steps):
         return "optimizer"
     kind = way.steps[-1].kind if way.steps else way.root.how
-    return {"given": "attribute", "module": "attribute"}.get(kind, kind)
-
-
-_PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
-
-
-def _parametrized(text: str, label: str) -> tuple[str, str]:
-    """The tensor behind a parametrized weight, written and said as PyTorch's users do."""
-    match = _PARAMETRIZATION.search(text) if "parametrizations" in text else None
-    if match is None or not writable(match[1]):
-        return text, label
-    before = text[: match.start()]
-    return f"{before}.parametrizations.{match[1]}.{match[2]}", f"{before}.{match[1]} ({match[2]})"
+    return _HOW.get(kind, kind)

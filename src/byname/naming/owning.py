@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import nn
 
-from byname.card import fact, is_tensor
+from byname.card import PLAIN, fact, is_tensor
 from byname.naming.attributes import held_in_slots, own_attribute
 from byname.naming.fsdp import gathered_parameters, is_sharded
-from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of, plain, snapshot
+from byname.naming.hooks import held_by_hooks, is_hooks
+from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
 from byname.naming.step import ATOMS, Held, Step, attribute, item, literal, same, suffix
 
 __all__ = ["held_by_module", "held_by_optimizer", "held_by_tensor"]
@@ -31,8 +33,12 @@ def held_by_module(obj: Any) -> Held:
     if is_sharded(kind):
         yield from _unsharded(obj)
     for name, value in snapshot(attributes):
-        if type(value) not in ATOMS and type(name) is str and name not in _MODULE_FIELDS:
+        if type(value) in ATOMS or type(name) is not str:
+            continue
+        if name not in _MODULE_FIELDS:
             yield own_attribute, (kind, name), value
+        elif is_hooks(name, value):
+            yield from held_by_hooks(name, value, reads_plainly(kind) and found_in(kind, name) is None)
     yield from held_in_slots(obj)
 
 
@@ -117,17 +123,24 @@ def held_by_optimizer(obj: Any) -> Held:
         for parameter, entry in snapshot(state):
             if is_tensor(parameter) and issubclass(type(entry), dict):
                 for key, value in snapshot(entry):
-                    if is_tensor(value):
+                    if type(value) not in ATOMS:
                         yield _state_step, (parameter, key), value
     for name, value in snapshot(attributes):
-        if type(value) not in ATOMS and type(name) is str and name != "state":
+        if type(value) in ATOMS or type(name) is not str or name == "state":
+            continue
+        if is_hooks(name, value):
+            yield from held_by_hooks(name, value, reads_plainly(type(obj)))
+        else:
             yield own_attribute, (type(obj), name), value
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Step:
     """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
     parameter, key = found
-    return Step("state", suffix(".state[?]"), literal(key), parameter=parameter, key=key if literal(key) else "?")
+    evaluates = literal(key)
+    written = key if evaluates else "?"
+    pattern = suffix(f".state[*][{written!r}]")
+    return Step("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
 
 
 def held_by_tensor(obj: Any) -> Held:
@@ -140,3 +153,9 @@ def held_by_tensor(obj: Any) -> Held:
             for name, value in snapshot(held):
                 if type(name) is str and type(value) not in ATOMS:
                     yield own_attribute, (type(obj), name), value
+        elif type(held) is OrderedDict:
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if fact(obj, name) is held:
+                    yield from held_by_hooks(name, held, found_in(type(obj), name) is found_in(torch.Tensor, name))
+    if type(obj) not in PLAIN:
+        yield from held_in_slots(obj)

@@ -16,6 +16,7 @@ import torch
 
 from byname.errors import BadArgumentError
 from byname.naming.frames import locals_of, running_frames
+from byname.naming.hidden import hidden_places
 from byname.naming.step import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
 from byname.site import is_library, is_torch, scope_of
@@ -49,6 +50,7 @@ class Root:
         quality: OWN, PRIVATE, LOOP or FOREIGN; lower is better.
         distance: how many calls away the variable is; globals are further than any local.
         code: the function's code, where the variable is a local one.
+        foreign: whether that function runs in another thread.
     """
 
     text: str
@@ -59,11 +61,12 @@ class Root:
     quality: int = OWN
     distance: int = 0
     code: CodeType | None = None
+    foreign: bool = False
 
 
 def all_roots() -> list[Root]:
-    """Tags, the variables of every running function, and the globals of the user's modules."""
-    return [*_tag_roots(), *_frame_roots(), *_user_module_roots()]
+    """Tags, the variables of running functions, the globals of the user's modules, and what no variable shows."""
+    return [*_tag_roots(), *_frame_roots(), *_user_module_roots(), *_hidden_roots()]
 
 
 def given_roots(roots: Any) -> list[Root]:
@@ -127,6 +130,12 @@ def _tag_roots() -> list[Root]:
     return [Root(name, value, "tag", "tag") for name, value in tagged()]
 
 
+def _hidden_roots() -> list[Root]:
+    return [
+        Root(text, value, "global", scope, evaluates, LOOP, _FAR) for text, value, scope, evaluates in hidden_places()
+    ]
+
+
 def given_root(value: object) -> Root:
     """An object given by hand is called by its tag or its class until a variable is found that holds it."""
     text = tag_of(value) or ("model" if _is_module(value) else type(value).__name__.lower())
@@ -152,7 +161,7 @@ def _frame_roots() -> Iterator[Root]:
         for variable, value in locals_of(frame):
             if type(value) not in ATOMS and not _is_dunder(variable) and writable(variable):
                 quality = FOREIGN if library else _quality(variable, code)
-                yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code)
+                yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code, foreign)
 
 
 def _at_module_level(frame: FrameType) -> bool:
@@ -219,16 +228,19 @@ def _modules_defining(variable: str) -> list[Root]:
 
 
 def _loaded() -> list[tuple[str, ModuleType]]:
-    """The loaded modules, ``__main__`` last so that it wins over its aliases."""
-    found = [(name, module) for name, module in list(sys.modules.items()) if type(module) is ModuleType]
+    """The loaded modules, each once, ``__main__`` last so that it wins."""
+    found = {id(module): (name, module) for name, module in list(sys.modules.items()) if type(module) is ModuleType}
+    main = sys.modules.get("__main__")
+    if id(main) in found:
+        found[id(main)] = ("__main__", main)  # type: ignore[assignment]  # and not its alias __mp_main__
     return sorted(
-        [(name, module) for name, module in found if not is_torch(str(vars(module).get("__file__") or ""))],
+        [(name, module) for name, module in found.values() if not is_torch(str(vars(module).get("__file__") or ""))],
         key=lambda pair: pair[0] == "__main__",
     )
 
 
 def _is_dunder(variable: str) -> bool:
-    return variable.startswith("__") and variable.endswith("__")
+    return variable.startswith("__") and variable.endswith("__") and variable.strip("_") != ""
 
 
 def _quality(variable: str, code: CodeType | None) -> int:

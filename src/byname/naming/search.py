@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,7 +18,7 @@ from byname.naming.roots import Root
 from byname.naming.step import Step, same
 from byname.quiet import untouched
 
-__all__ = ["Place", "Reached", "Targets", "Way", "search"]
+__all__ = ["Ours", "OursById", "Place", "Reached", "Targets", "Way", "search"]
 
 DEPTH = 10
 BUDGET = 300_000
@@ -28,20 +28,33 @@ class Targets(list[torch.Tensor]):
     """Tensors that byname itself holds for the time of a question; never taken for the program's holder of them."""
 
 
+class Ours(list[Any]):
+    """The same for other objects that byname holds meanwhile."""
+
+
+class OursById(dict[int, Any]):
+    """The same by ``id``."""
+
+
 @dataclass(slots=True, eq=False)
 class Place:
-    """An object that the search came upon, and the ways in: a root, or a holder and what makes the step from it."""
+    """An object that the search came upon, and the ways in: a root, or a holder and what makes the step from it.
+
+    A holder stands there by its ``id``: as an object it could lead back here, and such a circle would keep everything
+    in it alive until the next collection.
+    """
 
     value: object
-    ways: list[tuple[Place | Root, Callable[[Any], Step] | None, Any]] = field(default_factory=list)
+    ways: list[tuple[int | Root, Callable[[Any], Step] | None, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One whole way: a root and the steps from it."""
+    """One whole way: a root, the steps from it, and the objects that are passed: the root's value and what follows."""
 
     root: Root
     steps: tuple[Step, ...]
+    passed: tuple[object, ...] = ()
 
     @property
     def source(self) -> str:
@@ -84,8 +97,52 @@ class Reached:
         place = self.places.get(id(value))
         if place is None:
             return []
-        only = _only_way(place)
-        return [only] if only is not None else list(_ways(place, limit))
+        only = self._only_way(place)
+        return [only] if only is not None else list(self._ways(place, limit))
+
+    def _only_way(self, place: Place) -> Way | None:
+        """The one way to a place, where there is just one; by far the most frequent case."""
+        steps: list[Step] = []
+        passed: list[object] = []
+        while len(place.ways) == 1 and len(steps) < _PATIENCE:
+            before, make, key = place.ways[0]
+            if isinstance(before, Root) or make is None:
+                return (
+                    Way(before, tuple(reversed(steps)), tuple(reversed(passed))) if isinstance(before, Root) else None
+                )
+            step = make(key)
+            place.ways[0] = (before, same, step)
+            steps.append(step)
+            place = self.places[before]
+            passed.append(place.value)
+        return None
+
+    def _ways(self, place: Place, limit: int) -> Iterator[Way]:
+        """Follows the ways back to the roots, breadth first, so that the shortest come first."""
+        level: list[_Partial] = [(place, (), (), frozenset([id(place.value)]))]
+        given = tried = 0
+        while level and given < limit and tried < _PATIENCE:
+            deeper = []
+            for here, steps, passed, seen in level:
+                for number, (before, make, key) in enumerate(here.ways):
+                    tried += 1
+                    if isinstance(before, Root):
+                        yield Way(before, steps, passed)
+                        given += 1
+                        if given >= limit:
+                            return
+                    elif make is not None and before not in seen:
+                        step = make(key)
+                        here.ways[number] = (before, same, step)
+                        holder = self.places[before]
+                        deeper.append((holder, (step, *steps), (holder.value, *passed), seen | {before}))
+            level = deeper
+
+
+_Partial: TypeAlias = tuple[Place, tuple[Step, ...], tuple[object, ...], frozenset[int]]
+"""The end of a way: where it begins, its steps, what it passes, and the objects that it may not pass again."""
+
+_PATIENCE = 4096
 
 
 def search(
@@ -132,43 +189,5 @@ def _next_level(level: list[Place], places: dict[int, Place], only: Collection[i
                 found.append(place)
                 if len(places) > budget:
                     break
-            place.ways.append((holder, make, key))
+            place.ways.append((id(holder.value), make, key))
     return found
-
-
-def _only_way(place: Place) -> Way | None:
-    """The one way to a place, where there is just one; by far the most frequent case."""
-    steps: list[Step] = []
-    while len(place.ways) == 1 and len(steps) < _PATIENCE:
-        before, make, key = place.ways[0]
-        if isinstance(before, Root) or make is None:
-            return Way(before, tuple(reversed(steps))) if isinstance(before, Root) else None
-        step = make(key)
-        place.ways[0] = (before, same, step)
-        steps.append(step)
-        place = before
-    return None
-
-
-def _ways(place: Place, limit: int) -> Iterator[Way]:
-    """Follows the ways back to the roots, breadth first, so that the shortest come first."""
-    level: list[tuple[Place, tuple[Step, ...], frozenset[int]]] = [(place, (), frozenset([id(place)]))]
-    given = tried = 0
-    while level and given < limit and tried < _PATIENCE:
-        deeper = []
-        for here, steps, passed in level:
-            for number, (before, make, key) in enumerate(here.ways):
-                tried += 1
-                if isinstance(before, Root):
-                    yield Way(before, steps)
-                    given += 1
-                    if given >= limit:
-                        return
-                elif make is not None and id(before) not in passed:
-                    step = make(key)
-                    here.ways[number] = (before, same, step)
-                    deeper.append((before, (step, *steps), passed | {id(before)}))
-        level = deeper
-
-
-_PATIENCE = 4096

@@ -21,9 +21,11 @@ class Step(NamedTuple):
         kind: ``attribute``, ``item``, ``parameter``, ``buffer``, ``module``, ``closure``, ``state``, ...
         write: makes the source of the held object from the source of its holder.
         evaluates: whether that source, evaluated, is the held object.
-        label: the variable or key in plain words, where the source would be hard to read.
+        label, note: the variable, where the source would be hard to read, and where it is: from the words for its
+            holder. The words for what it leads to begin with the label and end with the note.
         seen_through, reads_registry: of a wrapper's own step, which is not written, and of one that reads a module's
             registry: the second right after the first would look in the wrapper.
+        wild: writes the step as the pattern that all entries like this one share.
         parameter, key: of a step into an optimizer's state, the parameter whose state it is, and the entry.
     """
 
@@ -31,10 +33,12 @@ class Step(NamedTuple):
     write: Callable[[str], str]
     evaluates: bool = True
     label: str = ""
+    note: Callable[[str], str] = str
     seen_through: bool = False
     reads_registry: bool = False
     parameter: torch.Tensor | None = None
     key: object = None
+    wild: Callable[[str], str] | None = None
 
 
 Held: TypeAlias = Iterable[tuple[Callable[[Any], Step], Any, object]]
@@ -43,8 +47,8 @@ Held: TypeAlias = Iterable[tuple[Callable[[Any], Step], Any, object]]
 ATOMS: frozenset[type] = frozenset(
     {
         *(int, float, complex, bool, str, bytes, bytearray, range, slice, memoryview, type(None), type(...)),
-        *(types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType, types.TracebackType),
-        *(types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+        *(types.ModuleType, types.CodeType),
+        *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
         *(types.MemberDescriptorType, types.ClassMethodDescriptorType, property, type(NotImplemented)),
         *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator),
     }
@@ -72,7 +76,12 @@ def writable(name: str) -> bool:
 def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
     """The step ``[key]`` for a key that can be written down."""
     written = repr(key)
-    return Step(kind, lambda before: f"{before}[{written}]", evaluates)
+    wild = _any_entry if kind == "item" and type(key) is not str else None
+    return Step(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
+
+
+def _any_entry(before: str) -> str:
+    return f"{before}[*]"
 
 
 def literal(key: object, depth: int = 8) -> bool:

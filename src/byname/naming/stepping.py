@@ -20,7 +20,7 @@ import torch
 from byname.naming.callers import place_of
 from byname.naming.kinds import memory_of, versions_of
 from byname.naming.log import OptimizerStep
-from byname.naming.modes import put_back, take_off
+from byname.naming.modes import FUNCTIONS
 from byname.naming.watching import Watch
 from byname.quiet import eager, untouched
 
@@ -87,7 +87,7 @@ def _begun(optimizer: torch.optim.Optimizer, watches: list[Watch], frame: FrameT
         watch.stepping = name
     if watched:
         return _Step(frame, name, place, watches, [], (), None)
-    modes = take_off(watches)
+    modes = FUNCTIONS.take_off(watches)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return _Step(frame, name, place, watches, parameters, versions_of(parameters), modes)
 
@@ -98,7 +98,7 @@ def _end(step: _Step) -> None:
         watch.stepping = None
     if step.modes is None:
         return
-    put_back(watching, step.modes)
+    FUNCTIONS.put_back(watching, step.modes)
     with untouched():
         _note_changes(step, watching)
 

@@ -21,9 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from byname.naming.compiled import Compiled
 from byname.naming.kinds import PLAIN
 from byname.naming.log import Called, Log
-from byname.naming.modes import put_back, remove_mode, take_off
+from byname.naming.modes import DISPATCHES, FUNCTIONS
 from byname.naming.stepping import Steps
-from byname.naming.watching import Watch
+from byname.naming.watching import Watch, restore, suspend
 from byname.quiet import eager
 
 __all__ = ["start", "stop"]
@@ -32,6 +32,8 @@ __all__ = ["start", "stop"]
 def start(watch: Watch) -> None:
     """Begins to watch this thread."""
     watch.__enter__()  # type: ignore[no-untyped-call]
+    if watch.allocating is not None:
+        DISPATCHES.push(watch.allocating)
     _UNSEEN.watch(watch)
 
 
@@ -39,7 +41,9 @@ def stop(watch: Watch) -> None:
     """Leaves everything as it was, also when other modes were entered since and have not been left."""
     watch.deafen()
     _UNSEEN.unwatch(watch)
-    remove_mode(watch)
+    FUNCTIONS.remove(watch)
+    if watch.allocating is not None:
+        DISPATCHES.remove(watch.allocating)
 
 
 class _Unseen:
@@ -152,11 +156,11 @@ class _Unseen:
         @eager
         def unwatched(*args: Any, **kwargs: Any) -> Any:
             watches = list(self._watches.get(threading.get_ident(), ()))
-            before = take_off(watches)
+            before = suspend(watches)
             try:
                 return function(*args, **kwargs)
             finally:
-                put_back([watch for watch in watches if not watch.stopped], before)
+                restore([watch for watch in watches if not watch.stopped], before)
 
         return unwatched
 

@@ -10,12 +10,13 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from byname.card import fact
+from byname.naming.allocating import Allocating
 from byname.naming.callers import is_optimizers, known_files, made_for_the_user, place_of, users_frame
 from byname.naming.cutting import VALUES, cuts_by, cuts_of_taking, requires_grad
 from byname.naming.kinds import (
@@ -34,9 +35,10 @@ from byname.naming.kinds import (
     versions_of,
 )
 from byname.naming.log import Called, Log, RawCut
+from byname.naming.modes import DISPATCHES, FUNCTIONS
 from byname.quiet import eager, untouched
 
-__all__ = ["Watch"]
+__all__ = ["Suspended", "Watch", "restore", "suspend"]
 
 
 class Watch(TorchFunctionMode):
@@ -44,13 +46,15 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         log: the log.
+        allocating: the mode that follows the allocations of the same thread, if any.
         stopped: whether it notes nothing any more, though it may still be on another thread's stack.
         stepping: the name of the optimizer's step that is running, where the mode has stayed for it.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, allocating: Allocating | None = None) -> None:
         super().__init__()
         self.log = log
+        self.allocating = allocating
         self.stopped = False
         self.stepping: str | None = None
         self._kinds: dict[Any, int] = {}
@@ -62,6 +66,8 @@ class Watch(TorchFunctionMode):
     def deafen(self) -> None:
         """Notes nothing from now on, on whatever thread's stack the mode still stands."""
         self.stopped = True
+        if self.allocating is not None:
+            self.allocating.deafen()
         self._kinds = _Deaf()
 
     @eager
@@ -262,6 +268,24 @@ class Watch(TorchFunctionMode):
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = self._operation(function, frame)
         self._add_change((*place_of(frame), name, storages, tuple(pair for _, pair in changed)))
+
+
+Suspended: TypeAlias = tuple[list[Any], list[Any]]
+"""Both stacks of modes as they were."""
+
+
+def suspend(watches: Sequence[Watch]) -> Suspended:
+    """Takes what watches off this thread's stacks, both of them, until `restore`."""
+    allocating = [watch.allocating for watch in watches if watch.allocating is not None]
+    return FUNCTIONS.take_off(watches), DISPATCHES.take_off(allocating) if allocating else []
+
+
+def restore(watches: Sequence[Watch], before: Suspended) -> None:
+    """Puts back what is still wanted of what `suspend` took off."""
+    functions, dispatches = before
+    FUNCTIONS.put_back(watches, functions)
+    if dispatches:
+        DISPATCHES.put_back([watch.allocating for watch in watches], dispatches)
 
 
 _sequence_number = torch._C._autograd._get_sequence_nr

@@ -50,7 +50,8 @@ _FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
 
 def _nodes_of(scene: Scene, record: Any) -> list[int | None]:
     """For each tensor that the checkpoint has saved, the node of the graph that it was saved for."""
-    found = {id(packed): number for number, packed in packed_in(scene.walk)}
+    numbers = scene.walk.numbers
+    found = {id(raw.data): numbers[node] for node, _, raw in packed_in(scene.walk.nodes[1:])}
     return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
 
 

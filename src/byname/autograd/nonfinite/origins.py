@@ -20,7 +20,7 @@ from byname.autograd.nonfinite.singular import operation_of, remedy_for, why
 from byname.card import PLAIN
 from byname.naming.frames import caller
 from byname.naming.log import is_in_place
-from byname.naming.modes import remove_mode
+from byname.naming.modes import FUNCTIONS
 from byname.quiet import eager, untouched
 
 __all__ = ["Origin", "Origins", "OriginsMode"]
@@ -120,7 +120,7 @@ class OriginsMode(TorchFunctionMode):
     def stop(self) -> None:
         """Leaves every other mode as it is."""
         self._stopped = True
-        remove_mode(self)
+        FUNCTIONS.remove(self)
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
