@@ -1,26 +1,37 @@
 """Every tensor of a running PyTorch program under the name the program itself gives it."""
 
-from byname.autograd.check import check
-from byname.autograd.explain import explain
-from byname.autograd.explaining import explaining
-from byname.autograd.finding import Explanation, Finding
-from byname.autograd.graph import Graph, graph, path
-from byname.autograd.leaves import Leaf, Leaves, leaves
-from byname.autograd.saved import Saved, SavedTensor, saved
-from byname.errors import BynameError
-from byname.naming.name import Name
-from byname.naming.names import name, names
-from byname.naming.tags import tag
-from byname.naming.track import Tracker, track
-from byname.site import Site
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from byname.autograd.check import check
+    from byname.autograd.explain import explain
+    from byname.autograd.explaining import explaining
+    from byname.autograd.finding import Explanation, Finding
+    from byname.autograd.graph import Graph, graph, path
+    from byname.autograd.leaves import Leaf, Leaves, leaves
+    from byname.autograd.saved import Saved, SavedTensor, saved
+    from byname.errors import BynameError
+    from byname.memory.census import Census, census
+    from byname.memory.growth import Growth, growth
+    from byname.memory.holders import Holder, holders
+    from byname.naming.name import Name
+    from byname.naming.names import name, names
+    from byname.naming.tags import tag
+    from byname.naming.track import Tracker, track
+    from byname.site import Site
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BynameError",
+    "Census",
     "Explanation",
     "Finding",
     "Graph",
+    "Growth",
+    "Holder",
     "Leaf",
     "Leaves",
     "Name",
@@ -28,10 +39,13 @@ __all__ = [
     "SavedTensor",
     "Site",
     "Tracker",
+    "census",
     "check",
     "explain",
     "explaining",
     "graph",
+    "growth",
+    "holders",
     "leaves",
     "name",
     "names",
@@ -40,3 +54,48 @@ __all__ = [
     "tag",
     "track",
 ]
+
+_PLACES = {
+    "BynameError": "byname.errors",
+    "Census": "byname.memory.census",
+    "Explanation": "byname.autograd.finding",
+    "Finding": "byname.autograd.finding",
+    "Graph": "byname.autograd.graph",
+    "Growth": "byname.memory.growth",
+    "Holder": "byname.memory.holders",
+    "Leaf": "byname.autograd.leaves",
+    "Leaves": "byname.autograd.leaves",
+    "Name": "byname.naming.name",
+    "Saved": "byname.autograd.saved",
+    "SavedTensor": "byname.autograd.saved",
+    "Site": "byname.site",
+    "Tracker": "byname.naming.track",
+    "census": "byname.memory.census",
+    "check": "byname.autograd.check",
+    "explain": "byname.autograd.explain",
+    "explaining": "byname.autograd.explaining",
+    "graph": "byname.autograd.graph",
+    "growth": "byname.memory.growth",
+    "holders": "byname.memory.holders",
+    "leaves": "byname.autograd.leaves",
+    "name": "byname.naming.names",
+    "names": "byname.naming.names",
+    "path": "byname.autograd.graph",
+    "saved": "byname.autograd.saved",
+    "tag": "byname.naming.tags",
+    "track": "byname.naming.track",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for; the command line and the pytest plugin come without PyTorch until they need it."""
+    from importlib import import_module
+
+    if name not in _PLACES:
+        raise AttributeError(f"module 'byname' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ import dis
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
         return Explanation(
             "unknown", f"byname has no explanation for this {type(asked).__name__}", (), lines(scene.noticed)
         )
-    return Explanation(finding.cause, finding.message, finding.culprits, finding.sites, finding.remedy)
+    return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
 
 
 def _in_flight() -> BaseException:
@@ -121,6 +122,7 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
     (torch.OutOfMemoryError, r"", out_of_memory),
     (RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory", out_of_memory),
+    (MemoryError, r"", out_of_memory),
     (RuntimeError, r"torch\.utils\.checkpoint", checkpoint_mismatch),
     (ValueError, r"can't optimize a non-leaf Tensor", non_leaf_grad),
     ((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf", non_leaf_grad),

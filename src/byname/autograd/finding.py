@@ -48,6 +48,7 @@ class Finding:
         culprits: the names of the variables concerned, first the one to look at first.
         sites: the lines of the story in its order: where made or saved, where spoilt, where noticed.
         remedy: what to write instead.
+        details: more lines, such as a list of what fills the memory.
 
     >>> print(Finding("free-leaf", "Nobody reads the gradient of `delta`.", remedy="delta.detach()"))
     free-leaf: Nobody reads the gradient of `delta`.
@@ -59,6 +60,7 @@ class Finding:
     culprits: tuple[Name, ...] = ()
     sites: tuple[Site, ...] = ()
     remedy: str = ""
+    details: tuple[str, ...] = ()
 
     def row(self) -> dict[str, Any]:
         """The finding as plain values."""
@@ -68,6 +70,7 @@ class Finding:
             "culprits": [str(name) for name in self.culprits],
             "sites": [str(site) for site in self.sites],
             "remedy": self.remedy,
+            "details": list(self.details),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -75,7 +78,7 @@ class Finding:
         return [self.row()]
 
     def __str__(self) -> str:
-        lines = [f"{self.cause}: {self.message}", *_shown(self.sites)]
+        lines = [f"{self.cause}: {self.message}", *_shown(self.sites), *(f"  {line}" for line in self.details)]
         if self.remedy:
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(map(printable, lines))

@@ -1,0 +1,1 @@
+"""What is alive, how much memory it takes, and what keeps it there."""

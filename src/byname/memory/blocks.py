@@ -1,0 +1,143 @@
+"""In which memory do the living tensors lie? One block a storage; storages of the same memory are one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from byname.card import STORAGE, STORAGE_BYTES, Facts, facts_of
+from byname.naming.search import Ours
+
+__all__ = ["Block", "blocks_of", "used"]
+
+core: Any = torch._C
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of memory, or a tensor that has none.
+
+    Attributes:
+        device: where it lies.
+        bytes: how large it is; storages that overlap are one block, as large as all of them together.
+        start: its address; 0 where there is no memory behind it.
+        tensors: the tensors in it, with their facts.
+        storage: a handle on it; None for tensors without a storage.
+    """
+
+    device: torch.device
+    bytes: int
+    start: int
+    storage: torch.UntypedStorage | None
+    tensors: list[torch.Tensor] = field(default_factory=Ours)
+    facts: list[Facts] = field(default_factory=Ours)
+    keys: tuple[int, ...] = ()
+
+    def without_tensors(self) -> Block:
+        """The same facts, holding nothing."""
+        return Block(self.device, self.bytes, self.start, None, facts=self.facts)
+
+    @property
+    def views(self) -> int:
+        """How many ways of looking at this memory its tensors are, besides the first; copies of one are one."""
+        if len(self.facts) < 2:
+            return 0
+        return max(0, len({(str(one[0]), str(one[1]), one[6], str(one[7])) for one in self.facts}) - 1)
+
+
+def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[Block]:
+    """The blocks of these tensors and of bare storages, the largest first. To be called inside `untouched`."""
+    found: dict[int, Block] = {}
+    without: list[Block] = Ours()
+    for tensor in tensors:
+        facts = facts_of(tensor)
+        key = facts[STORAGE]
+        block = found.get(key) if key is not None else None
+        if block is None:
+            block = _new_block(tensor, facts)
+            if key is None:
+                without.append(block)
+            else:
+                found[key] = block
+        block.tensors.append(tensor)
+        block.facts.append(facts)
+    for storage in storages:
+        if storage._cdata not in found:
+            found[storage._cdata] = _bare_block(storage)
+    for key, block in found.items():
+        block.keys = (key,)
+    return sorted([*_merged(found.values()), *without], key=lambda block: (-block.bytes, block.start))
+
+
+def _new_block(tensor: torch.Tensor, facts: Facts) -> Block:
+    size = facts[STORAGE_BYTES]
+    if facts[STORAGE] is None:
+        return Block(facts[2], _opaque_bytes(tensor, facts), 0, None)
+    storage = torch._C.TensorBase.untyped_storage(tensor)
+    return Block(facts[2], size, _address(tensor, storage) if size else 0, storage)
+
+
+def _opaque_bytes(tensor: torch.Tensor, facts: Facts) -> int:
+    """The bytes of a tensor without a storage: of a dense one in MKL-DNN's layout its own; sparse ones have parts."""
+    return facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]
+
+
+def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
+    """Where a storage begins. To ask a lazily cloned one itself would make it copy its memory."""
+    if core._is_cow_tensor(tensor):
+        offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
+        return int(core._data_address(tensor) - offset)
+    return storage.data_ptr()
+
+
+def _bare_block(storage: torch.UntypedStorage) -> Block:
+    try:
+        start = storage.data_ptr() if storage.device.type != "meta" else 0
+    except RuntimeError:  # the storage of a fake tensor or a wrapper
+        start = 0
+    return Block(storage.device, storage.nbytes() if start else 0, start, storage)
+
+
+def _merged(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks of which no two share memory: ``torch.from_numpy`` makes a storage of its own at each call."""
+    result: list[Block] = Ours()
+    last: dict[torch.device, Block] = {}
+    for block in sorted(blocks, key=lambda block: (block.start, -block.bytes)):
+        before = last.get(block.device)
+        if block.start and before is not None and block.start < before.start + before.bytes:
+            before.bytes = max(before.bytes, block.start + block.bytes - before.start)
+            before.tensors += block.tensors
+            before.facts += block.facts
+            before.keys += block.keys
+            continue
+        result.append(block)
+        if block.start and block.bytes:
+            last[block.device] = block
+    return result
+
+
+def used(block: Block, facts: Sequence[Facts]) -> int:
+    """How many bytes of a block some of its tensors cover, at most: where they overlap, once."""
+    if len(facts) == 1 and facts[0][3] == block.bytes:
+        return block.bytes
+    spans = sorted({span for one in facts if (span := _span(one)) is not None})
+    covered, end = 0, 0
+    for start, stop in spans:
+        covered += max(0, stop - max(start, end))
+        end = max(end, stop)
+    own = {(one[6], tuple(one[0]), one[7]): one[3] for one in facts if _span(one) is not None}
+    nested = sum(one[3] for one in facts if one[0] is None and type(one[3]) is int)  # where it lies is not told
+    return int(min(block.bytes, min(covered, sum(own.values())) + nested))
+
+
+def _span(facts: Facts) -> tuple[int, int] | None:
+    """The first byte of a tensor in its storage, and the one after its last; None where sizes are no plain numbers."""
+    shape, dtype, _, own, _, _, offset, strides, *_ = facts
+    if shape is None or strides is None or not own or any(type(one) is not int for one in (*shape, *strides)):
+        return None
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    begin: int = offset * dtype.itemsize
+    return begin, begin + (reach + 1) * dtype.itemsize

@@ -1,0 +1,326 @@
+"""What is alive in this process, how large is it, what does the program call it, and what keeps it?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+
+from byname.autograd.finding import said
+from byname.autograd.walk import is_node
+from byname.card import Card, card_from, is_tensor
+from byname.errors import BadArgumentError
+from byname.memory.blocks import Block, blocks_of, used
+from byname.memory.kinds import Kinds
+from byname.memory.living import Link, Living, living
+from byname.memory.look import Look, looking
+from byname.memory.unattributed import cuda_is_in_use, unattributed
+from byname.naming.name import Name, unnamed
+from byname.naming.sites import name_of_output, site_of_tensor
+from byname.quiet import eager
+from byname.site import Site
+from byname.table import Rows, bytes_text, column_of, counted, grouped
+
+__all__ = ["Census", "Resident", "census"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One piece of memory: a storage, and what the program makes of it.
+
+    Attributes:
+        name: what the program calls the tensor in it; of several, the one that covers most of it.
+        kind: ``parameter``, ``buffer``, ``gradient``, ``optimizer``, ``saved`` (only autograd's graph holds it),
+            ``input`` (the program holds it, and a living graph reads it and has not computed it), or ``other``.
+        module: the path of the module that it belongs to; empty where it belongs to none.
+        card: the plain facts of that tensor; None for a bare storage.
+        device: where it lies.
+        bytes: how large the storage is, whatever part of it is in use.
+        views: how many other parts or shapes of it there are tensors of.
+        used: how many of its bytes the tensors that the program holds cover, at most.
+        memory: ``pinned`` or ``shared``; empty for ordinary memory.
+        holders: what holds it besides the name: other names, nodes of a graph, references that nobody explains.
+        site: where it was made, when a tracker knows.
+    """
+
+    name: Name
+    kind: str
+    module: str
+    card: Card | None
+    device: torch.device
+    bytes: int
+    views: int
+    used: int
+    memory: str
+    holders: tuple[str, ...]
+    site: Site | None
+
+    def row(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "name": str(self.name),
+            "kind": self.kind,
+            "module": self.module,
+            "dtype": None if self.card is None else str(self.card.dtype).removeprefix("torch."),
+            "shape": None if self.card is None else self.card.shape,
+            "device": str(self.device),
+            "bytes": self.bytes,
+            "views": self.views,
+            "used": self.used,
+            "memory": self.memory,
+            "held by": "; ".join(self.holders),
+            "site": None if self.site is None else str(self.site),
+        }
+
+
+class Census(Rows[Resident]):
+    """Every living tensor at one moment, a row a storage, the largest first. It keeps none of them alive.
+
+    Attributes:
+        unattributed: bytes that the allocators of accelerators have given out and that were not found in any tensor;
+            None where there is no accelerator, and nobody counts.
+        notes: what the census could not see.
+    """
+
+    __slots__ = ("items", "notes", "unattributed")
+
+    def __init__(self, items: Sequence[Resident], unattributed: int | None, notes: tuple[str, ...]) -> None:
+        self.items = items
+        self.unattributed = unattributed
+        self.notes = notes
+
+    @property
+    def bytes(self) -> int:
+        """All of it, each storage once."""
+        return sum(one.bytes for one in self.items)
+
+    def by(self, column: str) -> list[tuple[Any, int, int]]:
+        """Totals ``(key, count, bytes)``, most bytes first.
+
+        Args:
+            column: ``kind``, ``name``, ``site``, ``dtype``, ``device`` or ``module``.
+
+        Raises:
+            BadArgumentError: there is no such column.
+        """
+        read = column_of(column, _COLUMNS)
+        return grouped((read(one), None, one.bytes) for one in self.items)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a storage."""
+        return [one.row() for one in self.items]
+
+    def _title(self) -> str:
+        kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, _, size in self.by("kind") if size)
+        return f"{counted(len(self), 'storage')}, {bytes_text(self.bytes)}" + (f": {kinds}" if kinds else "")
+
+    def _notes(self) -> Sequence[str]:
+        if self.unattributed is None:
+            return self.notes
+        return (f"unattributed: {bytes_text(self.unattributed)} that the allocator has given out", *self.notes)
+
+    def _spare(self) -> Sequence[str]:
+        return ("memory", "views", "used", "module", "device", "dtype", "site", "shape", "held by")
+
+
+_COLUMNS: dict[str, Callable[[Resident], Hashable]] = {
+    "kind": lambda one: one.kind,
+    "name": lambda one: str(one.name),
+    "site": lambda one: "" if one.site is None else str(one.site),
+    "dtype": lambda one: "" if one.card is None else str(one.card.dtype).removeprefix("torch."),
+    "device": lambda one: str(one.device),
+    "module": lambda one: one.module,
+}
+
+
+@eager
+def census(*, collect: bool = False, names: bool = True) -> Census:
+    """Every tensor alive in this process: how large, of what kind, under which name, and what else holds it.
+
+    Nothing has to be prepared. Tensors are found on Python's heap, and from there those that only PyTorch's C++ holds:
+    gradients, bases of views, parts of sparse tensors, what the nodes of autograd's graphs have saved. Nothing of the
+    program runs, and the result keeps nothing alive. Under `track` the rows also have the line that made them.
+
+    Args:
+        collect: to collect garbage first. Without it, what only a reference cycle holds is there, and said to be.
+        names: to look for names, kinds and holders too; without it the census is several times as fast.
+
+    Returns:
+        `Census`, a sequence of `Resident`; ``.bytes`` is the sum, ``.by("kind")`` has totals.
+
+    Raises:
+        BadArgumentError: an argument is no truth value.
+
+    >>> import byname, torch
+    >>> def train():
+    ...     model = torch.nn.Linear(4, 2)
+    ...     return [(row["name"], row["kind"], row["bytes"]) for row in byname.census().rows()]
+    >>> [row for row in train() if "model" in row[0]]
+    [('model.weight', 'parameter', 32), ('model.bias', 'parameter', 8)]
+    """
+    for argument, value in (("collect", collect), ("names", names)):
+        if type(value) is not bool:
+            raise BadArgumentError(
+                f"census({argument}=...) is True or False, and this is of type {type(value).__name__}"
+            )
+    if collect:
+        gc.collect()
+    with looking():
+        if names:
+            look = Look()
+            rows: Sequence[Resident] = sorted(map(_Described(look).resident, look.blocks), key=_place)
+            return Census(rows, unattributed(look.blocks), _not_seen(look.living))
+        alive = living()
+        blocks = blocks_of(alive.tensors, alive.storages)
+        return Census(_Bare(blocks), unattributed(blocks), _not_seen(alive))
+
+
+def _place(one: Resident) -> tuple[Any, ...]:
+    """Where a row stands: the largest first, and two looks at the same in the same order."""
+    return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
+
+
+class _Bare(Sequence[Resident]):
+    """Rows without names, each by the first tensor of its block, made when they are looked at."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._blocks = [block.without_tensors() for block in blocks]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @overload
+    def __getitem__(self, position: int) -> Resident: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[Resident]: ...
+    def __getitem__(self, position: int | slice) -> Resident | Sequence[Resident]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        block = self._blocks[position]
+        card = card_from(block.facts[0]) if block.facts else None
+        covered = used(block, block.facts)
+        return Resident(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
+
+
+_NAMELESS = unnamed()
+
+
+class _Described:
+    """Makes rows with everything there is to say."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._kinds = Kinds(look)
+
+    def resident(self, block: Block) -> Resident:
+        """The row of a block, by the tensor in it that has a name and covers most."""
+        look = self._look
+        named = [at for at, one in enumerate(block.tensors) if look.names(one)]
+        at = min(named or range(len(block.tensors)), key=lambda at: self._order(block, at), default=None)
+        tensor = None if at is None else block.tensors[at]
+        name = self._name_of_storage(block) if tensor is None else self._name(block, tensor)
+        site = name.site or self._site(block, tensor)
+        facts = [block.facts[one] for one in named] or block.facts
+        return Resident(
+            unnamed(site) if name.how == "unnamed" else name,
+            self._kinds.of(block.tensors),
+            self._module(block),
+            None if at is None else card_from(block.facts[at]),
+            block.device,
+            block.bytes,
+            block.views,
+            used(block, facts),
+            _memory(block),
+            self._holders(block, name, named),
+            site,
+        )
+
+    def _module(self, block: Block) -> str:
+        """The path of the module that a parameter, a buffer or the gradient of one belongs to, or else its class."""
+        findings, owners = self._look.findings, self._kinds.owned(block.tensors)
+        paths = [findings.owner_of(tensor) or findings.path_of(owner) for tensor, owner in owners]
+        return min(filter(None, paths), key=len, default="") or next((type(owner).__name__ for _, owner in owners), "")
+
+    def _order(self, block: Block, at: int) -> tuple[int, int, int, str, str]:
+        """Which tensor of a block comes first: the largest; a model's own; the one with the shortest name."""
+        name = next(iter(self._look.names(block.tensors[at])), _NAMELESS)
+        owned = name.how in ("parameter", "buffer", "optimizer")
+        return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
+
+    def _site(self, block: Block, tensor: torch.Tensor | None) -> Site | None:
+        site = None if tensor is None else site_of_tensor(tensor, self._look.lookup)
+        seen = (self._look.living.allocations.get(key) for key in block.keys)
+        return site or next((one.site for one in seen if one is not None), None)
+
+    def _name_of_storage(self, block: Block) -> Name:
+        """The name of a storage that no tensor lies in."""
+        path = self._look.findings.path_of(block.storage)
+        return Name(path, "attribute") if path else _NAMELESS
+
+    def _name(self, block: Block, tensor: torch.Tensor) -> Name:
+        """The best name of a tensor: its own, the one it had, that of a tensor it belongs to, or none."""
+        look = self._look
+        own = look.names(tensor)
+        if own:
+            return own[0]
+        links = [link for one in block.tensors for link in look.links(one)]
+        for link in links:
+            if is_tensor(link.owner) and look.names(link.owner):
+                return _belonging(link, look.names(link.owner)[0])
+        for link in links:
+            call = look.lookup.call(link.owner) if look.lookup and is_node(link.owner) else None
+            if call is not None and link.role == "result":
+                name = name_of_output(call, link.owner._sequence_nr(), 0)
+                if name is not None:
+                    return name
+        return look.findings.names(tensor, look.lookup)[0]
+
+    def _holders(self, block: Block, name: Name, named: Sequence[int]) -> tuple[str, ...]:
+        """What else holds a block: other names, and what PyTorch holds it with."""
+        look = self._look
+        names = [one.name for at in named for one in look.ways(block.tensors[at])]
+        others = dict.fromkeys(said(one) for one in names if ".param_groups[" not in one.path and str(one) != str(name))
+        links = [link for one in block.tensors for link in look.links(one)]
+        owners = look.slots([link for link in links if not named or link.role != "variable"])
+        unexplained = look.unexplained(block.tensors)
+        found = [*_few(sorted(others)), *_few(sorted(owners))]
+        if unexplained:
+            found.append(f"{counted(unexplained, 'unexplained C++ reference')}")
+        if not found and not named and not links and block.tensors:
+            found.append(look.stranded(block.tensors))
+        return tuple(found)
+
+
+def _belonging(link: Link, owner: Name) -> Name:
+    """The name of what belongs to a named tensor: its base, or a part of it."""
+    if link.role in ("base", "value", "tangent"):
+        return replace(owner, exact=False, relation=f"{link.role} of")
+    call = "" if link.role == "grad" else "()"
+    return replace(owner, path=f"{owner.path}.{link.role}{call}", text="", exact=False)
+
+
+def _few(words: Iterable[str], most: int = 2) -> list[str]:
+    every = list(words)
+    return every[:most] + ([f"{len(every) - most} more"] if len(every) > most else [])
+
+
+def _memory(block: Block) -> str:
+    storage = block.storage
+    if storage is None or not block.bytes:
+        return ""
+    if storage.device.type == "cpu" and cuda_is_in_use() and storage.is_pinned():
+        return "pinned"
+    return "shared" if storage.device.type == "cpu" and storage.is_shared() else ""
+
+
+def _not_seen(alive: Living) -> tuple[str, ...]:
+    hidden = alive.hidden
+    if not hidden:
+        return ()
+    return (
+        f"gc.freeze() hides {counted(hidden, 'object')} from the collector's list: tensors were looked for from the "
+        "variables, and those that only C code leads to are missing; gc.unfreeze() shows them",
+    )

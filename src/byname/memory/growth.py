@@ -1,0 +1,251 @@
+"""What grew between two moments? Looks are compared by the names' patterns, and what grew is asked for its cause."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+from byname.errors import BadArgumentError
+from byname.memory.groups import Group, Size, groups_of, joined
+from byname.memory.known import Known
+from byname.memory.leaks import Leak, leak_of
+from byname.memory.look import Look, looking
+from byname.memory.widening import Key, widened
+from byname.quiet import eager
+from byname.table import Rows, bytes_text, counted
+
+__all__ = ["Grown", "Growth", "growth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """Tensors of one pattern that have become more, or larger.
+
+    Attributes:
+        name: the pattern of their names, such as ``trainer.history[*]['loss']``.
+        count: how many there are more; where the tensors themselves did not become more, how many pieces of memory are
+            held through them more.
+        bytes: how much more memory they hold, with what is in the graphs behind them; each storage once, and what a
+            larger row holds already is not in this one.
+        marks: how many there were when the block was entered and at each mark; empty without marks.
+        holder: what holds them.
+        cause: why, one of `byname.memory.leaks.CAUSES`.
+        remedy: what to write instead.
+    """
+
+    name: str
+    count: int
+    bytes: int
+    marks: tuple[int, ...]
+    holder: str
+    cause: str
+    remedy: str
+
+    def row(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "name": self.name,
+            "count": self.count,
+            "bytes": self.bytes,
+            "each": self.bytes // max(1, self.count),
+            "a mark": _pace(self.marks),
+            "holder": self.holder,
+            "cause": self.cause,
+            "remedy": self.remedy,
+        }
+
+
+def _pace(marks: Sequence[int]) -> str:
+    """How much the number grew from mark to mark: by the same each time, or on average."""
+    steps = {after - before for before, after in pairwise(marks)}
+    if not steps:
+        return ""
+    return f"{steps.pop():+}" if len(steps) == 1 else f"{(marks[-1] - marks[0]) / (len(marks) - 1):+.1f}"
+
+
+class Growth(Rows[Grown]):
+    """What `growth` found, the largest first. A context manager; inside the block its rows tell the growth so far."""
+
+    __slots__ = ("_collect", "_entered", "_known", "_marks", "items")
+
+    def __init__(self, collect: bool) -> None:
+        self._collect = collect
+        self._marks: list[dict[Key, Size]] = []
+        self._known = Known(())
+        self._entered = False
+        self.items: Sequence[Grown] = ()
+
+    def __enter__(self) -> Growth:
+        self._entered, self._marks = True, []
+        self.mark()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.mark()
+        self._entered = False
+
+    def end(self) -> None:
+        """Leaves the block without another look: the rows stay those of the last mark."""
+        self._entered = False
+
+    @eager
+    def mark(self) -> None:
+        """Takes a look, for instance at the end of each step: the table then tells how much comes with each.
+
+        Raises:
+            BadArgumentError: outside of the ``with`` block.
+        """
+        if not self._entered:
+            raise BadArgumentError("growth() compares moments: enter it first, as in `with byname.growth() as growth:`")
+        if self._collect:
+            gc.collect()
+        with looking():
+            look = Look()
+            groups = groups_of(look)
+            self._marks.append({key: group.size(look) for key, group in groups.items()})
+            if len(self._marks) > 1:
+                self.items = _grown(look, groups, self._marks, self._known)
+            else:
+                self._known = Known(look.blocks)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a pattern; inside the block as of now."""
+        if self._entered:
+            self.mark()
+            self._marks.pop()
+        return [one.row() for one in self.items]
+
+    def _shown(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in row.items() if key != "remedy"} for row in self.rows()]
+
+    def _title(self) -> str:
+        if not self.items:
+            return "no tensors became more or larger"
+        return f"{bytes_text(sum(one.bytes for one in self.items))} more, in {counted(len(self.items), 'place')}"
+
+    def _notes(self) -> Sequence[str]:
+        return list(dict.fromkeys(f"{one.cause}: {one.remedy}" for one in self.items if one.remedy))
+
+    def _spare(self) -> Sequence[str]:
+        return ("a mark", "each", "holder")
+
+
+def growth(*, collect: bool = False) -> Growth:
+    """What grew in a block: which tensors became more or larger, under which names, what holds them, and why.
+
+    Takes a look when the block is entered, at each ``.mark()``, and when it is left, and compares them by the patterns
+    of names: ``history[0]``, ``history[1]`` and so on are ``history[*]``. What merely takes another's place is no
+    growth. Memory that only a graph holds counts for the tensor that the graph hangs on. Nothing is kept alive between
+    the looks. Enter it after the first step: gradients and optimizer state come with that one.
+
+    Args:
+        collect: to collect garbage before each look. Without it, tensors that a reference cycle holds count as well.
+
+    Returns:
+        `Growth`, a context manager and a sequence of `Grown`; ``.rows()`` has ``name``, ``count``, ``bytes``, ``each``,
+        ``holder``, ``cause`` and ``remedy``.
+
+    >>> import byname, torch
+    >>> history = []
+    >>> def step():
+    ...     weight = torch.ones(1000, requires_grad=True)
+    ...     history.append(weight.exp().sum())
+    >>> with byname.growth() as growth:
+    ...     for _ in range(3):
+    ...         step()
+    >>> [(row["name"], row["count"], row["cause"]) for row in growth.rows()]
+    [('history[*]', 3, 'stored-graph')]
+    """
+    if type(collect) is not bool:
+        raise BadArgumentError(f"growth(collect=...) is True or False, and this is of type {type(collect).__name__}")
+    return Growth(collect)
+
+
+def _grown(look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known) -> tuple[Grown, ...]:
+    """The groups that grew, the largest first; what one of them holds is not counted again in those after it."""
+    groups, marks = _widened(look, groups, marks)
+    old = {number for number, block in enumerate(look.blocks) if known.has(block)}
+    first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
+    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key]) and _is_steady(key, marks)]
+    grown.sort(key=lambda key: _order(groups[key], first.get(key, Size()), sizes[key]))
+    claimed: set[int] = set()
+    found = []
+    for key in grown:
+        group, before = groups[key], first.get(key, Size())
+        now, fresh = group.size(look, claimed), group.size(look, claimed | old)
+        if _more(before, now) and fresh.pieces:  # otherwise what others held before is held through it now
+            claimed |= group.blocks
+            course = [mark.get(key, Size()) for mark in marks]
+            found.append(_row(leak_of(look, group, [before, *course[1:-1], now]), before, now, course))
+    return tuple(found)
+
+
+def _renamed(look: Look, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]) -> dict[Key, Size]:
+    """How large the groups with new names, or without any, were: a new name for a tensor is no growth."""
+    fresh = set(range(len(look.blocks))).difference(old)
+    return {key: group.size(look, fresh) for key, group in groups.items() if key not in first or not key.pattern}
+
+
+def _widened(
+    look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
+) -> tuple[dict[Key, Group], list[dict[Key, Size]]]:
+    """The same with one group for the entries of a container that has new keys all the time."""
+    known = dict.fromkeys(key for mark in marks for key in mark)
+    wide = widened(
+        known, [key for key in groups if key not in marks[0]], [key for key in marks[0] if key not in groups]
+    )
+    if not wide:
+        return groups, list(marks)
+    parts: dict[Key, list[Group]] = {}
+    for key, group in groups.items():
+        parts.setdefault(wide.get(key, key), []).append(group)
+    whole = {
+        key: same[0] if len(same) == 1 and same[0].key == key else joined(key, same) for key, same in parts.items()
+    }
+    before = [_summed(mark, wide) for mark in marks[:-1]]
+    return whole, [*before, {key: group.size(look) for key, group in whole.items()}]
+
+
+def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size]:
+    found: dict[Key, Size] = {}
+    for key, size in mark.items():
+        so_far = found.get(wide.get(key, key), Size())
+        found[wide.get(key, key)] = Size(*map(sum, zip(so_far, size, strict=True)))
+    return found
+
+
+def _row(leak: Leak, before: Size, now: Size, sizes: Sequence[Size]) -> Grown:
+    """A row; `sizes` are those at the marks, and at the end."""
+    more = now.members - before.members
+    counts = [size.members if more > 0 else size.pieces for size in sizes[:-1]]
+    return Grown(
+        leak.name,
+        more if more > 0 else max(0, now.pieces - before.pieces),
+        max(0, now.bytes - before.bytes),
+        tuple(counts),
+        leak.holder,
+        leak.cause,
+        leak.remedy,
+    )
+
+
+def _more(before: Size, now: Size) -> bool:
+    """Whether more is held: more memory, or at least more tensors in no less."""
+    return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
+
+
+def _is_steady(key: Key, marks: Sequence[dict[Key, Size]]) -> bool:
+    """Whether a group never was larger than at the end. With a look or two nobody can tell."""
+    sizes = [mark.get(key, Size()).bytes for mark in marks]
+    return len(sizes) < 4 or sizes[-1] >= max(sizes)
+
+
+def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:
+    more = now.bytes - before.bytes
+    return -more, before.members - now.members, -group.firsts, len(group.key.pattern), group.key

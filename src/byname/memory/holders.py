@@ -1,0 +1,134 @@
+"""What keeps this tensor alive? The ways to it from what a person can find, and the owners that autograd explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from byname.autograd.walk import is_node
+from byname.card import is_tensor
+from byname.errors import BadArgumentError, NotATensorError
+from byname.memory.look import Look, looking
+from byname.memory.words import where
+from byname.naming.names import Named
+from byname.naming.search import Targets
+from byname.quiet import eager
+from byname.table import counted, printable
+
+__all__ = ["Holder", "holders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One thing that keeps a tensor alive.
+
+    Attributes:
+        path: the expression of the program that leads to the tensor; empty where C++ holds it.
+        kind: where the way begins, or what is telling about it: ``local``, ``global``, ``thread``, ``module``,
+            ``optimizer``, ``closure``, ``cache``, ``hook``, ``traceback``, ``generator``, ``task``; of C++ ``graph``
+            (a node of autograd), ``grad``, ``view`` and ``part`` (of another tensor), and ``unexplained``.
+        text: the same in a sentence.
+
+    >>> str(Holder("trainer.last", "global", "`trainer.last`, from a global of __main__"))
+    '`trainer.last`, from a global of __main__'
+    """
+
+    path: str
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return printable(self.text)
+
+
+@overload
+def holders(tensor: torch.Tensor, *, limit: int = 10) -> list[Holder]: ...
+@overload
+def holders(tensor: Sequence[torch.Tensor], *, limit: int = 10) -> list[list[Holder]]: ...
+@eager
+def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]]:
+    """What keeps a tensor alive: the ways to it through the program, shortest first, then its owners in C++.
+
+    Goes up from the tensor to everything that refers to it, until variables of running functions, globals, threads,
+    tasks, exceptions and the like are met. Of C++ it knows what autograd accounts for: nodes that saved the tensor or
+    accumulate into it, its gradient's owner, views. References beyond these are counted and called unexplained. Nothing
+    of the program runs. It costs a few passes over the heap, for many tensors as for one.
+
+    Args:
+        tensor: the tensor; or a list or tuple of tensors.
+        limit: how many holders of each to tell at most.
+
+    Returns:
+        A list of `Holder`; for a sequence of tensors a list of such lists, in its order. The variable that the tensor
+        is asked by is among them. Empty where nothing was found.
+
+    Raises:
+        NotATensorError: something other than a tensor, or a sequence of tensors, was given.
+        BadArgumentError: `limit` is no positive whole number.
+
+    >>> import byname, torch
+    >>> def train():
+    ...     losses = {"train": [torch.ones(1)]}
+    ...     return [holder.path for holder in byname.holders(losses["train"][0])]
+    >>> train()
+    ["losses['train'][0]"]
+    """
+    if type(limit) is not int or limit < 1:
+        raise BadArgumentError(
+            f"limit is how many holders to tell of each tensor, a whole number from 1; not {limit!r}"
+        )
+    single = is_tensor(tensor)
+    asked = Targets([tensor] if single else _tensors(tensor))
+    with looking():
+        look = Look(asked)
+        found = [list(_holders(look, one))[:limit] for one in asked]
+    return found[0] if single else found
+
+
+def _tensors(given: Any) -> Sequence[torch.Tensor]:
+    if type(given) not in (list, tuple):
+        raise NotATensorError(
+            f"holders() wants a tensor or a list of tensors, and this is of type {type(given).__name__}"
+        )
+    for one in given:
+        if not is_tensor(one):
+            raise NotATensorError(f"holders() wants tensors, and one of these is of type {type(one).__name__}")
+    return given  # type: ignore[no-any-return]
+
+
+def _holders(look: Look, tensor: torch.Tensor) -> Iterator[Holder]:
+    yield from (holder_of(named) for named in look.ways(tensor) if named.way.root.how != "tag")  # a tag holds weakly
+    for link in look.links(tensor):
+        yield Holder("", _kind(link.owner, link.role), look.owner_text(link))
+    count = look.unexplained([tensor])
+    if count:
+        yield Holder("", "unexplained", counted(count, "unexplained C++ reference"))
+
+
+def holder_of(named: Named) -> Holder:
+    """A way as a holder."""
+    return Holder(named.name.path, _telling(named), f"`{named.name.text or named.name.path}`, {where(named)}")
+
+
+def _telling(named: Named) -> str:
+    """What is telling about a way: the most unusual of its steps, or else where it begins."""
+    kinds = [step.kind for step in named.way.steps]
+    for kind in ("traceback", "cache", "hook", "task", "closure"):
+        if kind in kinds:
+            return kind
+    if "local" in kinds:
+        return "generator"
+    if "state" in kinds:
+        return "optimizer"
+    if "parameter" in kinds or "buffer" in kinds:
+        return "module"
+    return "thread" if named.way.root.foreign else named.way.root.how
+
+
+def _kind(owner: Any, role: str) -> str:
+    if is_node(owner):
+        return "graph"
+    return {"grad": "grad", "base": "view"}.get(role, "part")

@@ -1,0 +1,100 @@
+"""What is a piece of memory to the program: a parameter, a buffer, a gradient, a state, or something saved?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from byname.autograd.walk import is_node
+from byname.card import fact, facts_of, is_tensor
+from byname.memory.living import Living
+from byname.memory.look import Look
+from byname.naming.modules import registered, state_of
+from byname.naming.reading import attributes_of, snapshot
+from byname.naming.search import OursById
+
+__all__ = ["KINDS", "Kinds", "originals"]
+
+KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "input", "other")
+"""Every kind, the one that counts first where several fit."""
+
+
+class Kinds:
+    """Tells kinds. What a module or an optimizer has is read from its registries, whether or not it has a name."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> str:
+        """The kind of the memory that these tensors lie in."""
+        if any(id(one) in self._parameters or issubclass(type(one), nn.Parameter) for one in tensors):
+            return "parameter"
+        if any(id(one) in self._buffers for one in tensors):
+            return "buffer"
+        if any(self._is_gradient(one) for one in tensors):
+            return "gradient"
+        if any(id(one) in self._state or self._is_in_a_state(one) for one in tensors):
+            return "optimizer"
+        in_graph = [one for one in tensors if self._in_graph(one)]
+        if not in_graph:
+            return "other"
+        held = [one for one in tensors if self._look.names(one)]
+        if not held:
+            return "saved"
+        return "other" if any(fact(one, "grad_fn") is not None for one in tensors) else "input"
+
+    def owned(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, nn.Module]]:
+        """The parameters and buffers that lie there, or whose gradients do, each with its module."""
+        graded = [link.owner for one in tensors for link in self._look.links(one) if link.role == "grad"]
+        known = [*tensors, *graded]
+        pairs = [(one, self._parameters.get(id(one)) or self._buffers.get(id(one))) for one in known]
+        return [(one, module) for one, module in pairs if module is not None]
+
+    def _is_in_a_state(self, tensor: torch.Tensor) -> bool:
+        """Whether an optimizer's state leads to it, however deep inside."""
+        return any(name.how == "optimizer" for name in self._look.names(tensor))
+
+    def _is_gradient(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a gradient, or a part of a sparse one."""
+        links = self._look.links(tensor)
+        wholes = [link.owner for link in links if is_tensor(link.owner) and link.role not in ("grad", "base")]
+        return any(link.role == "grad" for one in [tensor, *wholes] for link in self._look.links(one))
+
+    def _in_graph(self, tensor: torch.Tensor) -> bool:
+        return any(is_node(link.owner) for link in self._look.links(tensor))
+
+    @cached_property
+    def _parameters(self) -> dict[int, nn.Module]:
+        return self._registered("_parameters")
+
+    @cached_property
+    def _buffers(self) -> dict[int, nn.Module]:
+        return self._registered("_buffers")
+
+    def _registered(self, registry: str) -> dict[int, nn.Module]:
+        modules = self._look.living.modules
+        pairs = ((id(one), module) for module in modules for one in registered(module, registry) if is_tensor(one))
+        return OursById(pairs)
+
+    @cached_property
+    def _state(self) -> frozenset[int]:
+        return frozenset(id(value) for _, value in _optimizer_state(self._look.living))
+
+
+def _optimizer_state(alive: Living) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in the state of living optimizers, with their keys."""
+    for optimizer in alive.optimizers:
+        state = attributes_of(optimizer).get("state")
+        for _, entry in snapshot(state) if issubclass(type(state), dict) else ():
+            if issubclass(type(entry), dict):
+                yield from ((key, value) for key, value in snapshot(entry) if type(key) is str and is_tensor(value))
+
+
+def originals(alive: Living) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """The keys under which ``state_dict()`` gives the tensors of living models and optimizers, with their shapes."""
+    pairs = [*_optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
+    shapes = ((key, facts_of(value)[0]) for key, value in pairs)
+    return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy and nested have none

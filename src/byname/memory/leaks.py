@@ -1,0 +1,237 @@
+"""Why do tensors pile up? The known ways in which programs keep what they no longer need, and their remedies."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from byname.autograd.walk import Node
+from byname.card import card_of, fact, facts_of
+from byname.memory.groups import LOST, Group, Size
+from byname.memory.inside import reached_from_context
+from byname.memory.kinds import originals
+from byname.memory.look import Look
+from byname.memory.words import where
+from byname.naming.names import Named
+from byname.naming.search import Ours
+
+__all__ = ["CAUSES", "Leak", "leak_of"]
+
+
+class Leak(NamedTuple):
+    """What is to be said of a group that grew."""
+
+    name: str
+    holder: str
+    cause: str
+    remedy: str
+
+
+class _Evidence:
+    """What is known of a group: its members, and every way to some of them. It lives as long as the look."""
+
+    def __init__(self, look: Look, group: Group, course: Sequence[Size]) -> None:
+        self.look, self.group, self.course = look, group, course
+        self.before, self.now = course[0], course[-1]
+        self.members: Sequence[torch.Tensor] = Ours(group.tensors[-_LOOKED_AT:])
+        self.ways: Sequence[Named] = Ours(way for one in self.members for way in look.ways(one))
+
+    def passes(self, *kinds: type) -> bool:
+        """Whether some way goes through an object of these classes."""
+        return any(issubclass(type(one), kinds) for named in self.ways for one in named.way.passed)
+
+    def steps(self, kind: str) -> bool:
+        """Whether some way has a step of this kind."""
+        return any(step.kind == kind for named in self.ways for step in named.way.steps)
+
+    def has_graph(self) -> bool:
+        """Whether the members belong to graphs."""
+        return any(fact(one, "grad_fn") is not None for one in self.members)
+
+    def own_blocks(self) -> set[int]:
+        """The pieces of memory that the members themselves lie in."""
+        return {self.look.block_of(one) for one in self.group.tensors}
+
+    @cached_property
+    def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """The keys in the state of living models and optimizers, with the shapes of the tensors there."""
+        return originals(self.look.living)
+
+    def is_many(self) -> bool:
+        """Whether the members are entries of a container, and not a variable that is simply new."""
+        return "[*]" in self.group.key.pattern
+
+    def was_there(self) -> bool:
+        """Whether it has grown since it was there, and has not merely come."""
+        sizes = [size.pieces for size in self.course if size.members]
+        return self.before.members > 0 or (len(sizes) > 2 and sizes == sorted(sizes) and sizes[-1] > sizes[0])
+
+    def is_bounded(self) -> bool:
+        """Whether the members are in a deque that lets go of the oldest: it fills up, and then stays."""
+        return any(type(one) is deque and one.maxlen is not None for named in self.ways for one in named.way.passed)
+
+    @property
+    def entries(self) -> int:
+        """How many members there are more."""
+        return self.now.members - self.before.members
+
+
+_LOOKED_AT = 20
+
+
+def _is_graph_in_grad(found: _Evidence) -> bool:
+    """Gradients that have a graph, or tensors that such gradients keep alive, though no variable leads to them."""
+    for one in found.group.tensors:
+        grads = [link.owner for link in found.look.links(one) if link.role == "grad"]
+        if grads and fact(one, "grad_fn") is not None:
+            return True
+    return False
+
+
+def _is_context_cycle(found: _Evidence) -> bool:
+    """Garbage that a custom function's ``ctx`` is part of."""
+    if found.group.key != LOST:
+        return False
+    custom = torch.autograd.function.BackwardCFunction
+    nodes = (node for node in found.look.living.nodes if issubclass(type(node), custom))
+    return any(_holds_its_own(node) for node in nodes if id(node) in found.look.garbage)
+
+
+def _holds_its_own(node: Node) -> bool:
+    """Whether a custom function's ``ctx`` leads to one of the function's own results."""
+    return any(fact(tensor, "grad_fn") is node for tensor, _ in reached_from_context(node).tensors())
+
+
+def _pins_base(found: _Evidence) -> bool:
+    """Members that use little of the memory they lie in, where that is most of what they keep."""
+    if not found.group.ways or (found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)):
+        return False  # the result of a sum lies in memory that had room for all of its summands
+    spare = sum(found.look.spare(number) for number in found.own_blocks())
+    return 2 * spare > sum(found.look.blocks[number].bytes for number in found.group.blocks)
+
+
+def _is_copy(found: _Evidence) -> bool:
+    """Members under a key that a living model or optimizer has for a tensor of that shape, or parameters themselves."""
+    if "[*]" not in found.group.key.pattern:
+        return False
+    if any(step.kind in ("parameter", "buffer") for named in found.group.ways for step in named.way.steps):
+        return True
+    key = re.search(r"\['([^']*)'\]$", found.group.key.pattern)
+    shapes = {facts_of(one)[0] for one in found.members}
+    if key is None or (() in shapes and found.group.key.pattern.count("['") < 2):  # a number called 'step' is no copy
+        return False
+    return all((key[1], shape) in found.originals for shape in shapes)
+
+
+def _comes_with_the_first_step(found: _Evidence) -> bool:
+    """Gradients, and the state of an optimizer: they come once, and there are as many as parameters."""
+    if any(step.kind == "state" for named in found.group.ways for step in named.way.steps):
+        return True
+    grads = [any(link.role == "grad" for link in found.look.links(one)) for one in found.members]
+    return bool(found.group.ways) and all(grads)  # in a list of old ones the last is somebody's gradient, too
+
+
+_KNOWN: Sequence[tuple[str, Callable[[_Evidence], bool], str]] = (
+    (
+        "context-cycle",
+        _is_context_cycle,
+        "save outputs and inputs with ctx.save_for_backward(...), not as attributes of ctx: ctx.y = y makes a cycle",
+    ),
+    (
+        "graph-in-grad",
+        _is_graph_in_grad,
+        "use torch.autograd.grad(..., create_graph=True) for such gradients, or set .grad to None after use",
+    ),
+    (
+        "unknown",
+        _comes_with_the_first_step,
+        "gradients and optimizer state come with the first steps: enter growth() after them",
+    ),
+    (
+        "stored-exception",
+        lambda found: found.steps("traceback"),
+        "keep str(error), or error.with_traceback(None): a traceback holds every variable of the functions it passed",
+    ),
+    (
+        "lru-cache",
+        lambda found: found.steps("cache"),
+        "do not cache functions of tensors or of modules, or clear it: .cache_clear(); maxsize= bounds it",
+    ),
+    (
+        "hook-closure",
+        lambda found: found.steps("hook"),
+        "remove the hook when it has done its work (handle.remove()), and clear what it fills after each step",
+    ),
+    (
+        "logger",
+        lambda found: found.passes(logging.Handler, logging.LogRecord),
+        "log numbers, loss.item(), and not tensors: a handler that buffers keeps the arguments of its records",
+    ),
+    (
+        "prefetch",
+        lambda found: found.passes(queue.Queue, queue.SimpleQueue) or _from_a_loader(found),
+        "bound the queue (maxsize=, prefetch_factor=), take out what is put in, and drop the iterator when done",
+    ),
+    (
+        "view-pins-base",
+        _pins_base,
+        "store a copy of the part, part.clone(): a slice keeps the whole tensor that it was cut from",
+    ),
+    (
+        "stored-graph",
+        lambda found: found.has_graph() and found.entries > 0 and found.is_many(),
+        "store loss.item() or loss.detach(): a result keeps the graph that computed it, and all that is saved there",
+    ),
+    (
+        "retained-graph",
+        lambda found: found.has_graph() and found.was_there(),
+        "detach what goes from one step to the next: state = state.detach(), total += loss.item()",
+    ),
+    (
+        "stored-copies",
+        _is_copy,
+        "keep the best copy alone, or save it to a file; .cpu() copies leave the accelerator's memory",
+    ),
+    (
+        "growing-cache",
+        lambda found: bool(found.group.ways) and (found.is_many() or found.was_there()) and not found.is_bounded(),
+        "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed",
+    ),
+)
+"""The causes, each with how it is recognised and what to do. The first that is recognised is told."""
+
+CAUSES = tuple(dict.fromkeys([*(cause for cause, _, _ in _KNOWN), "unknown"]))
+"""Every cause that a row of `growth` can have."""
+
+
+def _from_a_loader(found: _Evidence) -> bool:
+    loader = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+    return loader is not None and found.passes(loader)
+
+
+def leak_of(look: Look, group: Group, course: Sequence[Size]) -> Leak:
+    """What is to be said of a group that grew; `course` is how large it was, from the first look to the last."""
+    found = _Evidence(look, group, course)
+    cause, remedy = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
+    if group.ways:
+        return Leak(group.key.pattern, _holder(group), cause, remedy)
+    return Leak(_unnamed(group), group.key.scope or "no variable leads to it", cause, remedy)
+
+
+def _holder(group: Group) -> str:
+    """The container that the members are in, and from where it is reached."""
+    named = group.ways[-1]
+    container, found, _ = group.key.pattern.partition("[*]")
+    begins = "" if not found or "(" in container or container == named.way.root.text else f"`{container}`, "
+    return f"{begins}{where(named)}"
+
+
+def _unnamed(group: Group) -> str:
+    return "unnamed" if not group.tensors else f"unnamed ({card_of(group.tensors[0])})"

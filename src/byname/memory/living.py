@@ -1,0 +1,186 @@
+"""Which tensors are alive? Those on Python's heap, and through them those that only PyTorch's C++ holds.
+
+Python's collector knows every tensor that was ever looked at from Python. The others hang on these: as a gradient, a
+base, a part of a sparse tensor, or in a slot of autograd's graph. Everything found is held until the look is over, so a
+`Living` lives only as long as the call that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from byname.autograd.slots import held_by_nodes, packed_in
+from byname.autograd.walk import Node, nodes_from
+from byname.card import PLAIN, fact, parts_of
+from byname.naming.allocating import Allocation, living_allocations
+from byname.naming.heap import everything, reached_from
+from byname.naming.search import Ours, OursById, Targets
+
+__all__ = ["Link", "Living", "living"]
+
+
+class Link(NamedTuple):
+    """What of PyTorch's holds a tensor: a node, or another tensor, and as what.
+
+    Attributes:
+        owner: the node or the tensor.
+        role: a slot's name such as ``mat2``; ``variable`` of an accumulating node; or ``grad``, ``base`` and the names
+            of parts, of a tensor.
+    """
+
+    owner: Any
+    role: str
+
+
+class Living:
+    """Everything alive that is a tensor or leads to one.
+
+    Attributes:
+        tensors: every living tensor, each once; first those that were Python objects before the look.
+        visible: how many of them were.
+        nodes: every node that was found.
+        storages: storages that are Python objects, and those that a tracker has seen allocated.
+        allocations: where that was, by the storage's key.
+        modules, optimizers: every living one.
+        links: for each tensor, by its id, what of PyTorch's holds it.
+        hidden: how many objects ``gc.freeze`` keeps from the collector's list.
+    """
+
+    def __init__(self, objects: list[object], hidden: int) -> None:
+        self.hidden = hidden
+        tensors, nodes, storages, modules, optimizers = _sorted_out(objects)
+        self.tensors = Targets(tensors)
+        self.visible = len(tensors)
+        self.storages: list[torch.UntypedStorage] = Ours(storages)
+        self.modules: Sequence[nn.Module] = Ours(modules)
+        self.optimizers: Sequence[Any] = Ours(optimizers)
+        self.nodes: list[Node] = Ours()
+        self._seen: set[Node] = set()
+        self.allocations: dict[int, Allocation] = OursById({one.storage._cdata: one for one in living_allocations()})
+        self.storages += [one.storage for one in self.allocations.values()]
+        self.links: dict[int, list[Link]] = {}
+        self._known = set(map(id, tensors))
+        self._follow(self.tensors, nodes)
+        if hidden:
+            self._follow_hidden()
+
+    def _follow(self, tensors: Iterable[torch.Tensor], nodes: Iterable[Node]) -> None:
+        """Adds what hangs on what was found, until nothing new comes up."""
+        seen = self._seen
+        fresh: list[torch.Tensor] = Ours(tensors)
+        roots: list[Node] = Ours(nodes)
+        while fresh or roots:
+            before = len(self.tensors)
+            roots += [node for tensor in fresh if (node := self._follow_tensor(tensor)) is not None]
+            found = Ours(nodes_from(roots, seen))
+            self.nodes += found
+            for node, role, tensor in held_by_nodes(found):
+                self._found(tensor, Link(node, role))
+            fresh, roots = Ours(self.tensors[before:]), Ours()
+
+    def _follow_hidden(self) -> None:
+        """Adds what Python objects hold that only nodes lead to, which the collector would have listed."""
+        custom = [node for node in self.nodes if issubclass(type(node), torch.autograd.function.BackwardCFunction)]
+        packed = [one for _, _, raw in packed_in(self.nodes) for one in (raw.data, raw.unpack_hook)]
+        for tensor in _sorted_out(reached_from([], [*custom, *packed]))[0]:
+            if id(tensor) not in self._known:
+                self._known.add(id(tensor))
+                self.tensors.append(tensor)
+        self._follow(self.tensors[self.visible :], ())
+
+    def _found(self, tensor: torch.Tensor, link: Link) -> None:
+        if id(tensor) not in self._known:
+            self._known.add(id(tensor))
+            self.tensors.append(tensor)
+        self.links.setdefault(id(tensor), _Links()).append(link)
+
+    def _follow_tensor(self, tensor: torch.Tensor) -> Node | None:
+        """Adds what a tensor holds; the node that made it."""
+        for role, held in _held_by(tensor):
+            self._found(held, Link(tensor, role))
+        return tensor.grad_fn if type(tensor) in PLAIN else fact(tensor, "grad_fn")
+
+
+class _Links(list[Link]):
+    """A class of its own, so that it is never taken for a holder."""
+
+
+def living() -> Living:
+    """Looks at the whole heap. To be called inside `looking`."""
+    objects, hidden = everything()
+    return Living(objects, hidden)
+
+
+def _sorted_out(objects: list[object]) -> list[list[Any]]:
+    """The tensors, nodes, storages, modules and optimizers among these objects.
+
+    They are told by the identity of their class: nothing is asked of an object, and not even a metaclass for its hash.
+    """
+    sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
+    found: list[list[Any]] = [[] for _ in _FAMILIES]
+    for thing in compress(objects, map(sorts.__contains__, map(id, map(type, objects)))):
+        found[sorts[id(type(thing))]].append(thing)
+    return found
+
+
+def _below(*kinds: type) -> Iterable[type]:
+    """Classes with all their subclasses."""
+    found: dict[int, type] = {}
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop()
+        if id(kind) not in found:
+            found[id(kind)] = kind
+            waiting += type.__subclasses__(kind)
+    return found.values()
+
+
+def _node_classes() -> Iterable[type]:
+    """PyTorch registers the classes of its own nodes as attributes of a module; those of the user's have a base."""
+    own = [kind for kind in vars(torch._C._functions).values() if type(kind) is type]
+    return [*own, *_below(torch.autograd.function.BackwardCFunction)]
+
+
+_FAMILIES: tuple[Callable[[], Iterable[type]], ...] = (
+    lambda: _below(torch.Tensor),
+    _node_classes,
+    lambda: _below(torch.UntypedStorage),
+    lambda: _below(nn.Module),
+    lambda: _below(torch.optim.Optimizer),
+)
+
+
+def _held_by(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a tensor holds in C++."""
+    plain = type(tensor) in PLAIN
+    read = getattr if plain else fact
+    if read(tensor, "is_leaf") or read(tensor, "retains_grad"):
+        gradient = read(tensor, "grad")
+        if gradient is not None:
+            yield "grad", gradient
+    base = read(tensor, "_base")
+    if base is not None:
+        yield "base", base
+    if plain and tensor.layout is not torch.strided:
+        yield from parts_of(tensor).items()
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        yield "value", torch._C._functorch.get_unwrapped(tensor)
+    if forward_ad._current_level >= 0:
+        yield from _tangent(tensor)
+
+
+def _tangent(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    if type(tensor) not in PLAIN or not tensor.dtype.is_floating_point:
+        return
+    try:
+        tangent = torch._VF._unpack_dual(tensor, level=forward_ad._current_level).tangent
+    except (NotImplementedError, RuntimeError):  # sparse and nested tensors have no tangents
+        return
+    if tangent is not None:
+        yield "tangent", tangent

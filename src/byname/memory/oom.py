@@ -1,0 +1,101 @@
+"""What fills the memory when it is full? The largest groups by name, what holds most, and what nobody accounts for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator
+
+import torch
+from torch import nn
+
+from byname.autograd.walk import is_node
+from byname.memory.blocks import Block
+from byname.memory.groups import Group, groups_of
+from byname.memory.kinds import Kinds
+from byname.memory.look import Look, looking
+from byname.memory.unattributed import unattributed
+from byname.naming.patterns import pattern_of
+from byname.naming.search import Way
+from byname.table import bytes_text, counted, grouped, printable
+
+__all__ = ["what_fills_the_memory"]
+
+GROUPS, HOLDERS = 10, 3
+
+
+def what_fills_the_memory() -> tuple[str, ...]:
+    """Lines that fit a screen: what is alive, in its ten largest groups, and what holds most."""
+    with looking():
+        look = Look()
+        total = sum(block.bytes for block in look.blocks)
+        lines = [f"alive: {bytes_text(total)} in {counted(len(look.blocks), 'storage')}; the largest groups:"]
+        lines += _largest(look)
+        holding = ", ".join(_holding(look))
+        if holding:
+            lines.append(f"holding most, with their graphs: {holding}")
+        rest = unattributed(look.blocks)
+        if rest is not None:
+            lines.append(
+                f"unattributed: {bytes_text(rest)} that the allocator has given out and no tensor accounts for"
+            )
+        return tuple(map(printable, lines))
+
+
+def _largest(look: Look) -> Iterator[str]:
+    kinds = Kinds(look)
+    totals = grouped((_group_of(look, kinds, block), None, block.bytes) for block in look.blocks)
+    shown = [(words, count, size) for words, count, size in totals[:GROUPS] if size]
+    width = max((len(bytes_text(size)) for _, _, size in shown), default=0)
+    for words, count, size in shown:
+        yield f"  {bytes_text(size):>{width}}  {words}" + (f" ({count:,})" if count > 1 else "")
+    others = sum(size for _, _, size in totals[GROUPS:])
+    if others:
+        yield f"  {bytes_text(others):>{width}}  {counted(len(totals) - GROUPS, 'other group')}"
+
+
+def _group_of(look: Look, kinds: Kinds, block: Block) -> Hashable:
+    """The group of a piece of memory, in words: of a model's and an optimizer's one each, of the rest by pattern."""
+    kind = kinds.of(block.tensors)
+    named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)
+    if named is not None:
+        words = _OWNED.get(kind)
+        return f"`{pattern_of(named.way)}`" if words is None else f"{words} of `{_owner(named.way)}`"
+    for link in (link for tensor in block.tensors for link in look.links(tensor)):
+        name = look.graphs.name(link.owner) if is_node(link.owner) else None
+        if name is not None:
+            return f"saved for the backward of `{_ANY_POSITION.sub('[*]', name.path)}`"
+    return f"without a name: {look.stranded(block.tensors)}"
+
+
+def _owner(way: Way) -> str:
+    """The model or the optimizer that a way passes first, as the program writes it."""
+    owners = (at for at, one in enumerate(way.passed) if issubclass(type(one), (nn.Module, torch.optim.Optimizer)))
+    return Way(way.root, way.steps[: next(owners, 0)]).source
+
+
+_OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}
+_ANY_POSITION = re.compile(r"\[\d+\]")
+
+
+def _is_owned(group: Group) -> bool:
+    """Whether the tensors are those of a model or an optimizer, which the groups above name."""
+    kinds = {step.kind for named in group.ways for step in named.way.steps}
+    passed = (one for named in group.ways for one in named.way.passed)
+    return not kinds.isdisjoint(("parameter", "buffer")) or any(
+        issubclass(type(one), torch.optim.Optimizer) for one in passed
+    )
+
+
+def _holding(look: Look) -> Iterator[str]:
+    """The patterns that most is held through, apart from models and optimizers; none that adds nothing to another."""
+    groups = {key: group for key, group in groups_of(look).items() if key.pattern and not _is_owned(group)}
+    sizes = {key: group.size(look).bytes for key, group in groups.items()}
+    claimed: set[int] = set()
+    shown = 0
+    for key in sorted(groups, key=lambda key: (-sizes[key], -groups[key].firsts, key)):
+        if shown == HOLDERS or not sizes[key]:
+            return
+        if not groups[key].blocks <= claimed:
+            claimed |= groups[key].blocks
+            shown += 1
+            yield f"`{key.pattern}` {bytes_text(sizes[key])}"

@@ -1,0 +1,62 @@
+"""How is a way to a tensor said in a sentence?"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+
+from byname.naming.names import Named
+from byname.naming.search import Ours
+from byname.table import printable
+
+__all__ = ["end_of", "holders_among", "where"]
+
+
+def where(named: Named) -> str:
+    """From what a way begins: ``a variable of train (train.py:14)``, ``a global of __main__``."""
+    root = named.way.root
+    begins = f"from `{root.text}`, " if named.way.steps else ""
+    if root.how == "local":
+        return f"{begins}a variable of {root.scope}" + (" in another thread" if root.foreign else "")
+    if root.how == "global":
+        return f"{begins}a global of {root.scope}"
+    return f"{begins}{_BEGINNINGS.get(root.how, root.how)}"
+
+
+_BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "error": "an error", "graph": "of autograd"}
+
+
+def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
+    """For each object, by its id, those among some holders that refer to it."""
+    found: dict[int, list[object]] = {}
+    for holder in met.values():
+        for ident in set(map(id, gc.get_referents(holder))):
+            found.setdefault(ident, Ours()).append(holder)
+    return found
+
+
+def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
+    """The holder of tensors that a person can best recognise: a function, or an object of some class.
+
+    Args:
+        tensors: the tensors.
+        holders: who refers to what, as `holders_among` tells.
+    """
+    wanted = set(map(id, tensors))
+    passed = set(wanted)
+    while wanted:
+        above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
+        for one in above:
+            if type(one) is types.FunctionType:
+                return f"the closure of {printable(one.__qualname__)}"
+            if type(one) not in _COMMON:
+                return f"an object of class {printable(_name_of(type(one)))}"
+        wanted = set(map(id, above))
+        passed |= wanted
+    return None
+
+
+_name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+_COMMON = (list, tuple, dict, set, frozenset, types.CellType, types.FrameType, OrderedDict)

@@ -1,0 +1,1 @@
+"""What some programs of the corpus import."""

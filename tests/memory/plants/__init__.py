@@ -1,0 +1,1 @@
+"""Programs' ways to keep a tensor alive, one function each; `planted.py` runs them all."""

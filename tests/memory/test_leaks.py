@@ -1,0 +1,87 @@
+"""Does `byname.growth()` say of every leaking program what leaks, how much and why, and of a healthy one nothing?"""
+
+import contextlib
+
+import pytest
+from leak_corpus import HEALTHY, LEAKS, Witness, drive, loaded, mend, names, no_collection, parse
+
+import byname
+
+leaking = pytest.mark.parametrize(
+    "name",
+    [name if name.endswith("_minimal") else pytest.param(name, marks=pytest.mark.slow) for name in names(LEAKS)],
+)
+minimal = pytest.mark.parametrize("name", [name for name in names(LEAKS) if name.endswith("_minimal")])
+
+
+def grown(program, *, marks=False, look=lambda: None):
+    """The rows for the program's steps after its first ones; `look` is called before them and after them."""
+    rows = []
+
+    def steps():
+        yield from range(program.warm)
+        look()
+        with byname.growth() as growth:
+            for number in range(program.warm, program.warm + program.steps):
+                yield number
+                if marks:
+                    growth.mark()
+        rows.extend(growth.rows())
+        look()
+
+    with loaded(program), no_collection() if program.collectable else contextlib.nullcontext():
+        drive(steps())
+    return rows
+
+
+def assert_told(program, rows):
+    """Every row is part of the truth, and all of the truth is in the rows; a truth may be told in several rows."""
+    assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
+    told = [[row for row in rows if truth.pattern.fullmatch(row["name"])] for truth in program.truths]
+    assert [row for row in rows if not any(row in mine for mine in told)] == []
+    for truth, mine in zip(program.truths, told, strict=True):
+        assert mine, f"nothing is said of {truth.pattern.pattern}: {rows}"
+        assert {row["cause"] for row in mine} <= set(truth.causes)
+        assert sum(row["count"] for row in mine) in truth.counts
+        assert truth.low <= sum(row["bytes"] for row in mine) <= truth.high
+        for row in mine:
+            assert row["each"] == row["bytes"] // row["count"]
+            assert row["holder"]
+            assert row["remedy"]
+
+
+@leaking
+def test_a_leak_is_told_by_name_count_bytes_and_cause(name):
+    program = parse(LEAKS / f"{name}.py")
+    assert_told(program, grown(program))
+
+
+@leaking
+def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path):
+    program = mend(parse(LEAKS / f"{name}.py"), tmp_path)
+    rows = grown(program)
+    assert sum(row["bytes"] for row in rows) == program.left
+    assert bool(rows) == bool(program.left)
+    assert "view-pins-base" not in [row["cause"] for row in rows]
+
+
+@pytest.mark.parametrize("name", names(HEALTHY))
+def test_a_healthy_program_has_no_rows(name):
+    assert grown(parse(HEALTHY / f"{name}.py")) == []
+
+
+@minimal
+def test_marks_change_nothing_but_tell_the_pace(name):
+    program = parse(LEAKS / f"{name}.py")
+    rows = grown(program, marks=True)
+    assert_told(program, rows)
+    assert all(row["a mark"].startswith("+") for row in rows)
+
+
+@minimal
+def test_looking_keeps_nothing_alive(name):
+    program = parse(LEAKS / f"{name}.py")
+    alive = []
+    with Witness() as witness:
+        grown(program, look=lambda: alive.append(sum(witness.alive().values())))
+    assert alive[1] - alive[0] == sum(truth.low for truth in program.truths)

@@ -1,0 +1,138 @@
+"""Programs in which a look at memory once failed, ran code of the program, or said what is not so."""
+
+import collections
+import gc
+
+import pytest
+import torch
+from alone import run_alone
+from torch.utils.checkpoint import checkpoint
+
+import byname
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+def causes(growth):
+    return {row["name"]: row["cause"] for row in growth.rows()}
+
+
+def test_a_lazy_module_is_no_obstacle_to_growth():
+    model, kept = torch.nn.LazyLinear(3), []
+    with byname.growth() as growth:
+        kept.extend({"weight": torch.ones(4)} for _ in range(3))
+    assert causes(growth) == {"kept[*]['weight']": "growing-cache"}
+    assert type(model.weight) is torch.nn.UninitializedParameter
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_grow_are_told_and_pin_nothing():
+    model, kept = torch.nn.Linear(2, 2), []
+    with byname.growth() as growth:
+        kept.extend({"weight": nested()} for _ in range(3))
+    assert causes(growth) == {"kept[*]['weight']": "growing-cache"}
+    assert [row["used"] for row in byname.census().rows() if row["name"] == "kept[0]['weight']"] == [32]
+    assert model.weight.shape == (2, 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_without_a_name_is_no_obstacle_to_growth(no_collection):
+    class Knot:
+        def __init__(self):
+            self.itself, self.content = self, nested()
+
+    with byname.growth() as growth:
+        Knot()
+    assert [row["name"] for row in growth.rows()] == ["unnamed (float32 ?)"]
+
+
+def test_growth_asks_no_property_of_a_users_class():
+    asked = []
+
+    class Loud(torch.Tensor):
+        @property
+        def shape(self):
+            asked.append("shape")
+            return torch.Size([1])
+
+    kept = []
+    with byname.growth() as growth:
+        kept.extend({"weight": torch.ones(4).as_subclass(Loud)} for _ in range(3))
+    assert growth.rows()[0]["count"] == 3
+    assert asked == []
+
+
+def test_a_list_of_old_gradients_is_no_gradient_of_the_first_step():
+    model, kept = torch.nn.Linear(10, 10), []
+
+    def step():
+        model.zero_grad()
+        model(torch.ones(3, 10)).sum().backward()
+        kept.append(model.weight.grad)
+
+    step()
+    with byname.growth() as growth:
+        for _ in range(5):
+            step()
+    assert causes(growth) == {"kept[*]": "growing-cache"}
+
+
+def test_what_an_unpack_hook_holds_is_told_of_a_slot_that_its_node_has():
+    model, x = torch.nn.Linear(5, 5), torch.randn(2, 5, requires_grad=True)
+    loss = checkpoint(lambda x: model(x).exp(), x, use_reentrant=False).sum()
+    held = {row["held by"] for row in byname.census().rows() if "(packed)" in row["held by"]}
+    assert held
+    assert not any("AddmmBackward0.result" in words for words in held)
+    assert loss.requires_grad
+
+
+def test_a_running_total_that_begins_in_the_block_is_a_retained_graph():
+    total = 0.0
+    weight = torch.ones(100, requires_grad=True)
+    with byname.growth() as growth:
+        for _ in range(5):
+            total = total + weight.exp().sum()
+            growth.mark()
+    (row,) = [row for row in growth.rows() if row["name"] == "total"]
+    assert row["cause"] == "retained-graph"
+
+
+def test_a_tensor_that_is_made_larger_in_place_has_grown():
+    buffer = torch.zeros(1000)
+    with byname.growth() as growth:
+        buffer.resize_(5000)
+    (row,) = growth.rows()
+    assert (row["name"], row["bytes"]) == ("buffer", 16_000)
+
+
+def test_a_deque_with_a_bound_is_not_told_to_be_bounded():
+    recent = collections.deque(maxlen=50)
+    with byname.growth() as growth:
+        recent.extend(torch.zeros(10) for _ in range(5))
+    (row,) = growth.rows()
+    assert (row["name"], row["cause"], row["remedy"]) == ("recent[*]", "unknown", "")
+
+
+def test_what_a_search_of_a_large_program_did_not_reach_is_found_all_the_same():
+    code = """
+        import torch, byname
+        rows = [[number, number + 1, [number]] for number in range(400_000)]
+        class Box: pass
+        box = Box(); box.inner = Box()
+        model = torch.nn.Linear(50, 50)
+        box.inner.losses = [model(torch.randn(20, 50)).exp().sum()]
+        held = {row["held by"] for row in byname.census().rows() if row["kind"] == "saved"}
+        print(*(words.partition(" in ")[2].replace(" ", "_") for words in sorted(held)))
+    """
+    assert run_alone(code) == ["the_graph_of_`box.inner.losses[0]`"] * 2

@@ -1,0 +1,85 @@
+"""What is told when there is no memory left?"""
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+
+FAR_TOO_MUCH = 10**15
+
+
+class Trainer:
+    def __init__(self):
+        self.model = nn.Linear(100, 50)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.history = []
+
+    def step(self, x):
+        loss = self.model(x).square().mean()
+        self.history.append({"loss": loss})
+        self.optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        self.optimizer.step()
+
+
+def train():
+    trainer = Trainer()
+    for _ in range(12):
+        trainer.step(torch.randn(40, 100))
+    features = torch.empty(FAR_TOO_MUCH)
+    return features
+
+
+def test_the_note_lists_what_fills_the_memory_under_the_names_where_it_failed():
+    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+        with byname.explaining():
+            train()
+    (note,) = caught.value.__notes__
+    assert "out-of-memory: there was not enough memory left for the 3638.0 TiB at test_oom.py:" in note
+    assert "features = torch.empty(FAR_TOO_MUCH)" in note
+    assert "saved for the backward of `trainer.history[*]['loss']` (24)" in note
+    assert "state of `trainer.optimizer` (6)" in note
+    assert "parameters of `trainer.model` (2)" in note
+    assert "holding most, with their graphs: `trainer.history[*]['loss']`" in note
+    assert len(note.splitlines()) <= 24
+
+
+def test_an_out_of_memory_error_of_an_accelerator_is_explained_too():
+    def forward():
+        activations = torch.ones(321, 123)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity ...")
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        forward()
+    why = byname.explain(caught.value)
+    assert why.cause == "unknown", "an error that the program raises itself is its own"
+
+
+def test_a_failing_allocation_in_backward_is_explained_where_it_leaves_the_engine():
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.empty(FAR_TOO_MUCH)
+
+    weight = torch.ones(300, requires_grad=True)
+    with byname.explaining():
+        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+            Greedy.apply(weight).sum().backward()
+    (note,) = caught.value.__notes__
+    assert "alive: " in note
+    assert "`weight`" in note
+
+
+def test_the_explanation_holds_the_lines_and_no_tensor():
+    with pytest.raises(RuntimeError) as caught:
+        train()
+    why = byname.explain(caught.value)
+    assert why.cause == "out-of-memory"
+    assert why.details[0].startswith("alive: ")
+    assert all(type(line) is str for line in why.details)
+    assert why.row()["details"] == list(why.details)
