@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.run import Run
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (Run(),)
+COMMANDS: tuple[Command, ...] = (Run(), Census())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

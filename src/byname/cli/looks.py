@@ -1,0 +1,139 @@
+"""How does a command show what is alive in the program it runs? By looks after its steps and at its end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from byname.cli.command import say
+from byname.cli.unnoticed import ready, shown_census, unnoticed, where, width
+from byname.memory.growth import Growth, growth
+from byname.naming.frames import caller, revisiting
+from byname.quiet import eager
+from byname.table import counted
+
+__all__ = ["CensusShown", "GrowthShown"]
+
+
+class CensusShown:
+    """A census at the end of a block, and after every so many optimizer steps in it.
+
+    Args:
+        every: the number of steps; None for a look at the end only.
+        top: how many rows are shown.
+    """
+
+    def __init__(self, every: int | None, top: int) -> None:
+        ready()
+        self._top = top
+        self._steps = None if every is None else _Steps(lambda step: step % every == 0, self._after)
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        if self._steps is not None:
+            self._steps.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._steps is not None:
+            self._steps.end()
+        if os.getpid() == self._process:  # a fork that comes to its end here is no other program
+            unnoticed(lambda: self._at_end(error), say, also=KeyboardInterrupt)
+
+    def _after(self, step: str) -> None:
+        say(f"census after {step}\n{shown_census(self._top)}")
+
+    def _at_end(self, error: BaseException | None) -> None:
+        failed = error is not None and not isinstance(error, SystemExit)
+        with revisiting(error):
+            table = shown_census(self._top)
+        say(f"census {f'at the {type(error).__name__}' if failed else 'at the end'}\n{table}")
+
+
+class GrowthShown:
+    """What grew from the first look after an optimizer step to the last one, told at the end of the block.
+
+    Args:
+        every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps.
+        top: how many rows are shown.
+    """
+
+    def __init__(self, every: int | None, top: int) -> None:
+        ready()
+        self._top = top
+        due: Callable[[int], bool] = _doubled if every is None else lambda step: step % every == 0
+        self._steps = _Steps(due, self._after)
+        self._growth: Growth | None = None
+        self._looks: list[str] = []
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        self._steps.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._steps.end()
+        if os.getpid() == self._process:
+            unnoticed(self._at_end, say, also=KeyboardInterrupt)
+
+    def _after(self, step: str) -> None:
+        if self._growth is None:
+            self._growth = growth().__enter__()
+        else:
+            self._growth.mark()
+        self._looks.append(step)
+
+    def _at_end(self) -> None:
+        if self._growth is None or len(self._looks) < 2:
+            seen = counted(len(self._looks), "look")
+            return say(f"growth compares looks after optimizer steps, and there was time for {seen}")
+        self._growth.end()
+        span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"
+        say(f"growth {span}\n{self._growth.head(self._top, width=width())}")
+
+
+def _doubled(step: int) -> bool:
+    return step & (step - 1) == 0
+
+
+class _Steps:
+    """Listens to the optimizers of the program."""
+
+    def __init__(self, due: Callable[[int], bool], look: Callable[[str], None]) -> None:
+        self._due, self._look = due, look
+        self._numbers = itertools.count(1)
+        self._looking = threading.Lock()
+        self._process = os.getpid()
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        """From now on every step counts."""
+
+        @eager
+        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            number = next(self._numbers)
+            if self._due(number) and self._looking.acquire(blocking=False):  # one look at a time, and nobody waits
+                try:
+                    step = f"optimizer step {number} ({type(optimizer).__name__}{where(caller())})"
+                    unnoticed(lambda: self._look(step + self._elsewhere()), say)
+                finally:
+                    self._looking.release()
+
+        self._handle = register_optimizer_step_post_hook(stepped)
+
+    def end(self) -> None:
+        """No longer."""
+        self._handle.remove()
+
+    def _elsewhere(self) -> str:
+        here = os.getpid()
+        return "" if here == self._process else f", process {here}"

@@ -1,0 +1,89 @@
+"""How does a living process tell what is alive in it? It answers SIGUSR1 with a census, and goes on.
+
+Python runs a handler between two instructions of the main thread, wherever that may be: also within a write to the
+standard error, whose buffer is therefore not touched, or within an import, so that nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from byname.cli.command import CommandError
+from byname.cli.unnoticed import ready, shown_census, unnoticed, where
+from byname.quiet import eager
+
+__all__ = ["answer_signals"]
+
+
+def answer_signals(top: int = 20) -> None:
+    """Answers SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too.
+
+    Raises:
+        CommandError: there is no such signal, or it cannot be answered.
+    """
+    number = _number()
+    before = signal.getsignal(number)
+    if before is None:
+        raise CommandError("SIGUSR1 is already handled outside of Python (faulthandler.register?): --census-on-signal")
+    ready()
+    ours = _answering(before, top)
+    signal.signal(number, ours)
+    signal.siginterrupt(number, False)  # else system calls of C++ code that does not expect it come back with EINTR
+
+    def restore() -> None:
+        if signal.getsignal(number) is ours:
+            signal.signal(number, before)
+
+    atexit.register(restore)
+
+
+def _number() -> int:
+    number = getattr(signal, "SIGUSR1", None)
+    if number is None:
+        raise CommandError(
+            "this platform has no SIGUSR1 to answer; `byname census --every N` looks after optimizer steps"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise CommandError("--census-on-signal works in the main thread only: Python takes signals there")
+    return int(number)
+
+
+def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]:
+    answering: list[bool] = []
+
+    def look(frame: FrameType | None) -> None:
+        place = f"census of process {os.getpid()}{where(frame)}"
+        _write(f"{place}\n{shown_census(top)}")
+
+    @eager
+    def answer(number: int, frame: FrameType | None) -> None:
+        if not answering:  # else it came while the last one is answered
+            answering.append(True)
+            try:
+                unnoticed(lambda: unnoticed(lambda: look(frame), _write), _dropped)
+            finally:
+                answering.clear()
+        if callable(before):
+            before(number, frame)
+
+    return answer
+
+
+def _write(words: str) -> None:
+    """Writes past the buffers of the standard error, which the handler may have interrupted."""
+    stream = sys.__stderr__
+    if stream is not None and not stream.closed:
+        rest = f"byname: {words}\n".encode(stream.encoding, "backslashreplace")
+        while rest:
+            rest = rest[os.write(stream.fileno(), rest) :]
+
+
+def _dropped(words: str) -> None:
+    """For what cannot be told because nobody listens."""

@@ -1,0 +1,76 @@
+"""How does a command look at the program that it runs, so that the program notices nothing?"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, FunctionType, MethodType
+from typing import Any
+
+from byname.memory.census import census
+from byname.site import is_library
+from byname.table import printable, text
+from byname.tracebacks import frames
+
+__all__ = ["ready", "shown_census", "unnoticed", "where", "width"]
+
+
+def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
+    """Looks at a program that must not fail because of it: an error of the look is told, and goes no further.
+
+    What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C.
+
+    Args:
+        look: the look.
+        tell: is given the sentence about an error.
+        also: a kind of errors besides `Exception`.
+    """
+    try:
+        look()
+    except (Exception, also) as error:  # the program goes on, whatever goes wrong in a look at it
+        if _from_a_handler(error):
+            raise
+        tell(printable(f"could not look at the program: {type(error).__name__}: {error}"))
+
+
+def _from_a_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the program raised an error."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        if type(handler) in (FunctionType, MethodType):
+            codes.add(handler.__code__)
+    return any(entry.frame.f_code in codes for entry in frames(error)[1:])
+
+
+def shown_census(top: int) -> str:
+    """A census as a table."""
+    found = census()
+    table = found.head(top, width=width())
+    return table if found else f"{table}\n{_NOTHING}"
+
+
+_NOTHING = "the functions that held tensors have returned; --every N looks while they run"
+
+
+def where(frame: FrameType | None) -> str:
+    """Where the program is: `` at train.py:14``; empty where it is nowhere."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def ready() -> None:
+    """Imports everything that a look needs, so that none of it is imported in the middle of the program."""
+    census()
+    text([{"": ""}], width=width())
+
+
+def width() -> int:
+    """How many characters a line of the standard error has."""
+    stream = sys.__stderr__
+    shown = stream is not None and not stream.closed and stream.isatty()
+    return shutil.get_terminal_size((160, 24)).columns if shown else 160

@@ -1,0 +1,1 @@
+"""What joins byname to other tools."""
