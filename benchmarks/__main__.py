@@ -9,12 +9,19 @@ from time import perf_counter
 import torch
 
 from benchmarks.explaining import explaining
+from benchmarks.memory import memory
 from benchmarks.naming import naming
 from benchmarks.timing import print_table
 from benchmarks.tracking import tracking
 from benchmarks.walking import walking
 
-_TOPICS = {"walking": walking, "naming": naming, "tracking": tracking, "explaining": explaining}
+_TOPICS = {
+    "walking": walking,
+    "naming": naming,
+    "tracking": tracking,
+    "explaining": explaining,
+    "memory": memory,
+}
 
 
 def main() -> None:

@@ -57,11 +57,11 @@ def attention() -> nn.Module:
     return _Language(layers=2, width=32, length=16)
 
 
-def transformer_step() -> Callable[[], None]:
-    """A training step of a small transformer under AdamW: some tens of milliseconds."""
-    model = _Language(layers=4, width=128, length=48)
+def transformer_step(width: int = 128, sequences: int = 12) -> Callable[[], None]:
+    """A training step of a small transformer under AdamW: some tens of milliseconds, unless it is made wider."""
+    model = _Language(layers=4, width=width, length=48)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    tokens = torch.randint(_VOCABULARY, (12, 48))
+    tokens = torch.randint(_VOCABULARY, (sequences, 48))
     entropy = nn.CrossEntropyLoss()
 
     def step() -> None:

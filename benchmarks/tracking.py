@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import byname
 from benchmarks.graphs import tiny_step, transformer_step
@@ -29,6 +30,9 @@ def tracking() -> list[Row]:
     return [
         *_rows("transformer, 4 blocks, AdamW", transformer_step(), limit=1.05, rounds=60),
         *_rows("205 operations on 4×4 matrices, SGD", tiny_step(), limit=1.35, rounds=150, times=5),
+        *_allocations("transformer of about 190 ms", transformer_step(256, 15), limit=1.2, rounds=40),
+        *_allocations("transformer of about 20 ms", transformer_step(64, 12), limit=None, rounds=60),
+        *_allocations("205 operations on 4×4 matrices", tiny_step(), limit=None, rounds=60, times=5),
     ]
 
 
@@ -36,6 +40,18 @@ class NoOp(TorchFunctionMode):
     """The floor: what any function mode costs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class NoOpDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The floor of allocations: what any dispatch mode costs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without the wrapper that PyTorch otherwise puts around the handler."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -61,6 +77,26 @@ def _rows(title: str, step: _Step, limit: float, rounds: int, times: int = 1) ->
         Row("  tracked less plain, a call", took.each("tracked", times * calls, _MICRO, less="plain"), "µs"),
         against_plain("under set_detect_anomaly", "anomaly", took),
         against_plain("not tracked, after a tracker that is still held", "after", took),
+    ]
+
+
+def _allocations(title: str, step: _Step, limit: float | None, rounds: int, times: int = 1) -> list[Row]:
+    variants = {
+        "plain": _inside(nullcontext, step, times),
+        "again": _inside(nullcontext, step, times),
+        "mode": _inside(NoOpDispatch, step, times),
+        "tracked": _inside(byname.track, step, times),
+        "allocations": _inside(lambda: byname.track(allocations=True), step, times),
+        "after": afterwards(lambda: byname.track(allocations=True), step, times),
+    }
+    took = interleaved(variants, rounds)
+    return [
+        Row(f"allocations, {title}: plain step", took.each("plain", times, _MILLI), "ms"),
+        against_plain("plain again (A/A)", "again", took),
+        against_plain("under a dispatch mode that does nothing", "mode", took),
+        against_plain("tracked", "tracked", took),
+        against_plain("tracked with allocations", "allocations", took, limit),
+        against_plain("not tracked, after such a tracker that is still held", "after", took),
     ]
 
 
