@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test slow check bench format clean
 
 help:
 	@echo "make demo    train a small model and print its leaves and saved tensors by name"
-	@echo "make test    run every test"
+	@echo "make test    run the tests, a few minutes"
+	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
 	@echo "make bench   measure against the floor and against rivals"
 
@@ -23,8 +24,13 @@ demo: $(READY)
 
 # In two processes, for two cores.
 test: $(READY)
-	@$(BIN)/python -m pytest tests/autograd & first=$$!; \
-	$(BIN)/python -m pytest --ignore tests/autograd; second=$$?; \
+	@$(BIN)/python -m pytest -m "not slow" tests/autograd tests/cli & first=$$!; \
+	$(BIN)/python -m pytest -m "not slow" --ignore tests/autograd --ignore tests/cli; second=$$?; \
+	wait $$first && exit $$second
+
+slow: $(READY)
+	@$(BIN)/python -m pytest -m slow tests/memory & first=$$!; \
+	$(BIN)/python -m pytest -m slow --ignore tests/memory; second=$$?; \
 	wait $$first && exit $$second
 
 check: $(READY)
