@@ -129,6 +129,7 @@ def test_a_walked_ladder_half_of_which_is_kept_is_freed():
 def test_an_interrupted_look_leaves_no_bomb(look, after):
     out = run_alone(f"""
         import signal, torch, byname
+        look = byname.{look}  # imported before the interrupt can come
         y = x = torch.ones(1, requires_grad=True)
         for _ in range(100_000):
             y = y * 1.0
@@ -139,7 +140,7 @@ def test_an_interrupted_look_leaves_no_bomb(look, after):
         signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, {after})
         try:
-            byname.{look}(y)
+            look(y)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             pass
