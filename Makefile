@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/train_digits.py
 
-# In two processes, for two cores. Those in the background do not hear Ctrl-C, which the tests of the command line need.
+# In two processes, for two cores.
 test: $(READY)
 	@$(BIN)/python -m pytest -m "not slow" tests/autograd tests/memory & first=$$!; \
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/autograd --ignore tests/memory; second=$$?; \

@@ -1,11 +1,14 @@
 """What every test starts from: the same random numbers, and nothing left behind by the one before."""
 
 import gc
+import signal
 
 import pytest
 import torch
 
 torch.set_num_threads(1)  # several tests run at once, on as many cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
