@@ -48,11 +48,12 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
     passed = set(wanted)
     while wanted:
         above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
-        for one in above:
-            if type(one) is types.FunctionType:
-                return f"the closure of {printable(one.__qualname__)}"
-            if type(one) not in _COMMON:
-                return f"an object of class {printable(_name_of(type(one)))}"
+        functions = [one.__qualname__ for one in above if type(one) is types.FunctionType]
+        classes = [_name_of(type(one)) for one in above if type(one) not in _COMMON]
+        if functions:
+            return f"the closure of {printable(min(functions))}"
+        if classes:
+            return f"an object of class {printable(min(classes))}"
         wanted = set(map(id, above))
         passed |= wanted
     return None
