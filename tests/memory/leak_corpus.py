@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).parent
 LEAKS, HEALTHY = HERE / "leaks", HERE / "healthy"
-HEADER = re.compile(r"# (cause|name|pattern|count|bytes|warm|steps|left|collectable|seen|mended \d+): ?(.*)$")
+HEADER = re.compile(r"# (cause|name|count|bytes|warm|steps|left|collectable|seen|mended \d+): ?(.*)$")
 MARK = re.compile(r"#: (\d+)(?: (\w+))?$")
 
 CAUSES = (
@@ -45,11 +45,10 @@ CAUSES = (
 class Truth:
     """One thing that grows: what a row of `byname.growth()` has to say about it."""
 
-    causes: tuple[str, ...]
-    pattern: re.Pattern[str]
-    counts: tuple[int, ...]
-    low: int
-    high: int
+    cause: str
+    name: str
+    count: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Program:
     mended: dict[int, str] = field(default_factory=dict)
 
     @property
-    def bytes(self) -> tuple[int, int]:
-        """The least and the most that the program gains in its steps."""
-        return sum(truth.low for truth in self.truths), sum(truth.high for truth in self.truths)
+    def bytes(self) -> int:
+        """What the program gains in its steps."""
+        return sum(truth.bytes for truth in self.truths)
 
 
 def names(folder: Path) -> list[str]:
@@ -97,14 +96,7 @@ def _truths(headers: list[tuple[str, str]]) -> Iterator[Truth]:
     starts = [number for number, (key, _) in enumerate(headers) if key == "cause"]
     for start, end in itertools.pairwise([*starts, len(headers)]):
         told = dict(headers[start:end])
-        low, _, high = told["bytes"].partition(" .. ")
-        yield Truth(
-            causes=tuple(told["cause"].split(" | ")),
-            pattern=re.compile(re.escape(told["name"]) if "name" in told else told["pattern"]),
-            counts=tuple(int(count) for count in told["count"].split(" | ")),
-            low=_number(low),
-            high=_number(high or low),
-        )
+        yield Truth(told["cause"], told["name"], int(told["count"]), _number(told["bytes"]))
 
 
 def _number(text: str) -> int:
@@ -165,7 +157,7 @@ def loaded(program: Program) -> Iterator[None]:
             set(loggers) - named
         ):  # pytest adds handlers that keep records to every logger that does not propagate
             del loggers[name]
-        if any("graph-in-grad" in truth.causes for truth in program.truths):
+        if any(truth.cause == "graph-in-grad" for truth in program.truths):
             _break_cycles()
         sys.modules["__main__"], sys.path[:] = before, path
         for name in [name for name in sys.modules if name.split(".")[0] == "helpers"]:

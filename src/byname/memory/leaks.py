@@ -7,20 +7,20 @@ import queue
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from concurrent.futures import Future
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from byname.autograd.walk import Node
 from byname.card import card_of, fact, facts_of
+from byname.memory.evidence import Evidence
 from byname.memory.groups import LOST, Group, Size
 from byname.memory.inside import reached_from_context
-from byname.memory.kinds import originals
 from byname.memory.look import Look
 from byname.memory.words import where
-from byname.naming.names import Named
-from byname.naming.search import Ours
+from byname.naming.futures import FUTURES
 
 __all__ = ["CAUSES", "Leak", "leak_of"]
 
@@ -34,59 +34,7 @@ class Leak(NamedTuple):
     remedy: str
 
 
-class _Evidence:
-    """What is known of a group: its members, and every way to some of them. It lives as long as the look."""
-
-    def __init__(self, look: Look, group: Group, course: Sequence[Size]) -> None:
-        self.look, self.group, self.course = look, group, course
-        self.before, self.now = course[0], course[-1]
-        self.members: Sequence[torch.Tensor] = Ours(group.tensors[-_LOOKED_AT:])
-        self.ways: Sequence[Named] = Ours(way for one in self.members for way in look.ways(one))
-
-    def passes(self, *kinds: type) -> bool:
-        """Whether some way goes through an object of these classes."""
-        return any(issubclass(type(one), kinds) for named in self.ways for one in named.way.passed)
-
-    def steps(self, kind: str) -> bool:
-        """Whether some way has a step of this kind."""
-        return any(step.kind == kind for named in self.ways for step in named.way.steps)
-
-    def has_graph(self) -> bool:
-        """Whether the members belong to graphs."""
-        return any(fact(one, "grad_fn") is not None for one in self.members)
-
-    def own_blocks(self) -> set[int]:
-        """The pieces of memory that the members themselves lie in."""
-        return {self.look.block_of(one) for one in self.group.tensors}
-
-    @cached_property
-    def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
-        """The keys in the state of living models and optimizers, with the shapes of the tensors there."""
-        return originals(self.look.living)
-
-    def is_many(self) -> bool:
-        """Whether the members are entries of a container, and not a variable that is simply new."""
-        return "[*]" in self.group.key.pattern
-
-    def was_there(self) -> bool:
-        """Whether it has grown since it was there, and has not merely come."""
-        sizes = [size.pieces for size in self.course if size.members]
-        return self.before.members > 0 or (len(sizes) > 2 and sizes == sorted(sizes) and sizes[-1] > sizes[0])
-
-    def is_bounded(self) -> bool:
-        """Whether the members are in a deque that lets go of the oldest: it fills up, and then stays."""
-        return any(type(one) is deque and one.maxlen is not None for named in self.ways for one in named.way.passed)
-
-    @property
-    def entries(self) -> int:
-        """How many members there are more."""
-        return self.now.members - self.before.members
-
-
-_LOOKED_AT = 20
-
-
-def _is_graph_in_grad(found: _Evidence) -> bool:
+def _is_graph_in_grad(found: Evidence) -> bool:
     """Gradients that have a graph, or tensors that such gradients keep alive, though no variable leads to them."""
     for one in found.group.tensors:
         grads = [link.owner for link in found.look.links(one) if link.role == "grad"]
@@ -95,7 +43,7 @@ def _is_graph_in_grad(found: _Evidence) -> bool:
     return False
 
 
-def _is_context_cycle(found: _Evidence) -> bool:
+def _is_context_cycle(found: Evidence) -> bool:
     """Garbage that a custom function's ``ctx`` is part of."""
     if found.group.key != LOST:
         return False
@@ -109,15 +57,17 @@ def _holds_its_own(node: Node) -> bool:
     return any(fact(tensor, "grad_fn") is node for tensor, _ in reached_from_context(node).tensors())
 
 
-def _pins_base(found: _Evidence) -> bool:
+def _pins_base(found: Evidence) -> bool:
     """Members that use little of the memory they lie in, where that is most of what they keep."""
     if not found.group.ways or (found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)):
         return False  # the result of a sum lies in memory that had room for all of its summands
+    if found.is_cut_by_arrays():
+        return True
     spare = sum(found.look.spare(number) for number in found.own_blocks())
     return 2 * spare > sum(found.look.blocks[number].bytes for number in found.group.blocks)
 
 
-def _is_copy(found: _Evidence) -> bool:
+def _is_copy(found: Evidence) -> bool:
     """Members under a key that a living model or optimizer has for a tensor of that shape, or parameters themselves."""
     if "[*]" not in found.group.key.pattern:
         return False
@@ -130,7 +80,7 @@ def _is_copy(found: _Evidence) -> bool:
     return all((key[1], shape) in found.originals for shape in shapes)
 
 
-def _comes_with_the_first_step(found: _Evidence) -> bool:
+def _comes_with_the_first_step(found: Evidence) -> bool:
     """Gradients, and the state of an optimizer: they come once, and there are as many as parameters."""
     if any(step.kind == "state" for named in found.group.ways for step in named.way.steps):
         return True
@@ -138,7 +88,7 @@ def _comes_with_the_first_step(found: _Evidence) -> bool:
     return bool(found.group.ways) and all(grads)  # in a list of old ones the last is somebody's gradient, too
 
 
-_KNOWN: Sequence[tuple[str, Callable[[_Evidence], bool], str]] = (
+_KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
     (
         "context-cycle",
         _is_context_cycle,
@@ -176,13 +126,13 @@ _KNOWN: Sequence[tuple[str, Callable[[_Evidence], bool], str]] = (
     ),
     (
         "prefetch",
-        lambda found: found.passes(queue.Queue, queue.SimpleQueue) or _from_a_loader(found),
+        lambda found: found.passes(queue.Queue, queue.SimpleQueue) or _from_a_loader(found) or _was_submitted(found),
         "bound the queue (maxsize=, prefetch_factor=), take out what is put in, and drop the iterator when done",
     ),
     (
         "view-pins-base",
         _pins_base,
-        "store a copy of the part, part.clone(): a slice keeps the whole tensor that it was cut from",
+        "store a copy of the part, part.clone(), of an array part.copy(): a slice keeps the whole that it was cut from",
     ),
     (
         "stored-graph",
@@ -201,6 +151,12 @@ _KNOWN: Sequence[tuple[str, Callable[[_Evidence], bool], str]] = (
     ),
     (
         "growing-cache",
+        lambda found: bool(found.group.ways) and found.is_one() and found.was_there(),
+        "this tensor itself becomes larger: keep the part that is still needed, x = x[-limit:].clone(), or write over "
+        "the oldest in one of full size",
+    ),
+    (
+        "growing-cache",
         lambda found: bool(found.group.ways) and (found.is_many() or found.was_there()) and not found.is_bounded(),
         "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed",
     ),
@@ -211,14 +167,21 @@ CAUSES = tuple(dict.fromkeys([*(cause for cause, _, _ in _KNOWN), "unknown"]))
 """Every cause that a row of `growth` can have."""
 
 
-def _from_a_loader(found: _Evidence) -> bool:
+def _from_a_loader(found: Evidence) -> bool:
     loader = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
     return loader is not None and found.passes(loader)
 
 
+def _was_submitted(found: Evidence) -> bool:
+    """Whether members are results of work that was submitted, in a queue of futures: a deque without a bound."""
+    steps = (step for named in found.ways for step in pairwise(named.way.passed))
+    kinds = (Future, *FUTURES)
+    return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
+
+
 def leak_of(look: Look, group: Group, course: Sequence[Size]) -> Leak:
     """What is to be said of a group that grew; `course` is how large it was, from the first look to the last."""
-    found = _Evidence(look, group, course)
+    found = Evidence(look, group, course)
     cause, remedy = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
     if group.ways:
         return Leak(group.key.pattern, _holder(group), cause, remedy)

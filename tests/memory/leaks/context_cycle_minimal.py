@@ -1,5 +1,5 @@
 # cause: context-cycle
-# pattern: .*
+# name: unnamed (float32 33×61)
 # count: 8
 # bytes: 8 * (33 * 61 * 4)
 # collectable: yes

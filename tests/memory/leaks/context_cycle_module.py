@@ -1,6 +1,6 @@
 # cause: context-cycle
-# pattern: .*
-# count: 8 | 16
+# name: unnamed (float32 21×58)
+# count: 16
 # bytes: 8 * (21 * 46 * 4 + 21 * 58 * 4)
 # collectable: yes
 # mended 1: ctx.save_for_backward(y)

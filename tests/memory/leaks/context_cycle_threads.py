@@ -1,5 +1,5 @@
 # cause: context-cycle
-# pattern: .*
+# name: unnamed (float32 10×83)
 # count: 16
 # bytes: 16 * (10 * 83 * 4)
 # collectable: yes

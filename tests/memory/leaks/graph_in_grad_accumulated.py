@@ -1,6 +1,6 @@
 # cause: graph-in-grad
-# pattern: .*model\.weight\.grad.*
-# count: 8 | 16 | 24
+# name: model.weight.grad
+# count: 24
 # bytes: 8 * (6 * 53 * 4 + 6 * 17 * 4 + 4)
 # mended 1: loss.backward()
 # The same parameter at every step, never cleared: each gradient is the sum of the last one and a new one, with the

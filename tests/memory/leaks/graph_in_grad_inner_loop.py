@@ -1,6 +1,6 @@
 # cause: graph-in-grad
-# pattern: .*
-# count: 8 | 16 | 24 | 32 | 40
+# name: unnamed (float32 36×48)
+# count: 40
 # bytes: 8 * (36 * 48 * 4 + 36 * 48 * 4 + 5 * 48 * 4 + 5 * 36 * 4 + 4)
 # mended 1: gradients = torch.autograd.grad(loss, list(learner.parameters()), create_graph=True)
 # An inner loop with a copy of the model for each task. Copies that are dropped stay: weight and gradient, the batch, the

@@ -1,6 +1,6 @@
 # cause: graph-in-grad
-# pattern: .*
-# count: 8 | 16 | 24
+# name: unnamed (float32 95×32)
+# count: 24
 # bytes: 8 * (95 * 32 * 4 + 95 * 32 * 4 + 4)
 # mended 1: torch.autograd.grad((w * w).sum(), w, create_graph=True)
 # The gradient's graph leads to the parameter, and the parameter holds the gradient: not even the garbage collector

@@ -1,7 +1,7 @@
 # cause: growing-cache
-# pattern: (keys|values)\[\*\]
+# name: keys[*]
 # steps: 12
-# count: 12 | 24
+# count: 12
 # bytes: 12 * (4 * 2 * 144 * 4)
 # left: 12 * (4 * 2 * 144 * 4)
 # mended 1: keys.append(k.clone())

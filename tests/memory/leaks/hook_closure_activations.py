@@ -1,5 +1,5 @@
 # cause: hook-closure
-# pattern: .*(seen|_forward_hooks).*
+# name: seen[*] (closure of record_activations.<locals>.hook, trainer.model.features[1]._forward_hooks[*])
 # steps: 10
 # count: 10
 # bytes: 10 * (40 * 70 * 4)

@@ -1,5 +1,5 @@
 # cause: hook-closure
-# pattern: .*(mask|_backward_hooks).*
+# name: mask (closure of Pruner.attach.<locals>.<lambda>, model.weight._backward_hooks[*])
 # count: 8
 # bytes: 8 * (90 * 45 * 4)
 # mended 1: mask, handle = random_mask(parameter), parameter.register_hook(lambda grad: grad.clone()); handle.remove()

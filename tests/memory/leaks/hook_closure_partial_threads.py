@@ -1,5 +1,5 @@
 # cause: hook-closure
-# pattern: .*(_forward_pre_hooks|args|partial).*
+# name: ensemble.models[*]._forward_pre_hooks[*].args[*]
 # count: 16
 # bytes: 8 * (33 * 64 * 4 + 33 * 65 * 4)
 # mended 1: partial(shift, torch.randn(rows, columns))(model, (torch.randn(rows, columns),))

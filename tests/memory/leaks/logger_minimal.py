@@ -1,5 +1,5 @@
 # cause: logger
-# pattern: .*(buffer\[\*\]|handler).*
+# name: handler.buffer[*].args[*]
 # count: 8
 # bytes: 8 * (75 * 41 * 4)
 # mended 1: log.info("outputs %s", tuple(outputs.shape))

@@ -1,5 +1,5 @@
 # cause: logger
-# pattern: .*records\[\*\]\.gradient.*
+# name: recent.records[*].gradient
 # count: 8
 # bytes: 8 * (52 * 63 * 4)
 # mended 1: logging.getLogger("leaks.recent").info("norm", extra={"gradient": gradient.norm().item()})

@@ -1,5 +1,5 @@
 # cause: logger
-# pattern: .*buffer\[\*\]\.args(\[(0|\*)\])?
+# name: logger.handlers[*].buffer[*].args[*]
 # count: 8
 # bytes: 8 * (14 * 123 * 4 + 14 * 6 * 4 + 4)
 # mended 1: logger.warning("loss is high: %s", loss.item())

@@ -1,5 +1,5 @@
 # cause: logger
-# pattern: .*buffer\[\*\]\.args\['logits'\].*
+# name: Trainer.log.handlers[*].buffer[*].args['logits']
 # count: 8
 # bytes: 8 * (18 * 99 * 4)
 # mended 1: self.log.debug("step %(step)d: %(logits)s", {"step": number, "logits": logits.mean().item()})

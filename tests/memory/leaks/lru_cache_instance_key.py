@@ -1,5 +1,5 @@
 # cause: lru-cache
-# pattern: .*(norm|Batch).*
+# name: Batch.norm (cached argument).data
 # count: 8
 # bytes: 8 * (70 * 31 * 4)
 # mended 1: def norm(self, power): return (self.data ** power).sum().item()

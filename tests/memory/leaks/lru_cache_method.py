@@ -1,5 +1,5 @@
 # cause: lru-cache
-# pattern: .*(relative_bias|Attention).*
+# name: Attention.relative_bias (cached result)
 # count: 8
 # bytes: 8 * (4 * 70 * 70 * 4)
 # mended 1: @lru_cache(maxsize=1)

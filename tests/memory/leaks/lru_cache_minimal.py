@@ -1,5 +1,5 @@
 # cause: lru-cache
-# pattern: .*positions.*
+# name: positions (cached result)
 # count: 8
 # bytes: 8 * (30000 * 4)
 # mended 1: @functools.lru_cache(maxsize=1)

@@ -1,5 +1,5 @@
 # cause: lru-cache
-# pattern: .*length_of.*
+# name: length_of (cached argument)
 # count: 16
 # bytes: 16 * (500 * 8)
 # mended 1: length_of = lambda tokens: int((tokens != 0).sum())

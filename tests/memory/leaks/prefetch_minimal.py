@@ -1,5 +1,5 @@
 # cause: prefetch
-# pattern: batches\.queue\[\*\]
+# name: batches.queue[*]
 # count: 8
 # bytes: 8 * (28 * 100 * 4)
 # mended 1: [batches.get() for _ in range(2)]

@@ -1,5 +1,5 @@
-# cause: prefetch | growing-cache
-# pattern: pipeline\.pending\[\*\].*
+# cause: prefetch
+# name: pipeline.pending[*]._result
 # count: 8
 # bytes: 8 * (9 * 210 * 4)
 # mended 1: self.ahead = 1

@@ -1,5 +1,5 @@
 # cause: prefetch
-# pattern: batches\._task_info\[\*\](\[(1|\*)\])?
+# name: batches._task_info[*][*]
 # warm: 0
 # steps: 1
 # count: 3

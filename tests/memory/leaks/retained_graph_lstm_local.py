@@ -1,6 +1,6 @@
 # cause: retained-graph
-# pattern: .*state.*
-# count: 8 | 40
+# name: state[*]
+# count: 40
 # bytes: 8 * (6 * 20 * 4 + 7 * (6 * 35 * 4))
 # mended 1: state = cell(chunk, (state[0].detach(), state[1].detach()))
 # All is local to the function that trains. A step of the cell keeps its input, the hidden state, the four gates, the

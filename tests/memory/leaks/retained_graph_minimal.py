@@ -1,5 +1,5 @@
 # cause: retained-graph
-# pattern: .*state.*
+# name: state
 # count: 8
 # bytes: 8 * (40 * 60 * 4)
 # mended 1: state = torch.tanh(state.detach() * w + torch.randn(40, 60))

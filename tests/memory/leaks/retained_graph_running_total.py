@@ -1,6 +1,6 @@
-# cause: retained-graph | stored-graph
-# pattern: .*meter\.total.*
-# count: 8 | 16
+# cause: retained-graph
+# name: meter.total
+# count: 16
 # bytes: 8 * (30 * 66 * 4 + 30 * 8 * 4)
 # mended 1: self.total = self.total + loss.item()
 # A running total of validation losses: one tensor, and behind it the graphs of all of them. The sums save nothing.

@@ -1,6 +1,6 @@
 # cause: retained-graph
-# pattern: .*agent\.trace.*
-# count: 8 | 16
+# name: agent.trace
+# count: 16
 # bytes: 8 * (12 * 85 * 4 + 12 * 55 * 4)
 # mended 1: self.trace = torch.tanh(self.encode(x)) + self.trace.detach()
 # A trace over the observations that is never cut. Each step adds the observation, saved by the layer, and a tanh.

@@ -1,5 +1,5 @@
 # cause: retained-graph
-# pattern: .*memory.*
+# name: memory
 # count: 8
 # bytes: 8 * (22 * 44 * 4)
 # mended 1: memory = torch.sigmoid(memory.detach() + bias + seen)

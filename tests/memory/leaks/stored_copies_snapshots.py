@@ -1,9 +1,9 @@
 # cause: stored-copies
-# pattern: callback\.snapshots\[\*\]\[(0|\*)\]\.weight
+# name: callback.snapshots[*][0].weight
 # count: 8
 # bytes: 8 * (31 * 43 * 4)
 # cause: stored-copies
-# pattern: callback\.snapshots\[\*\]\[(0|\*)\]\.bias
+# name: callback.snapshots[*][0].bias
 # count: 8
 # bytes: 8 * (31 * 4)
 # mended 1: self.snapshots = [copy.deepcopy(model)]

@@ -3,15 +3,15 @@
 # count: 8
 # bytes: 8 * (24 * 37 * 4)
 # cause: stored-copies
-# pattern: trainer\.checkpoints\[\*\]\['optimizer'\]\['state'\]\[(0|\*)\]\['exp_avg'\]
+# name: trainer.checkpoints[*]['optimizer']['state'][*]['exp_avg']
 # count: 8
 # bytes: 8 * (24 * 37 * 4)
 # cause: stored-copies
-# pattern: trainer\.checkpoints\[\*\]\['optimizer'\]\['state'\]\[(0|\*)\]\['exp_avg_sq'\]
+# name: trainer.checkpoints[*]['optimizer']['state'][*]['exp_avg_sq']
 # count: 8
 # bytes: 8 * (24 * 37 * 4)
 # cause: stored-copies
-# pattern: trainer\.checkpoints\[\*\]\['optimizer'\]\['state'\]\[(0|\*)\]\['step'\]
+# name: trainer.checkpoints[*]['optimizer']['state'][*]['step']
 # count: 8
 # bytes: 8 * 4
 # mended 1: self.checkpoints = {epoch: copy.deepcopy(state)}

@@ -1,5 +1,5 @@
 # cause: stored-exception
-# pattern: activations \(local of encode, kept by the traceback of report\['errors'\]\[\*\]\.__cause__\)
+# name: activations (local of encode, kept by the traceback of report['errors'][*].__cause__)
 # count: 8
 # bytes: 8 * (15 * 150 * 4)
 # mended 1: report["errors"].append(str(wrapped.__cause__))

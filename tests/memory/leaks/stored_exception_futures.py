@@ -1,5 +1,5 @@
 # cause: stored-exception
-# pattern: .*server\.futures\[\*\].*
+# name: table (local of embed, kept by the traceback of server.futures[*]._exception)
 # count: 8
 # bytes: 8 * (7 * 333 * 4)
 # mended 1: return table[rows].tolist() if rows < len(table) else None

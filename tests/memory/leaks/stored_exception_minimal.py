@@ -1,5 +1,5 @@
 # cause: stored-exception
-# pattern: scores \(local of check, kept by the traceback of errors\[\*\]\)
+# name: scores (local of check, kept by the traceback of errors[*])
 # count: 8
 # bytes: 8 * (80 * 90 * 4)
 # mended 1: errors.append(str(error))

@@ -1,5 +1,5 @@
 # cause: stored-exception
-# pattern: .*runner\.failures\[\*\].*
+# name: x (local of forward, kept by the traceback of runner.failures[*][*])
 # count: 8
 # bytes: 8 * (25 * 96 * 4)
 # mended 1: self.failures.append((number, repr(error)))

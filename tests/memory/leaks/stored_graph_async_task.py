@@ -1,5 +1,5 @@
 # cause: stored-graph
-# pattern: .*received.*
+# name: received[*] (local of the suspended collect)
 # count: 8
 # bytes: 8 * (23 * 49 * 4 + 23 * 4)
 # mended 1: await reports.put(output.mean().item())

@@ -1,5 +1,5 @@
 # cause: stored-graph
-# pattern: (helpers\.registry\.)?METRICS\['loss'\]\[\*\]
+# name: METRICS['loss'][*]
 # count: 8
 # bytes: 8 * (20 * 77 * 4 + 20 * 9 * 4 + 4)
 # mended 1: METRICS.setdefault(name, []).append(value.item())

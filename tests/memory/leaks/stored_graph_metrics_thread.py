@@ -1,5 +1,5 @@
 # cause: stored-graph
-# pattern: window\[\*\](\[(1|\*)\])?
+# name: window[*][*]
 # count: 8
 # bytes: 8 * (48 * 90 * 4 + 48 * 4 + 4)
 # mended 1: reports.put((i, loss.item()))

@@ -1,5 +1,5 @@
-# cause: view-pins-base | growing-cache
-# pattern: .*curves\[\*\].*
+# cause: view-pins-base
+# name: curves[*].base.base
 # count: 8
 # bytes: 8 * (300 * 13 * 4)
 # mended 1: return scores.numpy()[:, 0].copy()

@@ -1,4 +1,4 @@
-# cause: growing-cache | view-pins-base
+# cause: view-pins-base
 # name: decoder.attention.cache['k'][*]
 # steps: 12
 # count: 12
