@@ -2,7 +2,9 @@
 
 import collections
 import gc
+from concurrent.futures import Future
 
+import numpy
 import pytest
 import torch
 from alone import run_alone
@@ -106,14 +108,65 @@ def test_a_running_total_that_begins_in_the_block_is_a_retained_graph():
             growth.mark()
     (row,) = [row for row in growth.rows() if row["name"] == "total"]
     assert row["cause"] == "retained-graph"
+    assert (row["count"], row["a mark"]) == (6, "+1.2")  # the total itself, and what the graph of each term has saved
 
 
 def test_a_tensor_that_is_made_larger_in_place_has_grown():
     buffer = torch.zeros(1000)
     with byname.growth() as growth:
         buffer.resize_(5000)
+        growth.mark()
     (row,) = growth.rows()
-    assert (row["name"], row["bytes"]) == ("buffer", 16_000)
+    assert (row["name"], row["bytes"], row["cause"]) == ("buffer", 16_000, "growing-cache")
+    assert (row["count"], row["a mark"]) == (0, "")
+    assert "this tensor itself becomes larger" in row["remedy"]
+
+
+def test_the_pace_of_a_total_that_had_another_name_before_is_that_of_its_count():
+    weight, box = torch.ones(100, requires_grad=True), {}
+    first = weight.exp().sum()
+    with byname.growth() as growth:
+        box["total"] = first
+        del first
+        for _ in range(5):
+            box["total"] = box["total"] + weight.exp().sum()
+            growth.mark()
+    (row,) = [row for row in growth.rows() if row["name"] == "box['total']"]
+    assert (row["count"], row["a mark"]) == (6, "+1.2")
+
+
+def test_a_text_key_with_an_open_position_in_it_is_no_position_that_is_left_open():
+    stats = {"a[*]b": []}
+    with byname.growth() as growth:
+        stats["a[*]b"].extend(torch.ones(10) for _ in range(3))
+    (row,) = growth.rows()
+    assert (row["name"], row["count"], row["cause"]) == (r"stats['a[\x2a]b'][*]", 3, "growing-cache")
+    assert row["holder"].startswith(r"`stats['a[\x2a]b']`, from `stats`")
+    assert eval(row["name"].removesuffix("[*]")) is stats["a[*]b"]
+
+
+def test_two_new_entries_under_such_keys_are_no_list_that_grows():
+    cache = {}
+    with byname.growth() as growth:
+        cache.update({f"[*] {number}": torch.ones(10) for number in range(2)})
+    assert causes(growth) == {f"cache['[\\x2a] {number}']": "unknown" for number in range(2)}
+
+
+def test_an_array_of_objects_is_no_slice_of_the_tensors_in_it():
+    kept = []
+    with byname.growth() as growth:
+        for _ in range(3):
+            kept.append(numpy.array([torch.ones(100), None], dtype=object)[:1])
+    assert causes(growth) == {"kept[*][*]": "growing-cache"}
+
+
+def test_futures_in_a_list_are_not_read_ahead():
+    kept = []
+    with byname.growth() as growth:
+        for _ in range(3):
+            kept.append(Future())
+            kept[-1].set_result(torch.ones(100))
+    assert causes(growth) == {"kept[*]._result": "growing-cache"}
 
 
 def test_a_deque_with_a_bound_is_not_told_to_be_bounded():

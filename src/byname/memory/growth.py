@@ -6,6 +6,7 @@ import gc
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,8 @@ class Grown:
             held through them more.
         bytes: how much more memory they hold, with what is in the graphs behind them; each storage once, and what a
             larger row holds already is not in this one.
-        marks: how many there were when the block was entered and at each mark; empty without marks.
+        marks: how many there were, of what is counted, when the block was entered and at each mark, with those that a
+            larger row holds; empty without marks.
         holder: what holds them.
         cause: why, one of `byname.memory.leaks.CAUSES`.
         remedy: what to write instead.
@@ -52,7 +54,7 @@ class Grown:
             "count": self.count,
             "bytes": self.bytes,
             "each": self.bytes // max(1, self.count),
-            "a mark": _pace(self.marks),
+            "a mark": _pace(self.marks) if self.count else "",
             "holder": self.holder,
             "cause": self.cause,
             "remedy": self.remedy,
@@ -181,8 +183,8 @@ def _grown(look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]
         now, fresh = group.size(look, claimed), group.size(look, claimed | old)
         if _more(before, now) and fresh.pieces:  # otherwise what others held before is held through it now
             claimed |= group.blocks
-            course = [mark.get(key, Size()) for mark in marks]
-            found.append(_row(leak_of(look, group, [before, *course[1:-1], now]), before, now, course))
+            between = [mark.get(key, Size()) for mark in marks[1:-1]]
+            found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between))
     return tuple(found)
 
 
@@ -220,19 +222,27 @@ def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size
     return found
 
 
-def _row(leak: Leak, before: Size, now: Size, sizes: Sequence[Size]) -> Grown:
-    """A row; `sizes` are those at the marks, and at the end."""
-    more = now.members - before.members
-    counts = [size.members if more > 0 else size.pieces for size in sizes[:-1]]
+def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
+    """A row; `between` are the sizes at the marks."""
+    count = _pieces if _holds_more(before, now, between) else _members
     return Grown(
         leak.name,
-        more if more > 0 else max(0, now.pieces - before.pieces),
+        max(0, count(now) - count(before)),
         max(0, now.bytes - before.bytes),
-        tuple(counts),
+        tuple(map(count, (before, *between))),
         leak.holder,
         leak.cause,
         leak.remedy,
     )
+
+
+def _holds_more(before: Size, now: Size, between: Sequence[Size]) -> bool:
+    """Whether the members, since there are any, are no more than they were, as a running total is, but hold more."""
+    first = next((size for size in (before, *between) if size.members), before)
+    return now.members <= first.members and (first is before or now.pieces > first.pieces)
+
+
+_pieces, _members = attrgetter("pieces"), attrgetter("members")
 
 
 def _more(before: Size, now: Size) -> bool:

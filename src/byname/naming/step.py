@@ -76,8 +76,13 @@ def writable(name: str) -> bool:
 def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
     """The step ``[key]`` for a key that can be written down."""
     written = repr(key)
-    wild = _any_entry if kind == "item" and type(key) is not str else None
+    wild: Callable[[str], str] | None = _any_entry if kind == "item" and type(key) is not str else None
+    if wild is None and "[*]" in written:  # in a pattern this must not look like a position that is left open
+        wild = suffix(f"[{written.replace('[*]', '[' + _STAR + ']')}]")
     return Step(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
+
+
+_STAR = r"\x2a"
 
 
 def _any_entry(before: str) -> str:
