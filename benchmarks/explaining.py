@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -22,7 +22,7 @@ from torch import nn
 import byname
 from benchmarks.graphs import Built, chain, encoder, residual, rnn, tiny_step, transformer_step
 from benchmarks.timing import Rounds, Row, Variant, interleaved, small_heap, timed
-from benchmarks.tracking import NoOp, afterwards, against_plain
+from benchmarks.tracking import CONTEXTS, afterwards, against_plain, floor
 from benchmarks.walking import bare_walk
 from byname.autograd.explaining import Explaining
 
@@ -49,9 +49,7 @@ def explaining() -> list[Row]:
 def _steps(title: str, step: _Step, limit: float, rounds: int, times: int) -> list[Row]:
     took = interleaved(_variants(step, times), rounds)
     return [
-        Row(f"{title}: plain step", took.each("plain", times, _MILLI), "ms"),
-        against_plain("plain again (A/A)", "again", took),
-        against_plain("under a function mode that does nothing", "mode", took),
+        *floor(f"{title}: plain step", took, times),
         against_plain("tracked, in a context entered once", "tracked", took),
         against_plain("explained, in a context entered once", "explained", took, limit),
         Row("  explained / tracked", took.ratio("explained", "tracked"), "×"),
@@ -63,13 +61,9 @@ def _steps(title: str, step: _Step, limit: float, rounds: int, times: int) -> li
 
 def _variants(step: _Step, times: int) -> dict[str, Variant]:
     contexts: dict[str, _Context] = {
-        "plain": nullcontext,
-        "again": nullcontext,
-        "mode": NoOp,
-        "tracked": byname.track,
+        **CONTEXTS,
         "explained": byname.explaining,
         "non-finite": lambda: Explaining(non_finite=_ignore),
-        "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     }
     return {
         **{what: _inside(context, step, times) for what, context in contexts.items()},

@@ -5,7 +5,7 @@ The time of a tracked step includes entering and leaving the tracker, and lettin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import process_time
 from typing import Any
@@ -18,7 +18,7 @@ import byname
 from benchmarks.graphs import tiny_step, transformer_step
 from benchmarks.timing import Rounds, Row, Variant, interleaved
 
-__all__ = ["NoOp", "afterwards", "against_plain", "tracking"]
+__all__ = ["CONTEXTS", "NoOp", "afterwards", "against_plain", "floor", "tracking"]
 
 _MICRO, _MILLI = 1e-6, 1e-3
 
@@ -69,9 +69,7 @@ def _rows(title: str, step: _Step, limit: float, rounds: int, times: int = 1) ->
     calls = _calls(step)
     took = interleaved(_variants(step, times), rounds)
     return [
-        Row(f"{title}: plain step of {calls:,} calls", took.each("plain", times, _MILLI), "ms"),
-        against_plain("plain again (A/A)", "again", took),
-        against_plain("under a function mode that does nothing", "mode", took),
+        *floor(f"{title}: plain step of {calls:,} calls", took, times),
         against_plain("tracked", "tracked", took, limit),
         Row("  tracked / under the mode", took.ratio("tracked", "mode"), "×"),
         Row("  tracked less plain, a call", took.each("tracked", times * calls, _MICRO, less="plain"), "µs"),
@@ -91,9 +89,7 @@ def _allocations(title: str, step: _Step, limit: float | None, rounds: int, time
     }
     took = interleaved(variants, rounds)
     return [
-        Row(f"allocations, {title}: plain step", took.each("plain", times, _MILLI), "ms"),
-        against_plain("plain again (A/A)", "again", took),
-        against_plain("under a dispatch mode that does nothing", "mode", took),
+        *floor(f"allocations, {title}: plain step", took, times, mode="dispatch"),
         against_plain("tracked", "tracked", took),
         against_plain("tracked with allocations", "allocations", took, limit),
         against_plain("not tracked, after such a tracker that is still held", "after", took),
@@ -109,6 +105,15 @@ def _calls(step: _Step) -> int:
     return counting.calls
 
 
+def floor(title: str, took: Rounds, times: int, mode: str = "function") -> list[Row]:
+    """How long a plain step takes, how well that can be told, and what any mode costs."""
+    return [
+        Row(title, took.each("plain", times, _MILLI), "ms"),
+        against_plain("plain again (A/A)", "again", took),
+        against_plain(f"under a {mode} mode that does nothing", "mode", took),
+    ]
+
+
 def against_plain(words: str, what: str, took: Rounds, limit: float | None = None) -> Row:
     """How many times the time of a plain step one takes."""
     return Row(f"  {words} / plain", took.ratio(what, "plain"), "×", limit)
@@ -116,13 +121,19 @@ def against_plain(words: str, what: str, took: Rounds, limit: float | None = Non
 
 def _variants(step: _Step, times: int) -> dict[str, Variant]:
     return {
-        "plain": _inside(nullcontext, step, times),
-        "again": _inside(nullcontext, step, times),
-        "mode": _inside(NoOp, step, times),
-        "tracked": _inside(byname.track, step, times),
-        "anomaly": _inside(lambda: torch.autograd.set_detect_anomaly(True, check_nan=False), step, times),
+        **{what: _inside(context, step, times) for what, context in CONTEXTS.items()},
         "after": afterwards(byname.track, step, times),
     }
+
+
+CONTEXTS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+    "plain": nullcontext,
+    "again": nullcontext,
+    "mode": NoOp,
+    "tracked": byname.track,
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+}
+"""What a step is timed in."""
 
 
 def _inside(context: Callable[[], AbstractContextManager[object]], step: _Step, times: int) -> Variant:
