@@ -20,7 +20,7 @@ def planted(way, folder):
     """What the censuses of a program that planted everything said."""
     file = folder / f"{way}.json"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import planted; planted.main({way!r}, {str(file)!r})"
-    run_alone(program, "-W", "ignore", timeout=120)
+    run_alone(program, "-W", "ignore", timeout=280)
     return json.loads(file.read_text())
 
 
@@ -167,10 +167,6 @@ def test_without_tracking_no_site_is_told(plain):
 @pytest.mark.parametrize("way", ["plain", "tracked", "frozen"])
 def test_two_censuses_in_a_row_agree(way, request):
     said = request.getfixturevalue(way)
-    if way == "frozen":  # what the first look makes is not frozen, and so the second meets other unnamed holders
-        for row in [*said["rows"], *said["again"]]:
-            row["held by"] = row["held by"] if row["name"] != "unnamed" else ""
-        said["rows"].sort(key=str), said["again"].sort(key=str)
     assert said["rows"] == said["again"]
     assert Counter(said["quick"]) == Counter(row["bytes"] for row in said["rows"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from byname.naming.names import Named
 from byname.naming.search import Ours
@@ -38,7 +38,7 @@ def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
 
 
 def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
-    """The holder of tensors that a person can best recognise: a function, or an object of some class.
+    """The holder of tensors that a person can best recognise: a variable of a function, or an object of some class.
 
     Args:
         tensors: the tensors.
@@ -48,15 +48,26 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
     passed = set(wanted)
     while wanted:
         above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
-        functions = [one.__qualname__ for one in above if type(one) is types.FunctionType]
+        functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
         classes = [_name_of(type(one)) for one in above if type(one) not in _COMMON]
         if functions:
-            return f"the closure of {printable(min(functions))}"
+            return printable(min(functions))
         if classes:
             return f"an object of class {printable(min(classes))}"
         wanted = set(map(id, above))
         passed |= wanted
     return None
+
+
+def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
+    """Where in a function what was passed on the way up to it is."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    variables = [name for name, cell in cells if id(cell) in passed]
+    return (
+        f"`{variables[0]}` in the closure of {function.__qualname__}"
+        if variables
+        else f"the function {function.__qualname__}"
+    )
 
 
 _name_of: Callable[[type], str] = type.__dict__["__name__"].__get__

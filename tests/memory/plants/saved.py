@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from plants.ground import cleaner, plant, room
 
 ANY = ("saved", "input", "other")
+HIDDEN = "other"  # what `CopySlices` has inside nobody can ask for: that it is saved there is not known
 
 
 def one(count):
@@ -144,7 +145,7 @@ def only_accumulated():
 @plant("in-place on a view: an operand")
 def in_place_operand():
     global canvas
-    part = room(r"CopySlices|\bcanvas\b|C\+\+", ("saved", "other"))
+    part = room(r"1 unexplained C\+\+ reference", HIDDEN)
     canvas = one(room(r"\bcanvas\b")).clone()
     canvas[:part].mul_(torch.ones(part))
 
@@ -152,7 +153,7 @@ def in_place_operand():
 @plant("in-place on a view: made inside PyTorch")
 def in_place_unwrapped():
     global board
-    mask = room(r"CopySlices|\bboard\b|C\+\+", ("saved", "other"))
+    mask = room(r"1 unexplained C\+\+ reference", HIDDEN)
     board = one(room(r"\bboard\b")).clone()
     F.dropout(board[:mask], 0.5, inplace=True)
 
@@ -176,7 +177,7 @@ def tensor_hook():
 @plant("hook of a node")
 def node_hook():
     global noted_loss
-    note = torch.ones(room(r"\bnoted_loss\b|\bnote\b|\bnode_hook\b"))
+    note = torch.ones(room(r"`note` in the closure of node_hook\.<locals>\.<lambda>"))
     noted_loss = torch.ones(1, requires_grad=True).exp()
     noted_loss.grad_fn.register_prehook(lambda gradients: (gradients[0] * note[0],))
 
