@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from alone import run_alone
-from torch import nn
+from training import Trainer
 
 import byname
 
@@ -14,20 +14,6 @@ import byname
 def row_of(census, name):
     (row,) = [row for row in census.rows() if row["name"] == name]
     return row
-
-
-class Trainer:
-    def __init__(self):
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh())
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.history = []
-
-    def step(self, x):
-        loss = self.model(x).square().mean()
-        self.history.append({"loss": loss})
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
 
 
 def test_a_training_program_has_its_own_names_and_every_kind():
