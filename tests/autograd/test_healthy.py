@@ -16,6 +16,10 @@ from byname.autograd.explaining import Explaining
 HEALTHY = Path(__file__).parent / "healthy"
 PROCESSES = sorted(path.stem for path in HEALTHY.glob("ddp_two_ranks*.py"))  # they start processes of their own
 PROGRAMS = sorted({path.stem for path in HEALTHY.glob("*.py")} - set(PROCESSES))
+HEAVY = {  # each has a lighter relative among the others
+    *("compiled_aot", "fgsm", "gan_two_backwards", "manual_sgd", "sam", "simsiam", "transformers_bert", "wgan_gp"),
+    *("actor_critic", "dqn", "metrics", "ppo", "quantile_loss", "shared_buffers", "style_transfer", "swa"),
+}
 
 
 @pytest.fixture
@@ -77,7 +81,9 @@ def same_gradient(plain, explained):
     return not (plain.is_leaf and explained.is_leaf) or same(plain.grad, explained.grad)
 
 
-@pytest.mark.parametrize("path", PROGRAMS, indirect=True)
+@pytest.mark.parametrize(
+    "path", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in PROGRAMS], indirect=True
+)
 def test_nothing_is_reported_and_nothing_changes(path, capfd):
     if path.stem.startswith("transformers_"):
         pytest.importorskip("transformers")

@@ -7,11 +7,17 @@ from leak_corpus import HEALTHY, LEAKS, Witness, drive, loaded, mend, names, no_
 
 import byname
 
-leaking = pytest.mark.parametrize(
-    "name",
-    [name if name.endswith("_minimal") else pytest.param(name, marks=pytest.mark.slow) for name in names(LEAKS)],
-)
-minimal = pytest.mark.parametrize("name", [name for name in names(LEAKS) if name.endswith("_minimal")])
+MINIMAL = [name for name in names(LEAKS) if name.endswith("_minimal")]
+
+
+def of_these(every, fast):
+    """A test of each of these programs; those not named as fast are slow."""
+    return pytest.mark.parametrize(
+        "name", [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in every]
+    )
+
+
+leaking = of_these(names(LEAKS), MINIMAL)
 
 
 def grown(program, *, marks=False, look=lambda: None):
@@ -60,12 +66,16 @@ def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path
     assert "view-pins-base" not in [row["cause"] for row in rows]
 
 
-@pytest.mark.parametrize("name", names(HEALTHY))
+@of_these(
+    names(HEALTHY),
+    "bounded_deque ema_copy error_last_only graph_replaced hooks_removed kv_cache_per_request loader_threads "
+    "logging_flushed lru_cache_full ring_buffer".split(),
+)
 def test_a_healthy_program_has_no_rows(name):
     assert grown(parse(HEALTHY / f"{name}.py")) == []
 
 
-@minimal
+@of_these(MINIMAL, ["stored_graph_minimal", "retained_graph_minimal", "growing_cache_minimal", "hook_closure_minimal"])
 def test_marks_change_nothing_but_tell_the_pace(name):
     program = parse(LEAKS / f"{name}.py")
     rows = grown(program, marks=True)
@@ -73,7 +83,7 @@ def test_marks_change_nothing_but_tell_the_pace(name):
     assert all(row["a mark"].startswith("+") for row in rows)
 
 
-@minimal
+@of_these(MINIMAL, ["stored_graph_minimal", "prefetch_minimal", "stored_exception_minimal", "view_pins_base_minimal"])
 def test_looking_keeps_nothing_alive(name):
     program = parse(LEAKS / f"{name}.py")
     alive = []
