@@ -8,13 +8,20 @@ from __future__ import annotations
 
 __all__ = [
     "BadArgumentError",
+    "BadExampleError",
+    "BadPathError",
     "BynameError",
     "DeadTensorError",
+    "InterjectionError",
     "NoGraphError",
+    "NoMatchError",
     "NotAModuleError",
-    "NotAnErrorError",
-    "NotAnOptimizerError",
+    "NotASelectorError",
     "NotATensorError",
+    "NotAnErrorError",
+    "NotAnInterjectionError",
+    "NotAnOptimizerError",
+    "RewriteError",
 ]
 
 
@@ -38,8 +45,28 @@ class NotAnErrorError(BynameError, TypeError):
     """`explain` was given something that is not an exception."""
 
 
+class NotASelectorError(BynameError, TypeError):
+    """A selector was asked for, or used as a truth value: ``and``, ``or`` and ``not`` do not combine selectors."""
+
+
+class NotAnInterjectionError(BynameError, TypeError):
+    """`interject` was given something that it cannot call with a value."""
+
+
+class BadExampleError(BynameError, TypeError):
+    """``example=`` was given something that stands for no arguments."""
+
+
 class BadArgumentError(BynameError, ValueError):
     """An argument has the right type and an impossible value."""
+
+
+class BadPathError(BynameError, ValueError):
+    """A path that cannot be read."""
+
+
+class NoMatchError(BynameError, LookupError):
+    """A path or selector matches nothing in the model; the message names what comes close."""
 
 
 class NoGraphError(BynameError, ValueError):
@@ -48,3 +75,11 @@ class NoGraphError(BynameError, ValueError):
 
 class DeadTensorError(BynameError, ReferenceError):
     """The tensor that a result speaks of is no longer alive."""
+
+
+class InterjectionError(BynameError, ValueError):
+    """An interjection returned what cannot take the place of the value, or of the gradient, it was given."""
+
+
+class RewriteError(BynameError, ValueError):
+    """A model cannot be written as a graph; the message says which statement of it is in the way."""

@@ -1,0 +1,261 @@
+r"""How is a point of a running model written? The path language: parse, print, match.
+
+A path is made of segments: names between dots, and items in brackets.
+
+    >>> place = parse("layers.*.attn.forward.cache['k'][0]")
+    >>> str(place)
+    "layers.*.attn.forward.cache['k'][0]"
+    >>> place.matches("layers.3.attn.forward.cache['k'][0]")
+    True
+
+| segment | matches |
+|---|---|
+| ``fc1`` | the name itself |
+| ``layer?``, ``h_*``, ``*`` | one name: ``?`` stands for one character, ``*`` for any number |
+| ``**`` | any number of segments, also none |
+| ``[0]``, ``['k']`` | the item under that key; the key is a Python literal |
+| ``[*]`` | any item |
+
+In a name that itself holds one of ``. * ? [ ] \``, a backslash stands before it. What the segments mean is up to the
+model, see `byname.watch.places.resolve`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+
+from byname.errors import BadPathError
+
+__all__ = [
+    "ANY",
+    "ANY_ITEM",
+    "Any",
+    "AnyItem",
+    "Item",
+    "Name",
+    "Place",
+    "Segment",
+    "begun",
+    "ends_of",
+    "fits",
+    "is_wild",
+    "join",
+    "parse",
+]
+
+_SPECIAL = re.compile(r"([.*?\[\]\\])")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    r"""One name, or a pattern of one.
+
+    Attributes:
+        text: as it is written in the path, with its backslashes.
+    """
+
+    text: str
+
+    def matches(self, name: str) -> bool:
+        """Whether a name, as a program has it, fits."""
+        return _expression(self.text).fullmatch(name) is not None
+
+    @property
+    def wild(self) -> bool:
+        """Whether it can match more than one name."""
+        return bool(re.search(r"(?<!\\)(?:\\\\)*[*?]", self.text))
+
+    @property
+    def plain(self) -> str:
+        """The name without its backslashes."""
+        return re.sub(r"\\(.)", r"\1", self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, name: str) -> Name:
+        """The segment that matches just this name."""
+        return cls(_SPECIAL.sub(r"\\\1", name))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item of a container.
+
+    Attributes:
+        key: the index or key.
+        text: how it is written, without the brackets.
+    """
+
+    key: Hashable
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"[{self.text or repr(self.key)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Any:
+    """Any number of segments, also none."""
+
+    def __str__(self) -> str:
+        return "**"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyItem:
+    """Any one item."""
+
+    def __str__(self) -> str:
+        return "[*]"
+
+
+Segment: TypeAlias = Name | Item | Any | AnyItem
+ANY, ANY_ITEM = Any(), AnyItem()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path that has been parsed: a point of a model, or a pattern of such points.
+
+    Attributes:
+        segments: its parts, in order.
+    """
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def wild(self) -> bool:
+        """Whether it can match more than one path."""
+        return any(is_wild(one) for one in self.segments)
+
+    def matches(self, path: str | Place) -> bool:
+        """Whether a path without wildcards fits this one.
+
+        Args:
+            path: the path of one point, such as ``"layers.3.attn"``.
+        """
+        concrete = (parse(path) if isinstance(path, str) else path).segments
+        return len(concrete) in ends_of(self.segments, concrete)
+
+    def __str__(self) -> str:
+        return join(self.segments)
+
+
+def parse(path: str) -> Place:
+    """Reads a path.
+
+    Args:
+        path: such as ``"layers.*.attn.forward.scores"``.
+
+    Raises:
+        BadPathError: if it is none; the message points at the character.
+    """
+    if not isinstance(path, str):
+        raise BadPathError(f"a path is text such as 'layers.*.attn', not {type(path).__name__}")
+    return _parsed(path)
+
+
+def join(segments: Iterable[Segment]) -> str:
+    """The text of segments."""
+    text = ""
+    for one in segments:
+        text += f".{one}" if text and isinstance(one, Name | Any) else str(one)
+    return text
+
+
+def is_wild(segment: Segment) -> bool:
+    """Whether a segment can match more than one thing."""
+    return isinstance(segment, Any | AnyItem) or (isinstance(segment, Name) and segment.wild)
+
+
+def fits(pattern: Segment, segment: Segment) -> bool:
+    """Whether one segment of a pattern, other than ``**``, fits one without wildcards."""
+    if isinstance(pattern, Name):
+        return isinstance(segment, Name) and pattern.matches(segment.plain)
+    return isinstance(segment, Item) and (pattern == segment or isinstance(pattern, AnyItem))
+
+
+def ends_of(pattern: Sequence[Segment], concrete: Sequence[Segment]) -> set[int]:
+    """After how many segments of a concrete path the whole pattern can be used up; empty if it fits no beginning."""
+    reached = {0}
+    for one in pattern:
+        if isinstance(one, Any):
+            reached = set(range(min(reached), len(concrete) + 1)) if reached else set()
+        else:
+            reached = {at + 1 for at in reached if at < len(concrete) and fits(one, concrete[at])}
+    return reached
+
+
+def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
+    """The positions in a pattern that are reached together with these, because ``**`` may stand for nothing."""
+    found = set(reached)
+    for position in sorted(reached):
+        while position < len(pattern) and isinstance(pattern[position], Any):
+            position += 1
+            found.add(position)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _expression(text: str) -> re.Pattern[str]:
+    parts = re.findall(r"\\.|.", text, re.DOTALL)
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL)
+
+
+_NAME = re.compile(r"(?:\\.|[^.\[\]\\])+", re.DOTALL)
+_ITEM = re.compile(r"\[((?:'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[^\[\]'\"])+)\]", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(path: str) -> Place:
+    segments: list[Segment] = []
+    at = 0
+    while at < len(path):
+        segment, at = _item(path, at) if path[at] == "[" else _name(path, at, first=not segments)
+        segments.append(segment)
+    if not segments:
+        raise BadPathError("an empty path names nothing; the output of the model itself is 'forward'")
+    return Place(tuple(segments))
+
+
+def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
+    if not first:
+        if path[at] != ".":
+            raise _wrong(path, at, "a dot or a bracket was expected")
+        at += 1
+    found = _NAME.match(path, at)
+    if found is None:
+        raise _wrong(path, at, "a name was expected")
+    text = found.group()
+    if text == "**":
+        return ANY, found.end()
+    if "**" in re.sub(r"\\.", "", text):
+        raise _wrong(path, at, "`**` stands alone between dots")
+    return Name(text), found.end()
+
+
+def _item(path: str, at: int) -> tuple[Segment, int]:
+    found = _ITEM.match(path, at)
+    if found is None:
+        raise _wrong(path, at, "a closed bracket was expected, such as [0] or ['k']")
+    text = found.group(1)
+    if text == "*":
+        return ANY_ITEM, found.end()
+    try:
+        key = ast.literal_eval(text)
+        hash(key)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise _wrong(path, at, "a key is a literal, such as [0], ['k'] or [*]") from None
+    return Item(key, text), found.end()
+
+
+def _wrong(path: str, at: int, expected: str) -> BadPathError:
+    return BadPathError(f"not a path: {path!r}, at character {at}: {expected}")
