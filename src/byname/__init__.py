@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from byname.naming.tags import tag
     from byname.naming.track import Tracker, track
     from byname.site import Site
+    from byname.watch.interject import interject
+    from byname.watch.interjections import (
+        ForwardInterjection,
+        WrappedForwardBackwardInterjection,
+        WrappedForwardInterjection,
+    )
+    from byname.watch.points import Points, points
+    from byname.watch.select import Selector, select
 
 __version__ = "0.1.0"
 
@@ -29,16 +37,21 @@ __all__ = [
     "Census",
     "Explanation",
     "Finding",
+    "ForwardInterjection",
     "Graph",
     "Growth",
     "Holder",
     "Leaf",
     "Leaves",
     "Name",
+    "Points",
     "Saved",
     "SavedTensor",
+    "Selector",
     "Site",
     "Tracker",
+    "WrappedForwardBackwardInterjection",
+    "WrappedForwardInterjection",
     "census",
     "check",
     "explain",
@@ -46,11 +59,14 @@ __all__ = [
     "graph",
     "growth",
     "holders",
+    "interject",
     "leaves",
     "name",
     "names",
     "path",
+    "points",
     "saved",
+    "select",
     "tag",
     "track",
 ]
@@ -60,16 +76,21 @@ _PLACES = {
     "Census": "byname.memory.census",
     "Explanation": "byname.autograd.finding",
     "Finding": "byname.autograd.finding",
+    "ForwardInterjection": "byname.watch.interjections",
     "Graph": "byname.autograd.graph",
     "Growth": "byname.memory.growth",
     "Holder": "byname.memory.holders",
     "Leaf": "byname.autograd.leaves",
     "Leaves": "byname.autograd.leaves",
     "Name": "byname.naming.name",
+    "Points": "byname.watch.points",
     "Saved": "byname.autograd.saved",
     "SavedTensor": "byname.autograd.saved",
+    "Selector": "byname.watch.select",
     "Site": "byname.site",
     "Tracker": "byname.naming.track",
+    "WrappedForwardBackwardInterjection": "byname.watch.interjections",
+    "WrappedForwardInterjection": "byname.watch.interjections",
     "census": "byname.memory.census",
     "check": "byname.autograd.check",
     "explain": "byname.autograd.explain",
@@ -77,20 +98,32 @@ _PLACES = {
     "graph": "byname.autograd.graph",
     "growth": "byname.memory.growth",
     "holders": "byname.memory.holders",
+    "interject": "byname.watch.interject",
     "leaves": "byname.autograd.leaves",
     "name": "byname.naming.names",
     "names": "byname.naming.names",
     "path": "byname.autograd.graph",
+    "points": "byname.watch.points",
     "saved": "byname.autograd.saved",
+    "select": "byname.watch.select",
     "tag": "byname.naming.tags",
     "track": "byname.naming.track",
+    # Not for users: what the rewritten code of a watched method calls, wherever that code is.
+    "_enter": "byname.watch.variables.listen",
+    "_shown": "byname.watch.variables.listen",
+    "_traced": "byname.watch.variables.listen",
 }
+
+_PARTS = ("watch",)
+"""Parts of the package that are reached as attributes."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for; the command line and the pytest plugin come without PyTorch until they need it."""
     from importlib import import_module
 
+    if name in _PARTS:
+        return import_module(f"byname.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'byname' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_PLACES[name]), name)

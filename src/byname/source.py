@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import warnings
+import weakref
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
@@ -12,7 +13,26 @@ from typing import Any, NamedTuple
 
 import executing
 
-__all__ = ["Expression", "Position", "enclosing_statement", "expression", "expression_at", "position_of", "source_of"]
+__all__ = [
+    "HIDDEN",
+    "Expression",
+    "Position",
+    "enclosing_statement",
+    "expression",
+    "expression_at",
+    "position_of",
+    "source_of",
+    "stands_for",
+]
+
+HIDDEN = "_byname_"
+"""What the names begin with that byname puts into the code of a function to listen to its variables."""
+
+stands_for: weakref.WeakKeyDictionary[CodeType, CodeType] = weakref.WeakKeyDictionary()
+"""Code that byname put into a function, and the function's own: its instructions have the lines and columns of that.
+
+Process-wide, as code is: whoever meets such code in a frame knows nothing of who put it there.
+"""
 
 
 class Expression(NamedTuple):
@@ -47,6 +67,7 @@ def source_of(code: CodeType) -> executing.Source | None:
 
 
 def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
+    code = stands_for.get(code, code)
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
         # A notebook runs the statements of a cell one by one: there is no such code in the whole.
         return set(code.co_names) <= _identifiers(source)

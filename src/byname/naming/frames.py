@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from byname.site import is_torch
+from byname.source import HIDDEN
 
 __all__ = [
     "Place",
@@ -124,7 +125,7 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     a debugger or tracer may be about to write the dict back into the frame.
     """
     found = frame.f_locals
-    values = list(found.items())
+    values = [(name, value) for name, value in found.items() if not name.startswith(HIDDEN)]
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME and not _traced(frame):
         found.clear()

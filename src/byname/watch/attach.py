@@ -1,0 +1,195 @@
+"""How does a callback get to the values of a model? The one way: everything that watches a model stands on `attach`.
+
+A ``where`` becomes `Spot`s (`byname.watch.places`), each kind of spot has its tap (`byname.watch.taps`): hooks for
+outputs, a function mode for operations, rewritten source for variables; and each value goes through a `delivery` to the
+callback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
+from byname.place import Place, parse
+from byname.watch.compiling import EAGERLY, Uncompiled
+from byname.watch.fastpath import notes_on_fast_paths
+from byname.watch.handle import Handle, Tap
+from byname.watch.iterations import Iterations
+from byname.watch.places.resolve import Meaning, modules_by_path, resolve
+from byname.watch.places.spot import Spot
+from byname.watch.running import Before, Callback, Running
+from byname.watch.selecting.selectors import Selector
+from byname.watch.taps.assigned import Assigned
+from byname.watch.taps.binding import Binding
+from byname.watch.taps.delivery import delivery
+from byname.watch.taps.hooks import Hooks
+from byname.watch.taps.modules import hook_outputs
+from byname.watch.taps.states import States
+from byname.watch.wrappers import inside_of, is_script, without_scripts
+
+__all__ = ["attach", "meaning_of", "unwrapped"]
+
+
+def attach(
+    model: nn.Module,
+    where: Any,
+    callback: Callback,
+    *,
+    example: Any = None,
+    enabled: bool = True,
+    before: Before | None = None,
+) -> Handle:
+    """Has a callback told of every value that passes a place of a model, and lets it put another there.
+
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> handle = attach(model, "1", lambda event: event.value + 1)
+        >>> bool((model(torch.ones(4, 2)) >= 1).all())
+        True
+        >>> handle.remove()
+
+    Args:
+        model: any module; wrappers such as ``DistributedDataParallel`` are seen through.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        callback: is called with an `Event`; what it returns, unless None, takes the value's place.
+        example: arguments to run the model with once, to find out which operations there are; where a selector asks for
+            the last match or for the flow of data it is needed.
+        enabled: whether it is put in place at once.
+        before: ``before(path, module, inputs, kwargs)`` is called when a matched call begins; ``event.before`` is what
+            it returned.
+
+    Raises:
+        NoMatchError: if nothing matches; for operations without an example at the end of the first forward.
+        BadPathError, NotAModuleError, BadArgumentError: if an argument is none.
+    """
+    root = unwrapped(model)
+    if not callable(callback):
+        raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
+    running = Running(root, callback, before)
+    meaning, selectors = meaning_of(where, root)
+    running.notes.update(dict.fromkeys(meaning.notes))
+    running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
+    uncompiled = Uncompiled(model, running.notes)
+    handle = _handle(root, running, uncompiled, meaning, selectors, example)
+    handle.enabled = enabled
+    return handle
+
+
+def _handle(
+    root: nn.Module,
+    running: Running,
+    uncompiled: Uncompiled,
+    meaning: Meaning,
+    selectors: list[Selector],
+    example: Any,
+) -> Handle:
+    wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
+    of_kind = {
+        kind: [one for one in wanted if one[0].kind in kinds]
+        for kind, kinds in (("module", ("module",)), ("state", ("parameter", "buffer")), ("variable", ("variable",)))
+    }
+    binding = Binding(root, running, meaning, selectors)
+    if example is not None:
+        with EAGERLY.held():
+            binding.bind(example)
+    else:
+        binding.choose_online()
+    states = States(running, of_kind["state"])
+    iterations = Iterations(running, states, binding.begin, lambda: _ended(running, meaning.spots, binding))
+    first, outputs, last = (Hooks(root, running) for _ in range(3))
+    iterations.begin_with(first)
+    hook_outputs(outputs, running, of_kind["module"])
+    iterations.end_with(last)
+    hooked = [spot.module for spot in meaning.spots if spot.kind == "module"]
+    running.notes.update(dict.fromkeys(notes_on_fast_paths(root, hooked, mode=binding.listens_to_functions)))
+    variables = Assigned(running, of_kind["variable"])
+    taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, iterations]
+    handle = Handle(taps, running.paths, running.notes)
+    binding.missing = handle.remove
+    return handle
+
+
+def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
+    """The first forward has ended well: says what it has not come to, and has the binding draw its conclusions."""
+    if not running.iteration:
+        unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "variable"))
+        for spot in spots:
+            if spot.path in unreached:
+                running.notes.setdefault(f"`{spot.full}`: the first forward has not come to it")
+    binding.end()
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """The module inside of wrappers for several processes or devices, and of compiled ones."""
+    if not isinstance(model, nn.Module):
+        raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
+    inner, _ = inside_of(model)
+    if is_script(inner):
+        raise BadArgumentError(
+            "TorchScript runs this model, and knows no hooks: attach to the module that was scripted or traced"
+        )
+    return inner
+
+
+def meaning_of(where: Any, model: nn.Module) -> tuple[Meaning, list[Selector]]:
+    """The places that ``where`` means, and the selectors in it, which are told only by what the model calls.
+
+    Args:
+        where: as in `attach`.
+        model: the module that paths start from.
+    """
+    meaning, selectors = Meaning([]), []
+    for one in _each(where):
+        if isinstance(one, Selector):
+            selectors.append(one)
+            continue
+        found = _meaning(one, model)
+        found.spots = without_scripts(found.spots)
+        meaning.spots += found.spots
+        meaning.notes += found.notes
+        operations = [spot for spot in found.spots if spot.kind == "operation"]
+        if operations:
+            meaning.operations[str(one)] = operations
+    meaning.spots = _once(meaning.spots)
+    return meaning, [*dict.fromkeys(selectors)]
+
+
+def _once(spots: Iterable[Spot]) -> list[Spot]:
+    found: dict[object, Spot] = {}
+    for spot in spots:
+        found.setdefault((id(spot.module), spot.kind, spot.full), spot)
+    return [*found.values()]
+
+
+def _each(where: Any) -> Iterable[Any]:
+    if isinstance(where, str | Place | Selector | nn.Module | type):
+        return (where,)
+    if not isinstance(where, Sequence | set | frozenset | dict) or not where:
+        given = f"an empty {type(where).__name__}" if isinstance(where, Sequence) else type(where).__name__
+        raise BadArgumentError(
+            "where is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
+            f"module, or a sequence of these, not {given}"
+        )
+    return where
+
+
+def _meaning(where: Any, model: nn.Module) -> Meaning:
+    if isinstance(where, str):
+        return resolve(parse(where), model)
+    if isinstance(where, Place):
+        return resolve(where, model)
+    if isinstance(where, nn.Module):
+        found = [(path, module) for path, module in modules_by_path(model).items() if module is where]
+    elif isinstance(where, type) and issubclass(where, nn.Module):
+        found = [(path, module) for path, module in modules_by_path(model).items() if isinstance(module, where)]
+    else:
+        raise BadArgumentError(f"a place is a path, a selector, a class of modules or a module, not {where!r:.80}")
+    if not found:
+        named = where.__name__ if isinstance(where, type) else f"this {type(where).__name__}"
+        classes = sorted({type(module).__name__ for module in modules_by_path(model).values()})
+        raise NoMatchError(f"{named} is not in this {type(model).__name__}, which has {', '.join(classes)}")
+    alone = isinstance(where, nn.Module)
+    return Meaning([Spot("module", path or "forward", module, alone=alone) for path, module in found])

@@ -1,0 +1,1 @@
+"""Which gradients flow at a value, a parameter or a call?"""

@@ -1,0 +1,248 @@
+"""What gradient arrives at a value, and at a parameter, and how can it be changed? By hooks on the tensors themselves.
+
+Full backward hooks of modules are not used: they make the output a view of a custom function, on which PyTorch refuses
+in-place activations (pytorch#61519). A hook on the tensor leaves the forward as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from byname.quiet import untouched
+from byname.watch.gradients.windows import Reshaped, Window, whole_window_of
+
+__all__ = [
+    "OnGradient",
+    "Removable",
+    "hidden_base",
+    "missed_at",
+    "on_accumulated",
+    "on_gradient",
+    "watch_the_base",
+    "without_superseded",
+]
+
+OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
+"""Is given a gradient; what it returns, unless None, takes the gradient's place."""
+
+
+_HOOKING = threading.RLock()
+"""Two threads that hook one tensor at once would lose a hook: PyTorch 2.13 makes the registry with the first hook."""
+
+
+class Removable:
+    """A hook that can be taken off.
+
+    Attributes:
+        lasting: whether it is on a leaf, which outlives the graph: it stays until it is removed. Any other hook goes
+            with the graph.
+    """
+
+    __slots__ = ("_attribute", "_handle", "_leaf", "lasting")
+
+    def __init__(self, handle: Any, leaf: Tensor | None = None, attribute: str = "") -> None:
+        self._handle = handle
+        self._leaf = None if leaf is None else weakref.ref(leaf)
+        self._attribute = attribute
+        self.lasting = leaf is not None
+
+    def leaves(self) -> list[Tensor]:
+        """The leaf that it is on, if there is one, and it is still alive."""
+        leaf = None if self._leaf is None else self._leaf()
+        return [] if leaf is None else [leaf]
+
+    def remove(self) -> None:
+        """Takes the hook off. Once more does nothing."""
+        leaf = None if self._leaf is None else self._leaf()
+        with _HOOKING:
+            self._handle.remove()
+            if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be walking through the hooks now
+                return
+            with untouched():
+                if getattr(leaf, self._attribute) == {}:
+                    setattr(leaf, self._attribute, None)
+
+
+def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None) -> Removable | None:
+    """Has the whole gradient of a value told as soon as a backward has it; what is returned takes its place.
+
+    What is done to the value in place later does not matter: it is the gradient of the value as it is now. One case is
+    out of reach: a view of a tensor that something else may use too, if the memory of both is changed in place later.
+
+    Args:
+        value: any tensor.
+        receive: is called with the gradient in every backward that reaches the value.
+        missed: is called in a backward that had a gradient out of reach.
+
+    Returns:
+        What takes the hook off, or None if no gradient flows to the value because it does not require one.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = x * 3
+    >>> hook = on_gradient(y, lambda gradient: gradient * 10)
+    >>> y.sum().backward()
+    >>> x.grad
+    tensor([30., 30.])
+    """
+    with untouched():
+        if not value.requires_grad:
+            return None
+        found = hidden_base(value) if value._is_view() else None
+        if found is not None:
+            base, window = found
+            handle = base.grad_fn.register_prehook(_Through(window, base.output_nr, receive))  # type: ignore[union-attr]
+            return Removable(handle)
+        if missed is not None and value._is_view():
+            watch_the_base(value, missed)
+        with _HOOKING:
+            handle = value.register_hook(receive)  # type: ignore[no-untyped-call]
+        return Removable(handle, value, "_backward_hooks") if value.grad_fn is None else Removable(handle)
+
+
+def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
+    """Has ``.grad`` told each time a backward has added to it; what is returned takes its place.
+
+    Args:
+        parameter: a leaf that requires grad.
+        receive: is called with ``.grad``, which may hold the sum of several backwards.
+
+    Returns:
+        What takes the hook off.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> hook = on_accumulated(weight, lambda gradient: gradient.clamp(max=1))
+    >>> (weight * 5).sum().backward()
+    >>> weight.grad
+    tensor([1., 1.])
+    """
+
+    def accumulated(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        new = None if gradient is None else receive(gradient)
+        if new is not None and new is not gradient:
+            parameter.grad = new
+
+    with untouched(), _HOOKING:
+        handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+    return Removable(handle, parameter, "_post_accumulate_grad_hooks")
+
+
+def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:
+    """The hooks whose leaves live on, but for those that are all under a new hook, too: these are taken off.
+
+    A leaf that goes in again and again, such as a parameter, has one hook; a leaf of each iteration has its own, for a
+    backward may come after several forwards.
+    """
+    now = {id(leaf) for leaf in by.leaves()}
+    kept = []
+    for hook in hooks:
+        if all(id(leaf) in now for leaf in hook.leaves()):
+            hook.remove()
+        else:
+            kept.append(hook)
+    return kept
+
+
+def missed_at(path: str) -> str:
+    """The note about a gradient that was out of reach."""
+    return (
+        f"`{path}`: it is a view of a tensor that was changed in place afterwards; what has come to it through the "
+        "change is not in its gradient"
+    )
+
+
+def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
+    """Notices when a gradient reaches the base of a view whose memory has been changed in place since."""
+    base = view._base
+    if base is None or base.grad_fn is None or type(view) is not Tensor:
+        return
+    counter = view.detach()
+    counter.data = view.new_empty(0)  # shares the count of changes with the view from now on, and no memory
+    version = counter._version
+
+    def hook(gradient: Tensor) -> None:
+        if counter._version != version:
+            missed()
+
+    base.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
+    """The tensor of which a value has just been made a view, if the program has no other way to get at that tensor.
+
+    ``nn.Linear`` gives such a view for an input of three dimensions. When it is changed in place later, by an in-place
+    ``relu`` say, PyTorch has the gradient go past the view's own node to the base (seen in PyTorch 2.13), and a hook
+    on the view stays silent. Since nothing else can use the base, its gradient is the view's. It is not reached where
+    ``autograd.grad`` is asked for the gradient of that very view and of nothing before it.
+    """
+    if type(value) is not Tensor or value._base is None or _holders_of_the_base(value) != _of_a_hidden_base():
+        return None
+    base = value._base
+    behind = base.grad_fn
+    if behind is None or not _just_made(value.grad_fn, behind):
+        return None
+    window = whole_window_of(value, base)
+    return None if window is None else (base, window)
+
+
+def _holders_of_the_base(view: Tensor) -> tuple[int, int]:
+    """How many references there are to the base of a view, from C++ and from Python, this function's included."""
+    base = view._base
+    return base._use_count(), sys.getrefcount(base)  # type: ignore[union-attr]
+
+
+@functools.cache
+def _of_a_hidden_base() -> tuple[int, int]:
+    """The same for a base that only its view holds: how PyTorch counts differs between versions."""
+    return _holders_of_the_base(torch.zeros(2).clone().view(2))
+
+
+def _just_made(node: Any, behind: Any) -> bool:
+    """Whether the last nodes of this thread are those that lead from one node straight to the other, and no more."""
+    newest = _sequence_number()
+    for back in range(1, _MOST_VIEWS):
+        if node._sequence_nr() != newest - back:
+            return False
+        if node is behind:
+            return True
+        following = node.next_functions
+        if len(following) != 1 or following[0][0] is None:
+            return False
+        node = following[0][0]
+    return False
+
+
+_MOST_VIEWS = 8
+"""A view of a view of a view: longer chains are not looked into."""
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+class _Through:
+    """A hook for the gradients that come to the node of a base, one of which is the view's."""
+
+    __slots__ = ("receive", "slot", "window")
+
+    def __init__(self, window: Window | Reshaped, slot: int, receive: OnGradient) -> None:
+        self.window = window
+        self.slot = slot
+        self.receive = receive
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        slot, window = self.slot, self.window
+        whole = gradients[slot]
+        if whole is None:
+            return None
+        seen = window.cut(whole)
+        new = self.receive(seen)
+        if new is None or new is seen:
+            return None
+        return (*gradients[:slot], window.pasted(whole, new), *gradients[slot + 1 :])

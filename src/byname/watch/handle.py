@@ -1,0 +1,122 @@
+"""What holds something that was attached to a model, and takes it off again?"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol
+
+__all__ = ["Handle", "Tap"]
+
+
+_CHANGING = threading.RLock()
+"""Process-wide: PyTorch numbers hooks by a counter that two threads may read at once; then one takes another's
+place (2.13)."""
+
+
+class Tap(Protocol):
+    """A way to get at values: hooks of modules, the source of a method, a function mode."""
+
+    def install(self) -> None:
+        """Puts everything in place."""
+
+    def remove(self) -> None:
+        """Takes everything off; the model is as before."""
+
+
+class Handle:
+    """What has been attached; also a context manager that removes it at the end.
+
+        >>> import torch
+        >>> from byname.watch.attach import attach
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> with attach(model, "0", lambda event: print(event.path, tuple(event.value.shape))):
+        ...     _ = model(torch.ones(1, 2))
+        0 (1, 3)
+
+    Attributes:
+        notes: what has changed by looking, such as a fast path of PyTorch that is not taken meanwhile, and what could
+            not be reached.
+    """
+
+    def __init__(self, taps: list[Tap], paths: dict[str, None], notes: dict[str, None]) -> None:
+        self._taps = taps
+        self._paths = paths
+        self._notes = notes
+        self._installed = False
+        self._removed = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places, without wildcards. Operations are known once they have run."""
+        return tuple(self._paths)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing, in sentences."""
+        return tuple(self._notes)
+
+    def note(self, sentence: str) -> None:
+        """Adds to the notes what is not there yet."""
+        self._notes.setdefault(sentence)
+
+    def add(self, tap: Tap) -> None:
+        """Has one more part come and go with the others."""
+        self._taps.append(tap)
+        if self._installed:
+            tap.install()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is in place. Set to False it is taken off and costs nothing; set to True it is put back."""
+        return self._installed
+
+    @enabled.setter
+    def enabled(self, wanted: bool) -> None:
+        with _CHANGING:
+            if self._removed and wanted:
+                raise RuntimeError("this handle was removed; attach again instead")
+            if wanted and not self._installed:
+                self._install()
+            elif self._installed and not wanted:
+                self._uninstall()
+
+    def remove(self) -> None:
+        """Takes everything off for good; the model is as it was. Once more does nothing."""
+        with _CHANGING:
+            self.enabled = False
+            self._removed = True
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._removed else "enabled" if self._installed else "disabled"
+        shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
+        return f"<{state} at {shown or 'no place yet'}>"
+
+    def _install(self) -> None:
+        done: list[Tap] = []
+        try:
+            for tap in self._taps:
+                done.append(tap)
+                tap.install()
+        except BaseException:
+            for tap in reversed(done):
+                tap.remove()
+            raise
+        self._installed = True
+
+    def _uninstall(self) -> None:
+        self._installed = False
+        try:
+            with ExitStack() as all_of_them:  # the others also if one of them raises or is interrupted
+                for tap in self._taps:
+                    all_of_them.callback(tap.remove)
+        except BaseException:
+            self._installed = True  # so that it can be done again
+            raise

@@ -1,0 +1,225 @@
+"""How is code put in at any place of a model, to look at what passes there and to change it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byname.place import Item, Name, parse
+from byname.watch.attach import attach, unwrapped
+from byname.watch.event import Event
+from byname.watch.gradients.calls import before, follow
+from byname.watch.gradients.followed import Followed, Gradients
+from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
+from byname.watch.handle import Handle
+from byname.watch.interjections import (
+    ForwardInterjection,
+    Interjection,
+    WrappedForwardBackwardInterjection,
+    WrappedForwardInterjection,
+    checked_interjection,
+)
+from byname.watch.places.items import tensors_in
+from byname.watch.same import same_gradients, same_kind
+
+__all__ = ["interject"]
+
+
+def interject(model: nn.Module, where: Any, interjection: Interjection, *, example: Any = None) -> Handle:
+    """Puts an interjection in at places of a model, in place: the model stays the same object.
+
+    Several interjections at one place run in the order in which they were put in; each sees what those before it have
+    made of the value.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> seen = []
+        >>> def watch(name, module, value):
+        ...     seen.append((name, type(module).__name__, tuple(value.shape)))
+        >>> handle = byname.interject(model, "*", watch)
+        >>> _ = model(torch.ones(4, 2))
+        >>> seen
+        [('0', 'Linear', (4, 3)), ('1', 'ReLU', (4, 3))]
+        >>> handle.remove()
+
+        What is returned takes the value's place, here of a gradient:
+
+        >>> with byname.interject(model, "0.grad", lambda name, module, gradient: gradient * 0):
+        ...     model(torch.ones(4, 2)).sum().backward()
+        >>> float(model[0].weight.grad.abs().sum())
+        0.0
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        interjection: a `ForwardInterjection`, `WrappedForwardInterjection` or `WrappedForwardBackwardInterjection`, or
+            a function ``f(name, module, value)``. Its own calls of PyTorch are not heard.
+        example: arguments to run the model with once; see `byname.points`.
+
+    Returns:
+        A handle that removes it, disables it, and tells the places.
+
+    Raises:
+        NotAnInterjectionError: if it is something else, before anything is put in.
+        NoMatchError: if no place matches.
+        InterjectionError: in the forward or backward, if what it returns cannot take the value's place. An error of the
+            interjection itself comes out as it is, with the place added as a note; the model stays usable.
+    """
+    put_in = _PutIn(unwrapped(model), checked_interjection(interjection))
+    begins = put_in.begins if isinstance(interjection, WrappedForwardBackwardInterjection) else None
+    put_in.handle = handle = attach(model, where, put_in, example=example, before=begins)
+    handle.add(put_in)
+    return handle
+
+
+class _PutIn:
+    """An interjection at the places of a model: what it is called with, and what becomes of its answer.
+
+    Attributes:
+        handle: the handle of the attachment.
+        label: what the interjection calls itself.
+    """
+
+    handle: Handle
+
+    def __init__(self, model: nn.Module, interjection: Interjection) -> None:
+        self.label = getattr(interjection, "__name__", None) or type(interjection).__name__
+        self._process = _process_of(interjection)
+        self._backward: Callable[..., Any] | None = None
+        if isinstance(interjection, WrappedForwardBackwardInterjection):
+            self._backward = interjection.process_backward
+        self._model = model
+        self._called: dict[str, bool] = {}
+        self._lasting: dict[tuple[str, int], list[Followed | Removable]] = {}
+        self._wanted = False
+
+    def install(self) -> None:
+        """Gradients are told from now on."""
+        self._wanted = True
+
+    def remove(self) -> None:
+        """None is told from now on, also of graphs that were made before."""
+        self._wanted = False
+        for hooks in self._lasting.values():
+            for hook in hooks:
+                hook.remove()
+        self._lasting.clear()
+
+    def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Notes what enters a call."""
+        if torch.is_grad_enabled():
+            return before(_tensors((*inputs, *kwargs.values()) if kwargs else inputs))
+        return None
+
+    def __call__(self, event: Event) -> Any:
+        """A value passes."""
+        module = event.module if self._is_call_of_module(event) else None
+        if self._backward is not None:
+            self._await_gradients(event, module, self._backward)
+        new = self._process(event, module)
+        if new is not None and new is not event.value:
+            same_kind(event.path, event.value, new)
+        return new
+
+    def _is_call_of_module(self, event: Event) -> bool:
+        """Whether the value is, or is a part of, what a module returned, or its gradient."""
+        known = self._called.get(event.path)
+        if known is None:
+            known = self._called[event.path] = _leads_to_output(self._model, event.path, event.module)
+        return known
+
+    def _await_gradients(self, event: Event, module: nn.Module | None, process: Callable[..., Any]) -> None:
+        """Has the gradients of a call told, or that of another value."""
+        if torch._C._current_graph_task_id() != -1 and not event.recomputed:
+            self.handle.note(
+                f"`{event.path}` is itself a gradient: `process` is given it, `process_backward` is not called"
+            )
+            return
+        if not torch.is_grad_enabled():
+            return
+        outputs = _tensors(event.value)
+        receive = _Gradients(self, event, module, process)
+        key = (event.path, event.call)
+        hooks: list[Followed | Removable | None]
+        if event.before is not None:
+            hooks = [follow(event.before, outputs, receive, receive.missed)]
+        else:
+            hooks = [
+                on_gradient(tensor, receive.of_value(number, len(outputs)), receive.missed)
+                for number, tensor in enumerate(outputs)
+            ]
+        if not any(hooks):
+            self.handle.note(f"`{event.path}`: no gradient flows there, the value does not require one")
+        for hook in hooks:
+            if hook is not None and hook.lasting:
+                self._lasting[key] = [*without_superseded(self._lasting.get(key, ()), hook), hook]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether gradients are to be told."""
+        return self._wanted
+
+
+class _Gradients:
+    """What becomes of the gradients at one place in one call."""
+
+    def __init__(self, owner: _PutIn, event: Event, module: nn.Module | None, process: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._path = event.path
+        self._module = module
+        self._which = f"call {event.call} of iteration {event.iteration}"
+        self._process = process
+
+    def __call__(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
+        if not self._owner.wanted:
+            return None
+        try:
+            new = self._process(self._path, self._module, inputs, outputs)
+            if new is not None:
+                same_gradients(self._path, inputs, new)
+        except Exception as error:
+            error.add_note(f"byname: in the backward of `{self._path}` ({self._which})")
+            raise
+        return None if new is None else tuple(new)
+
+    def missed(self) -> None:
+        """A gradient was out of reach."""
+        self._owner.handle.note(missed_at(self._path))
+
+    def of_value(self, number: int, of: int) -> Callable[[Tensor], None]:
+        """What is told of the gradient of one tensor of a value that is no call's."""
+
+        def receive(gradient: Tensor) -> None:
+            self((), tuple(gradient if one == number else None for one in range(of)))
+
+        return receive
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value; the usual ones, a tensor or a tuple of tensors, are quick to see."""
+    if type(value) is Tensor:
+        return [value]
+    if type(value) is tuple and all(type(one) is Tensor for one in value):
+        return [*value]
+    return [tensor for _, tensor in tensors_in(value)]
+
+
+def _process_of(interjection: Interjection) -> Callable[[Event, nn.Module | None], Any]:
+    """What is called with an event, whatever the kind of interjection."""
+    if isinstance(interjection, WrappedForwardInterjection):
+        wrapped = interjection.process
+        return lambda event, module: wrapped(event.path, module, event.inputs, event.value)
+    process = interjection.process if isinstance(interjection, ForwardInterjection) else interjection
+    return lambda event, module: process(event.path, module, event.value)
+
+
+def _leads_to_output(model: nn.Module, path: str, wanted: nn.Module) -> bool:
+    """Whether a path is that of a module's output, of an item of it, or of its gradient."""
+    segments = [one for one in parse(path).segments if not isinstance(one, Item)]
+    module = model
+    while segments and isinstance(segments[0], Name) and segments[0].plain in module._modules:
+        module = module._modules[segments.pop(0).plain]  # type: ignore[assignment,union-attr]
+    return module is wanted and [str(one) for one in segments] in ([], ["forward"], ["grad"], ["forward", "grad"])

@@ -1,0 +1,77 @@
+"""When does a forward of the whole model begin, and when does it end? Each outermost one is an iteration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from byname.watch.running import Running
+from byname.watch.taps.hooks import Hooks
+from byname.watch.taps.states import States
+
+__all__ = ["Iterations"]
+
+
+class _Here(threading.local):
+    ended_well = False
+    begun_in = -1
+
+
+class Iterations:
+    """Follows the forwards of the model, and does what is due when one begins or ends.
+
+    Args:
+        running: numbers the iterations.
+        states: the parameters and buffers that are wanted.
+        began: is called when an outermost forward begins, and when it has ended: nothing is open then.
+        ended: is called when an outermost forward has ended well that was told as a whole; it may raise.
+    """
+
+    def __init__(self, running: Running, states: States, began: Callable[[], None], ended: Callable[[], None]) -> None:
+        self._running = running
+        self._states = states
+        self._began = began
+        self._ended = ended
+        self._here = _Here()
+        self._time = 0
+        self._whole = False
+
+    def install(self) -> None:
+        """All taps are in place: what runs from now on is told as a whole."""
+        self._time += 1
+        self._whole = True
+
+    def remove(self) -> None:
+        """What still runs is told in part."""
+        self._whole = False
+
+    def begin_with(self, hooks: Hooks) -> None:
+        """The hook that has to come before all others of the attachment."""
+        hooks.before(self._running.model, self._begin)
+
+    def end_with(self, hooks: Hooks) -> None:
+        """The hooks that have to come after all others of the attachment."""
+        hooks.after(self._running.model, self._well)
+        hooks.after(self._running.model, self._end, always=True)
+
+    def _begin(self, *_: Any) -> None:
+        if self._running.enter():
+            self._here.ended_well = False
+            self._here.begun_in = self._time if self._whole else -1
+            self._began()
+            self._states.begin()
+
+    def _well(self, *_: Any) -> None:
+        self._here.ended_well = True
+
+    def _end(self, *_: Any) -> None:
+        outermost = self._running.leave()
+        if outermost:
+            self._began()  # what is still open lost its hooks when another thread came to know what is wanted
+            self._states.put_back()
+            if self._here.ended_well:
+                self._here.ended_well = False
+                self._states.end()
+                if self._whole and self._here.begun_in == self._time:  # else another thread attached or removed it
+                    self._ended()

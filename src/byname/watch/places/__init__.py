@@ -1,0 +1,1 @@
+"""Which places of a model does a path mean?"""

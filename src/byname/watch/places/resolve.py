@@ -1,0 +1,348 @@
+"""Which places of a model does a path mean? Modules first, then parameters, methods and their variables, operations."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType
+from typing import TypeAlias
+
+from torch import nn
+
+from byname.errors import BadArgumentError, NoMatchError
+from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of
+from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
+from byname.watch.places.ambiguous import note_on_function
+from byname.watch.places.operations import is_operation, operations_like
+from byname.watch.places.spot import Spot
+from byname.watch.taps.states import state_of
+from byname.watch.variables.listen import method_of, variables_of
+from byname.watch.wrappers import inside_of, is_script, unseen_in_script
+
+__all__ = ["Meaning", "modules_by_path", "resolve"]
+
+
+Segments: TypeAlias = tuple[Segment, ...]
+Reached: TypeAlias = tuple[str, nn.Module, list[Segments]]
+"""A module that the beginning of a pattern leads to: its path, the module, and what is left of the pattern there."""
+
+
+@dataclass(slots=True)
+class Meaning:
+    """What a path means.
+
+    Attributes:
+        spots: the places.
+        notes: how it was read, where it could be read in several ways.
+        operations: those of the places that are operations, by the path that was asked for.
+    """
+
+    spots: list[Spot]
+    notes: list[str] = field(default_factory=list)
+    operations: dict[str, list[Spot]] = field(default_factory=dict)
+
+
+def resolve(place: Place, model: nn.Module) -> Meaning:
+    """The places of a model that a path means.
+
+    Args:
+        place: the path.
+        model: the module that the path starts from.
+
+    Raises:
+        NoMatchError: if there is none; the message names the closest paths that exist.
+        BadArgumentError: if it leads into a scripted module.
+    """
+    meaning = _meaning(place, model)
+    of_value = Meaning([])
+    if place.segments[-1] == Name("grad") and len(place.segments) > 1:
+        of_value = _meaning(Place(place.segments[:-1]), model)
+    if meaning.spots:
+        if of_value.spots and not place.wild:
+            value = str(Place(place.segments[:-1]))
+            meaning.notes.append(
+                f"`{place}` was read as the {_called(meaning.spots[0])}; it could also be the gradient of `{value}`"
+            )
+        return meaning
+    if of_value.spots:
+        return Meaning([spot.with_gradient() for spot in of_value.spots], of_value.notes)
+    for _, module, _ in _modules(model, place.segments) if not place.wild else ():
+        if is_script(module):
+            raise BadArgumentError(unseen_in_script(str(place), module))
+    raise NoMatchError(_unmatched(place, model))
+
+
+def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module of a model under its first path; the model's own is empty."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for path, module, _ in _modules(model, (ANY,)):
+        if id(module) not in seen:
+            seen.add(id(module))
+            found[path] = module
+    return found
+
+
+def _meaning(place: Place, model: nn.Module) -> Meaning:
+    reached = [*_modules(model, place.segments)]
+    alone = not place.wild
+    kinds = {kind: _unique(_spots(kind, reached, alone)) for kind in ("module", "parameter", "method")}
+    matched = [kind for kind, spots in kinds.items() if spots]
+    if not matched:
+        return Meaning(_unique(_spots("operation", reached, alone)) or _unique(_spots("anywhere", reached, alone)))
+    first, *others = matched
+    notes = [
+        f"`{place}` was read as the {_called(kinds[first][0])}; it could also be the {_called(kinds[other][0])}"
+        for other in (others if alone else ())
+    ]
+    if alone and first == "module":
+        found = (note_on_function(spot.path, lambda: modules_by_path(model)) for spot in kinds[first])
+        notes += [note for note in found if note is not None]
+    return Meaning(kinds[first], notes)
+
+
+def _called(spot: Spot) -> str:
+    return f"method {spot.method}" if spot.name == "return" else spot.kind
+
+
+def _unique(spots: Iterable[Spot]) -> list[Spot]:
+    """Each place once, under the first of the names that were asked for."""
+    found: dict[object, Spot] = {}
+    for spot in spots:
+        key = (id(spot.module), spot.kind, spot.name, spot.method, spot.items)
+        found.setdefault(key, spot)
+    return [*found.values()]
+
+
+def _modules(model: nn.Module, pattern: Segments) -> Iterator[Reached]:
+    """The modules that the beginning of a pattern leads to, in order of registration, and what is left of it there."""
+    yield from _inside(model, (), begun(pattern, {0}), pattern, ())
+
+
+def _inside(
+    module: nn.Module, at: Segments, reached: set[int], pattern: Segments, around: tuple[int, ...]
+) -> Iterator[Reached]:
+    yield join(at), module, [pattern[position:] for position in sorted(reached)]
+    if id(module) in around:  # a module that holds itself
+        return
+    children = attributes_of(module).get("_modules") or {}
+    for name, child in tuple(children.items()):
+        if not isinstance(child, nn.Module):
+            continue
+        segment = Name.of(name)
+        following = begun(pattern, _after(pattern, reached, segment, _indexed(module)))
+        child, wrappers = inside_of(child)
+        for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
+            passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == Name.of(wrapper)}
+            following = begun(pattern, following | passed)
+        if following:
+            yield from _inside(child, (*at, segment), following, pattern, (*around, id(module)))
+
+
+def _after(pattern: Segments, reached: set[int], child: Name, indexed: bool) -> set[int]:
+    following = set()
+    for position in reached:
+        if position == len(pattern):
+            continue
+        one = pattern[position]
+        if one == ANY:
+            following.add(position)
+        elif fits(one, child) or (indexed and _is_key(one, child.plain)):
+            following.add(position + 1)
+    return following
+
+
+def _is_key(item: Segment, name: str) -> bool:
+    return isinstance(item, AnyItem) or (isinstance(item, Item) and str(item.key) == name)
+
+
+def _indexed(module: nn.Module) -> bool:
+    """Whether ``module[key]`` is how its children are reached in Python."""
+    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+
+
+def _spots(kind: str, reached: list[Reached], alone: bool) -> Iterator[Spot]:
+    read = _READERS[kind]
+    for path, module, rests in reached:
+        for rest in rests:
+            yield from read(path, module, rest, alone)
+
+
+def _outputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    if found_in(type(module), "forward") is not _NEVER_CALLED and _is_output(module, rest):
+        yield Spot("module", path or "forward", module, items=rest, alone=alone)
+
+
+_NEVER_CALLED = nn.Module.__dict__["forward"]
+"""The forward of containers such as ``ModuleList``."""
+
+
+def _is_output(module: nn.Module, rest: Segments) -> bool:
+    return all(isinstance(one, Item | AnyItem) for one in rest) and not (rest and _is_child(module, rest[0]))
+
+
+def _is_child(module: nn.Module, item: Segment) -> bool:
+    return _indexed(module) and any(_is_key(item, name) for name in module._modules)
+
+
+def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    if len(rest) == 1:
+        indexed = isinstance(module, nn.ParameterList | nn.ParameterDict)
+        for kind in ("parameter", "buffer"):
+            for name in state_of(module, kind):
+                if fits(rest[0], Name.of(name)) or (indexed and _is_key(rest[0], name)):
+                    yield Spot(kind, _under(path, name), module, name, alone=alone)
+
+
+def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    if not rest or not isinstance(rest[0], Name):
+        return
+    first, tail = rest[0], rest[1:]
+    for method in [first.plain] if not first.wild else [one for one in methods_of(module) if first.matches(one)]:
+        if not _has_method(module, method):
+            continue
+        if all(isinstance(one, Item | AnyItem) for one in tail):
+            yield _returned(path, module, method, tail, alone)
+        else:
+            yield from _variables(path, module, method, tail, alone)
+
+
+def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:
+    if method == "forward":
+        return Spot("module", _under(path, method), module, items=items, alone=alone)
+    return Spot("variable", _under(path, method), module, "return", method, items, alone=alone)
+
+
+def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone: bool) -> Iterator[Spot]:
+    try:
+        function = method_of(module, method)
+    except BadArgumentError:
+        if alone:
+            raise
+        return  # a static method, say, that a wildcard met
+    if function is None:
+        return
+    names = variables_of(function)
+    found = {name: _left(name, tail) for name in names}
+    whole = [name for name, left in found.items() if () in left and not (name == names[0] and is_wild(tail[0]))]
+    for name in whole:
+        yield Spot("variable", f"{_under(path, method)}.{name}", module, name, method, alone=alone)
+    if whole:
+        return
+    for name, left in found.items():
+        for items in left:
+            if items and items[-1] != Name("grad"):
+                yield Spot("variable", f"{_under(path, method)}.{name}", module, name, method, items, alone=alone)
+
+
+def _left(variable: str, tail: Segments) -> set[Segments]:
+    """What is left of a pattern after the name of a variable, which has dots in it if it is a nested function's."""
+    reached = begun(tail, {0})
+    for part in variable.split("."):
+        reached = begun(tail, _after(tail, reached, Name.of(part), False))
+    return {tail[position:] for position in reached}
+
+
+def _in_any_method(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """Variables where ``**`` stands for the method too."""
+    if len(rest) > 1 and rest[0] == ANY:
+        for method in methods_of(module):
+            if _has_method(module, method):
+                yield from _variables(path, module, method, rest[1:], alone)
+
+
+def _operations(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    if not rest or not isinstance(rest[0], Name) or not all(isinstance(one, Item | AnyItem) for one in rest[1:]):
+        return
+    name = rest[0]
+    if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
+        yield Spot("operation", _under(path, name.text), module, name.text, items=rest[1:], alone=alone)
+
+
+_READERS = {
+    "module": _outputs,
+    "parameter": _states,
+    "method": _in_methods,
+    "operation": _operations,
+    "anywhere": _in_any_method,
+}
+"""How the rest of a pattern is read at a module that its beginning leads to."""
+
+
+def methods_of(module: nn.Module) -> list[str]:
+    """The methods and properties that the classes of a module's own define, other than those between underscores."""
+    held: dict[str, None] = {}
+    for kind in parents_of(type(module)):
+        if kind is nn.Module:
+            break
+        for name, one in namespace_of(kind).items():
+            if not name.startswith("__") and (callable(one) or isinstance(one, property)):
+                held.setdefault(name)
+    return [*held]
+
+
+def _has_method(module: nn.Module, name: str) -> bool:
+    if name in attributes_of(module):
+        held = attributes_of(module)[name]
+        of_torch = isinstance(held, FunctionType | BuiltinFunctionType) and _is_torchs(held)
+        return callable(held) and not of_torch  # `self.softmax = F.softmax` is no method, its calls are operations
+    if name == "forward":
+        return True
+    found = found_in(type(module), name)
+    if found is namespace_of(nn.Module).get(name):  # `to` and `float` are what is called on tensors
+        return False
+    return callable(found) or isinstance(found, property)
+
+
+def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:
+    """Whether a function is one of PyTorch's; some of those in C do not say so."""
+    return str(function.__module__ or "torch").partition(".")[0] == "torch"
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _unmatched(place: Place, model: nn.Module) -> str:
+    wanted = str(place)
+    container = modules_by_path(model).get(wanted)
+    if container is not None:
+        return f"`{wanted}` is a {type(container).__name__}, which is never called; what it holds is `{wanted}.*`"
+    known = {str(path): None for path in _all_paths(place, model)}
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    if not close:
+        last = wanted.rpartition(".")[2]
+        close = [path for path in known if path.rpartition(".")[2] == last][:3]
+    hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
+    return (
+        f"`{wanted}` matches nothing in this {type(model).__name__}{hint}. `byname.points(model)` lists what there is"
+    )
+
+
+def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
+    """The paths of a model to compare a mistaken one with."""
+    texts = {one.plain for one in place.segments if isinstance(one, Name)}
+    yield from _operations_near(place, model)
+    for path, module in modules_by_path(model).items():
+        yield path or "forward"
+        for kind in ("parameter", "buffer"):
+            yield from (_under(path, name) for name in state_of(module, kind))
+        for method in methods_of(module):
+            near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
+            yield _under(path, method)
+            for spot in _variables(path, module, method, (Name("*"),), alone=False):
+                if near or spot.name in texts:
+                    yield spot.path
+
+
+def _operations_near(place: Place, model: nn.Module) -> Iterator[str]:
+    """Operations spelled nearly like the last name, of the modules that the rest leads to or nearly leads to."""
+    names = operations_like(str(place.segments[-1]))
+    owner = place.segments[:-1]
+    if not owner or any(() in rests for _, _, rests in _modules(model, owner)):
+        yield from (join((*owner, Name.of(name))) for name in names)
+    else:
+        near = difflib.get_close_matches(join(owner), modules_by_path(model), n=3, cutoff=0.6)
+        yield from (f"{path}.{name}" for path in near for name in names)

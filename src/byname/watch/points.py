@@ -1,0 +1,223 @@
+"""What is there to watch in a model? Modules, operations, variables, parameters: a table of places, by their paths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from byname.errors import BadArgumentError, NoMatchError
+from byname.place import Place, ends_of, parse
+from byname.table import Row, Rows, closest, counted
+from byname.watch.attach import unwrapped
+from byname.watch.inventory import Inventory, Point, is_called
+from byname.watch.places.resolve import modules_by_path, resolve
+from byname.watch.places.spot import Spot
+from byname.watch.selecting.predicates import OfClass, TheModule
+from byname.watch.selecting.selectors import Selector, is_counted, is_place, no_match
+from byname.watch.tracing.flow import Call, Flow, trace
+
+__all__ = ["Point", "Points", "points"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Points(Rows[Point]):
+    """The places of a model, in the order of the run where an example was given, else in the order of the modules.
+
+    Attributes:
+        items: the places.
+        model: the class of the model.
+        notes: what is not listed, and how to have it listed.
+    """
+
+    items: tuple[Point, ...]
+    model: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths alone."""
+        return tuple(point.path for point in self.items)
+
+    def rows(self) -> list[Row]:
+        """One dict a place: ``path, kind, operation, module, shape, calls``."""
+        columns = ("path", "kind", "operation", "module", "shape", "calls")
+        return [{name: getattr(point, name) for name in columns} for point in self.items]
+
+    def _title(self) -> str:
+        kinds = Counter(point.kind for point in self.items)
+        return f"{self.model}: " + ", ".join(counted(count, kind) for kind, count in kinds.items())
+
+    def _notes(self) -> Sequence[str]:
+        return self.notes
+
+    def _spare(self) -> Sequence[str]:
+        return ("calls", "module", "operation")
+
+
+def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Points:
+    """Lists what can be watched and changed in a model.
+
+    Without an example nothing runs, and modules, parameters, buffers and the variables of methods are listed. With one,
+    operations, shapes and numbers of calls too; the run leaves no trace.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> points(model, "0.*").paths
+    ('0.weight', '0.bias')
+    >>> for row in points(model, byname.select.relu, example=torch.zeros(1, 2)).rows():
+    ...     print(row)
+    {'path': '1', 'kind': 'module', 'operation': 'ReLU', 'module': 'ReLU', 'shape': (1, 3), 'calls': 1}
+
+    Args:
+        model: any module.
+        where: only these: a path with or without wildcards, a selector, a class of modules, a module, or a sequence of
+            such.
+        example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``.
+
+    Raises:
+        NoMatchError: when there is nothing of what was asked for; the message names what is close.
+        BadPathError, BadExampleError, BadArgumentError, NotAModuleError: when an argument is none.
+    """
+    root = unwrapped(model)
+    modules = modules_by_path(root)
+    flow = None if example is None else trace(root, example)
+    listing = _Listing(root, modules, flow)
+    if where is None:
+        items, notes = listing.places, listing.notes(left_out=True)
+    else:
+        items, notes = (
+            _in_order(listing, [one for each in _each(where) for one in listing.wanted(each)]),
+            listing.notes(),
+        )
+    return Points(tuple(items), type(root).__name__, tuple(notes))
+
+
+def _in_order(listing: _Listing, wanted: list[Point]) -> list[Point]:
+    """What was asked for, each once, as it stands in the listing; what is not in it comes last."""
+    order = {point.path: number for number, point in enumerate(listing.every)}
+    each = {point.path: point for point in wanted}
+    return sorted(each.values(), key=lambda point: order.get(point.path, len(order)))
+
+
+class _Listing:
+    """All places of a model.
+
+    Attributes:
+        every: all of them, in order.
+        places: without the operations inside modules of ``torch.nn``, which are no places of their own.
+    """
+
+    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], flow: Flow | None) -> None:
+        self._root = root
+        self._modules = {path: module for path, module in modules.items() if is_called(module)}
+        self._flow = flow
+        self._inventory = Inventory(modules.values())
+        self.every: list[Point] = []
+        self._inside: set[str] = set()
+        for call in flow.calls if flow is not None else ():
+            if not is_place(call):
+                self._inside.add(call.path)
+        if flow is not None:
+            self._list_calls(flow)
+        listed = {point.path for point in self.every}
+        for path, module in modules.items():
+            if path in self._modules and (path or "forward") not in listed:
+                calls = None if flow is None else 0
+                name = type(module).__name__
+                self.every.append(Point(path or "forward", "module", name, name, calls=calls))
+            if path not in self._modules or (path or "forward") not in listed:
+                self.every += self._inventory.of(path, module)
+        self.places = [point for point in self.every if point.path not in self._inside]
+
+    def _list_calls(self, flow: Flow) -> None:
+        counts = Counter(call.path for call in flow.calls)
+        for call in flow.calls:
+            if call.call:
+                continue
+            owner = type(call.module).__name__
+            shape = call.shapes[0] if call.shapes else None
+            path = call.path or "forward"
+            self.every.append(Point(path, call.kind, call.operation, owner, shape, counts[call.path], call.shapes))
+            if call.kind == "module":
+                self.every += self._inventory.of(call.path, call.module)
+
+    def notes(self, *, left_out: bool = False) -> list[str]:
+        """What is not listed."""
+        if self._flow is None:
+            return ["operations and shapes are known with example="]
+        if not left_out or not self._inside:
+            return []
+        return [
+            f"left out: {counted(len(self._inside), 'operation')} inside modules of torch.nn; "
+            "ask for them by their paths, such as 'fc1.linear' or 'fc1.*'"
+        ]
+
+    def wanted(self, where: Any) -> list[Point]:
+        """The places that one path, selector, class or module means."""
+        if isinstance(where, str | Place):
+            return self._at(parse(where) if isinstance(where, str) else where)
+        if isinstance(where, Selector):
+            return self._selected(where)
+        selector = TheModule(where) if isinstance(where, nn.Module) else OfClass(where)
+        calls = [call for call in self._module_calls() if selector.online().see(call)]
+        if not calls:
+            raise no_match(selector, self._module_calls())
+        return self._of_calls(calls)
+
+    def _at(self, pattern: Place) -> list[Point]:
+        found = [point for point in self.every if pattern.matches(point.path) and not self._is_hidden(point, pattern)]
+        return found or [self._of_spot(spot) for spot in resolve(pattern, self._root).spots]
+
+    def _is_hidden(self, point: Point, pattern: Place) -> bool:
+        """Whether an operation is inside a module that the pattern means already."""
+        if point.path not in self._inside:
+            return False
+        owner = parse(point.path).segments[:-1]
+        return len(owner) in ends_of(pattern.segments, owner)
+
+    def _of_spot(self, spot: Spot) -> Point:
+        """What a path means that is in no row: another name of a place, an item of a value, a gradient."""
+        if self._flow is not None and spot.kind == "operation":
+            close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
+            raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close}")
+        known = next((point for point in self.every if point.path == spot.path.removesuffix(".forward")), None)
+        if known is not None and not spot.items and not spot.gradient:
+            return replace(known, path=spot.full)
+        owner = type(spot.module).__name__
+        return Point(spot.full, spot.kind, spot.name if spot.kind == "operation" else "", owner)
+
+    def _selected(self, selector: Selector) -> list[Point]:
+        if self._flow is not None:
+            return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
+        if is_counted(selector):
+            raise BadArgumentError(f"{selector} goes by the order of the run: pass example= with an input of the model")
+        online = selector.online()
+        found = [call for call in self._module_calls() if online.see(call)]
+        if not found:
+            error = no_match(selector, self._module_calls())
+            raise NoMatchError(f"{error}. Functions and operators are known with example= only")
+        return self._of_calls(found)
+
+    def _module_calls(self) -> list[Call]:
+        """A call of each module, of which no more is known."""
+        return [Call(path, type(one).__name__, "module", one) for path, one in self._modules.items()]
+
+    def _of_calls(self, calls: Iterable[Call]) -> list[Point]:
+        paths = {call.path or "forward" for call in calls}
+        return [point for point in self.every if point.path in paths]
+
+
+def _each(where: Any) -> Iterator[Any]:
+    """The parts of ``where``, each of a kind that can be asked for."""
+    several = isinstance(where, Sequence | set | frozenset) and not isinstance(where, str | Place | nn.Module)
+    for one in where if several and len(where) else (where,):
+        if not isinstance(one, str | Place | Selector | nn.Module) and not isinstance(one, type):
+            raise BadArgumentError(
+                "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, "
+                f"a module, or a sequence of these, not {one!r:.80}"
+            )
+        yield one

@@ -1,0 +1,246 @@
+"""Which iteration and call is this, and what does the callback say? What one attachment knows while the model runs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.naming.callers import CODE_OF_A_MODULES_CALL
+from byname.watch.event import Event
+from byname.watch.gradients.values import without_superseded
+from byname.watch.tracing.asleep import asleep
+
+__all__ = ["Before", "Callback", "Running", "active_modes", "order_of_attaching", "runs", "unheard"]
+
+Callback = Callable[[Event], Any]
+Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
+order_of_attaching = itertools.count()
+"""Numbers attachments, so that those of one place run in the order in which they were made."""
+
+
+class _Modes(threading.local):
+    def __init__(self) -> None:
+        self.modes: list[Any] = []
+
+
+_modes = _Modes()
+
+
+def active_modes() -> list[Any]:
+    """The function modes of ours that are on this thread's stack, in order."""
+    return _modes.modes
+
+
+def unheard() -> _Unheard:
+    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules."""
+    return _Unheard(_modes.modes)
+
+
+class _Unheard:
+    """A class of its own because every value that is told pays for it."""
+
+    __slots__ = ("_paused",)
+
+    def __init__(self, modes: list[Any]) -> None:
+        self._paused = [(mode, mode.frame) for mode in modes]
+
+    def __enter__(self) -> None:
+        for mode, _ in self._paused:
+            mode.frame = None
+
+    def __exit__(self, *_: object) -> None:
+        for mode, frame in self._paused:
+            if not mode.gone:
+                mode.frame = frame
+
+
+class _Thread(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        iteration: the number of the outermost forward that runs, or ran last; -1 before the first.
+        calls: how often each place was reached in it.
+        again: the same for the second runs of checkpoints, in the backward that is known by `task`.
+    """
+
+    def __init__(self) -> None:
+        self.iteration = -1
+        self.depth = 0
+        self.calls: dict[str, int] = {}
+        self.again: dict[str, int] = {}
+        self.task = -1
+
+
+class Running:
+    """Numbers what passes, and hands it to the callback.
+
+    Args:
+        model: the model of which the outermost forward is an iteration.
+        callback: is called with an `Event`.
+        before: is called when a matched call begins.
+
+    Attributes:
+        order: the number of the attachment.
+        listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
+        hooked: hooks on tensors that outlive their graph.
+        standing_in: what stands in the place of parameters at the moment.
+        notes, paths: what the `Handle` shows.
+        only: of places that are called several times and of which some calls were selected, the numbers of these.
+    """
+
+    def __init__(self, model: nn.Module, callback: Callback, before: Before | None = None) -> None:
+        self.model = model
+        self.callback = callback
+        self.before = before
+        self.order = next(order_of_attaching)
+        self.listening = False
+        self.hooked: dict[tuple[str, int], list[Any]] = {}
+        self.standing_in: list[Any] = []
+        self.notes: dict[str, None] = {}
+        self.paths: dict[str, None] = {}
+        self.only: dict[str, set[int]] = {}
+        self._iterations = itertools.count()
+        self._latest = -1
+        self._thread = _Thread()
+
+    @property
+    def iteration(self) -> int:
+        """The number of the forward that runs in this thread; elsewhere, as in a backward, of the latest one."""
+        mine = self._thread.iteration
+        return mine if mine >= 0 else self._latest
+
+    @property
+    def label(self) -> str:
+        """What the callback calls itself."""
+        name = getattr(self.callback, "label", None) or getattr(self.callback, "__qualname__", None)
+        return str(name or type(self.callback).__name__)
+
+    def install(self) -> None:
+        """From now on values are told."""
+        self.listening = True
+
+    def remove(self) -> None:
+        """From now on nothing is told."""
+        self.listening = False
+        for hooks in self.hooked.values():
+            for hook in hooks:
+                hook.remove()
+        self.hooked.clear()
+
+    def hook_leaf(self, key: tuple[str, int], hook: Any) -> None:
+        """Keeps the hook of a leaf, which outlives the graph; one on the same leaf from an earlier iteration goes."""
+        self.hooked[key] = [*without_superseded(self.hooked.get(key, ()), hook), hook]
+
+    def unreached(self, paths: Iterable[str]) -> set[str]:
+        """Those of these places to which the iteration of this thread has not come, nor to an item of them."""
+        called = self._thread.calls
+        reached = set(called)
+        for path in called:
+            reached.update(path[:at] for at, mark in enumerate(path) if mark in "[.")
+        return {path for path in paths if path not in reached}
+
+    def enter(self) -> bool:
+        """A forward of the model begins; whether it is an outermost one."""
+        thread = self._thread
+        if thread.depth and not runs(self.model, 2):
+            thread.depth = 0  # an interrupt came between the hooks of an earlier forward
+        thread.depth += 1
+        if thread.depth > 1 or asleep():
+            return False
+        self._latest = thread.iteration = next(self._iterations)
+        thread.calls.clear()
+        return True
+
+    def leave(self) -> bool:
+        """A forward of the model has ended; whether it was an outermost one."""
+        thread = self._thread
+        if not thread.depth:  # it had begun when this was attached
+            return False
+        thread.depth -= 1
+        return thread.depth == 0 and not asleep()
+
+    def event(self, path: str, module: nn.Module, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
+        """Tells the callback of a value; what takes the value's place."""
+        if asleep():
+            return value
+        recomputed = _graph_task() != -1
+        thread = self._thread
+        calls = self._again() if recomputed else thread.calls
+        call = calls.get(path, 0)
+        calls[path] = call + 1
+        iteration = thread.iteration
+        return self.told(
+            Event(path, module, value, inputs, call, recomputed, iteration if iteration >= 0 else self._latest, before)
+        )
+
+    def number(self, path: str) -> tuple[int, int, bool]:
+        """Iteration, call and whether it is recomputed, of a value of which only the gradient will be told."""
+        recomputed = _graph_task() != -1
+        calls = self._again() if recomputed else self._thread.calls
+        call = calls.get(path, 0)
+        calls[path] = call + 1
+        return self.iteration, call, recomputed
+
+    def told(self, event: Event) -> Any:
+        """Runs the callback, whose own calls of PyTorch are not heard; what takes the value's place."""
+        value = event.value
+        if not self.listening or (self.only and event.call not in self.only.get(event.path, (event.call,))):
+            return value
+        self.paths.setdefault(event.path)
+        modes = _modes.modes
+        try:
+            if not modes:
+                result = self.callback(event)
+            elif len(modes) == 1:  # the most frequent case, written out because every value pays for it
+                mode = modes[0]
+                frame, mode.frame = mode.frame, None
+                try:
+                    result = self.callback(event)
+                finally:
+                    if not mode.gone:
+                        mode.frame = frame
+            else:
+                with _Unheard(modes):
+                    result = self.callback(event)
+        except Exception as error:
+            error.add_note(f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
+            raise
+        return value if result is None else result
+
+    def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A matched call begins; what the callback will find in ``event.before``."""
+        if self.before is None or asleep():
+            return None
+        with unheard():
+            return self.before(path, module, inputs, kwargs)
+
+    def _again(self) -> dict[str, int]:
+        thread = self._thread
+        task = _graph_task()
+        if task != thread.task:
+            thread.task = task
+            thread.again.clear()
+        return thread.again
+
+
+def runs(model: nn.Module, calls: int = 1) -> bool:
+    """Whether a call of this module is under way in this thread, or as many as `calls`, one inside the other."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is model:
+            calls -= 1
+            if not calls:
+                return True
+        frame = frame.f_back
+    return False
+
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id

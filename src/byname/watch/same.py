@@ -1,0 +1,97 @@
+"""Can what an interjection returned take the place of what it was given? It must have the same structure and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from byname.card import is_tensor
+from byname.errors import InterjectionError
+
+__all__ = ["same_gradients", "same_kind"]
+
+
+def same_kind(path: str, old: Any, new: Any) -> None:
+    """Refuses a replacement of another shape or structure.
+
+    Args:
+        path: the place, for the message.
+        old: the value.
+        new: what is to take its place.
+
+    Raises:
+        InterjectionError: if it cannot.
+    """
+    _compare(path, "", old, new)
+
+
+def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
+    """Refuses gradients that do not fit those they are to replace; None fits everywhere."""
+    if not isinstance(new, tuple) or len(new) != len(old):
+        hint = "" if old else ", since the place is no call. Change the value's gradient at its `.grad`"
+        got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
+        raise InterjectionError(
+            f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; got {got}"
+        )
+    for number, (was, wanted) in enumerate(zip(old, new, strict=True)):
+        if wanted is None or wanted is was:
+            continue
+        if was is None:
+            raise InterjectionError(
+                f"process_backward at `{path}`: expected None for input {number}, to which no gradient flows; "
+                f"got {_described(wanted)}"
+            )
+        if not is_tensor(wanted) or _facts(wanted) != _facts(was):
+            raise InterjectionError(
+                f"process_backward at `{path}`: expected {_in_full(was)} for input {number}; got "
+                f"{_in_full(wanted) if is_tensor(wanted) else _described(wanted)}"
+            )
+
+
+def _compare(path: str, at: str, old: Any, new: Any) -> None:
+    if new is old:
+        return
+    if is_tensor(old):
+        if not is_tensor(new) or _shape(old) != _shape(new):
+            _refuse(path, at, old, new)
+    elif isinstance(old, tuple | list):
+        if type(new) is not type(old) or len(new) != len(old):
+            _refuse(path, at, old, new)
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            _compare(path, f"{at}[{number}]", one, other)
+    elif isinstance(old, dict):
+        if type(new) is not type(old) or list(new) != list(old):
+            _refuse(path, at, old, new)
+        for key, one in old.items():
+            _compare(path, f"{at}[{key!r}]", one, new[key])
+
+
+def _refuse(path: str, at: str, old: Any, new: Any) -> None:
+    where = f"`{path}`" + (f", in {at}" if at else "")
+    raise InterjectionError(f"interjection at {where}: expected {_described(old)}; got {_described(new)}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...] | None:
+    return None if tensor.is_nested else tuple(tensor.shape)
+
+
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
+    return _shape(tensor), tensor.dtype, tensor.device
+
+
+def _in_full(tensor: Tensor) -> str:
+    return f"{_described(tensor)} of {tensor.dtype} on {tensor.device}"
+
+
+def _described(value: Any) -> str:
+    """A value in words, without its contents."""
+    if is_tensor(value):
+        shape = _shape(value)
+        return "a nested tensor" if shape is None else f"a tensor of shape {shape}"
+    if isinstance(value, dict):
+        return f"a {type(value).__name__} of {', '.join(map(repr, value)) or 'nothing'}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"{type(value).__name__}"

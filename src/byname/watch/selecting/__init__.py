@@ -1,0 +1,1 @@
+"""Which calls does a selector mean?"""

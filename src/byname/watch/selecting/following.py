@@ -1,0 +1,123 @@
+"""What does the data of one call reach next? Distances along the edges of a flow, counted in elementary calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from byname.watch.tracing.flow import Call, Flow
+
+__all__ = ["after", "before"]
+
+
+def after(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
+    """Those of some calls that data from one of the others reaches.
+
+    A call is at distance 1 of another when a tensor that comes out of the other goes into it, and one further for every
+    elementary call on the way.
+
+    Args:
+        flow: the run.
+        these: indices of calls.
+        others: indices of calls.
+        within: the largest distance; None for any.
+    """
+    distances = _Distances(flow)
+    found = set()
+    for index, begins in _moments(flow.calls):
+        call = flow.calls[index]
+        if begins:
+            distance = distances.least(call.inputs) + 1
+            if index in these and distance <= _most(within):
+                found.add(index)
+            if call.elementary:
+                distances.lower(call.outputs, distance)
+        elif index in others:
+            distances.lower(_own(call), 0)
+    return frozenset(found)
+
+
+def before(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
+    """Those of some calls whose data reaches one of the others; see `after`."""
+    distances = _Distances(flow)
+    found = set()
+    for index, begins in reversed(list(_moments(flow.calls))):
+        call = flow.calls[index]
+        if begins:
+            if call.elementary:
+                distances.lower_back(call.inputs, distances.least_back(call.outputs) + 1)
+            if index in others:
+                distances.lower_back(call.inputs, 1)
+        elif index in these and distances.least_back(_own(call)) <= _most(within):
+            found.add(index)
+    return frozenset(found)
+
+
+def _most(within: int | None) -> float:
+    return _UNREACHED - 1 if within is None else within
+
+
+_UNREACHED = 1 << 60
+
+
+class _Distances:
+    """How far each tensor is from where the count began. What was made unseen is a step from what it was made of."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._unseen = flow.unseen
+        self._of: dict[int, int] = {}
+
+    def least(self, numbers: Collection[int]) -> int:
+        """The least distance of some tensors, going forward."""
+        return min((self._at(number) for number in numbers), default=_UNREACHED)
+
+    def _at(self, number: int) -> int:
+        known: dict[int, int] = {}
+        for one in sorted(self._unseen_behind(number)):  # what a tensor was made of has a smaller number
+            origins = [known.get(origin, self._of.get(origin, _UNREACHED)) + 1 for origin in self._unseen[one]]
+            known[one] = min(self._of.get(one, _UNREACHED), *origins)
+        return known.get(number, self._of.get(number, _UNREACHED))
+
+    def _unseen_behind(self, number: int) -> set[int]:
+        found: set[int] = set()
+        waiting = [number]
+        while waiting:
+            one = waiting.pop()
+            if one in self._unseen and one not in found:
+                found.add(one)
+                waiting += self._unseen[one]
+        return found
+
+    def lower(self, numbers: Collection[int], distance: int) -> None:
+        """Notes that tensors are at most so far."""
+        for number in numbers:
+            self._of[number] = min(self._of.get(number, _UNREACHED), distance)
+
+    def least_back(self, numbers: Collection[int]) -> int:
+        """The least distance of some tensors, going back."""
+        return min((self._of.get(number, _UNREACHED) for number in numbers), default=_UNREACHED)
+
+    def lower_back(self, numbers: Collection[int], distance: int) -> None:
+        """Notes that tensors, and what they were made of, are at most so far."""
+        waiting = [(number, distance) for number in numbers]
+        while waiting:
+            number, far = waiting.pop()
+            if far < self._of.get(number, _UNREACHED):
+                self._of[number] = far
+                waiting += [(origin, far + 1) for origin in self._unseen.get(number, ())]
+
+
+def _own(call: Call) -> Collection[int]:
+    """What comes out of a call, without what it only passes on; all of it where it does nothing else."""
+    return [number for number in call.outputs if number not in call.inputs] or call.outputs
+
+
+def _moments(calls: tuple[Call, ...]) -> Iterator[tuple[int, bool]]:
+    """The beginning and the end of every call, in the order of the run."""
+    running: list[int] = []
+    for index, call in enumerate(calls):
+        while running and running[-1] != call.parent:
+            yield running.pop(), False
+        yield index, True
+        running.append(index)
+    while running:
+        yield running.pop(), False

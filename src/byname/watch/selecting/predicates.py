@@ -1,0 +1,204 @@
+"""Which calls does a selector mean that looks at one call alone? Families, classes, functions, paths."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from byname.naming.modules import own_parameters
+from byname.naming.reading import attributes_of, parents_of
+from byname.place import Name, Place, Segment, ends_of, parse
+from byname.watch.selecting.families import family_named
+from byname.watch.selecting.selectors import Look, Selector, Test, is_place
+from byname.watch.tracing.flow import Call
+
+__all__ = [
+    "AtPath",
+    "Everything",
+    "InFamily",
+    "OfClass",
+    "Parametrized",
+    "TheModule",
+    "TheOperation",
+    "Where",
+]
+
+
+class Predicate(Selector):
+    """Looks at one call alone."""
+
+    __slots__ = ()
+
+    def _in(self, look: Look) -> frozenset[int]:
+        return frozenset(index for index, call in enumerate(look.flow.calls) if self._takes(call))
+
+    def _test(self) -> Test:
+        return self._takes
+
+    @abstractmethod
+    def _takes(self, call: Call) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Everything(Predicate):
+    """Every place."""
+
+    def _text(self) -> str:
+        return "select.all"
+
+    def _takes(self, call: Call) -> bool:
+        return is_place(call)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class InFamily(Predicate):
+    """Modules and functions of one kind. What a module of the family calls inside is not meant too."""
+
+    name: str
+
+    def _text(self) -> str:
+        return f"select.{self.name}"
+
+    def _wanted(self) -> str:
+        return self.name
+
+    def _takes(self, call: Call) -> bool:
+        family = family_named(self.name)
+        if call.kind == "module":
+            return family.has_module(call.module)
+        return is_place(call) and family.has_operation(call.operation) and not family.has_module(call.module)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Parametrized(Predicate):
+    """Modules that have parameters of their own."""
+
+    def _text(self) -> str:
+        return "select.parametrized"
+
+    @property
+    def only_modules(self) -> bool:
+        """Whether it can mean nothing but modules."""
+        return True
+
+    def _takes(self, call: Call) -> bool:
+        if call.kind != "module":
+            return False
+        children = attributes_of(call.module).get("_modules") or {}
+        return bool(own_parameters(call.module)) or "parametrizations" in children
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OfClass(Predicate):
+    """Modules of a class or of one derived from it."""
+
+    kind: type
+
+    def _text(self) -> str:
+        return f"select.module({_class_text(self.kind)})"
+
+    @property
+    def only_modules(self) -> bool:
+        """Whether it can mean nothing but modules."""
+        return True
+
+    def _wanted(self) -> str:
+        return self.kind.__name__
+
+    def _takes(self, call: Call) -> bool:
+        return call.kind == "module" and self.kind in parents_of(type(call.module))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class TheModule(Predicate):
+    """One module."""
+
+    module: nn.Module
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is TheModule and other.module is self.module
+
+    def __hash__(self) -> int:
+        return hash(id(self.module))
+
+    def _text(self) -> str:
+        return f"select.module(<{type(self.module).__name__} at {id(self.module):#x}>)"
+
+    @property
+    def only_modules(self) -> bool:
+        """Whether it can mean nothing but modules."""
+        return True
+
+    def _takes(self, call: Call) -> bool:
+        return call.kind == "module" and call.module is self.module
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TheOperation(Predicate):
+    """Calls of one function, other than those inside modules of ``torch.nn``."""
+
+    name: str
+
+    def _text(self) -> str:
+        return f"select.op({self.name!r})"
+
+    def _wanted(self) -> str:
+        return self.name
+
+    def _takes(self, call: Call) -> bool:
+        return call.kind == "operation" and call.operation == self.name and is_place(call)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AtPath(Predicate):
+    """Calls whose path matches a pattern. An operation inside a module of ``torch.nn`` only where that one does not."""
+
+    pattern: Place
+
+    def _text(self) -> str:
+        return f"select.path({str(self.pattern)!r})"
+
+    def reaches_into(self, path: str) -> bool:
+        """Whether an operation inside that module may match, and the module does not."""
+        last, segments = self.pattern.segments[-1], _segments(path)
+        if not isinstance(last, Name) or self._has(segments):
+            return False
+        return len(segments) in ends_of(self.pattern.segments[:-1], segments)
+
+    def _has(self, path: Sequence[Segment]) -> bool:
+        return len(path) in ends_of(self.pattern.segments, path)
+
+    def _takes(self, call: Call) -> bool:
+        path = _segments(call.path)
+        if call.kind == "module" and self._has((*path, _FORWARD)) and self.pattern.segments[-1] == _FORWARD:
+            return True
+        return self._has(path) and (is_place(call) or not self._has(path[:-1]))
+
+
+_FORWARD = Name("forward")
+"""What may stand after the path of a module, and stands for that of the model itself."""
+
+
+def _segments(path: str) -> tuple[Segment, ...]:
+    return parse(path).segments if path else ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Where(Predicate):
+    """Places of which a function of the user says yes."""
+
+    function: Callable[[Call], bool]
+
+    def _text(self) -> str:
+        return f"select.where({getattr(self.function, '__qualname__', type(self.function).__name__)})"
+
+    def _takes(self, call: Call) -> bool:
+        return is_place(call) and bool(self.function(call))
+
+
+def _class_text(kind: type) -> str:
+    in_torch = getattr(nn, kind.__name__, None) is kind
+    return f"nn.{kind.__name__}" if in_torch else kind.__qualname__

@@ -1,0 +1,1 @@
+"""How are values got at? One file for each kind of place."""

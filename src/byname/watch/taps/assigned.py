@@ -1,0 +1,151 @@
+"""How are local variables got at? By listening to the methods that assign them, for chosen instances."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from byname.card import is_tensor
+from byname.errors import InterjectionError, NoMatchError
+from byname.watch.places.items import Segments, items_in, put
+from byname.watch.places.spot import Spot
+from byname.watch.running import Running
+from byname.watch.taps.delivery import Deliver
+from byname.watch.variables.activation import Receive
+from byname.watch.variables.listen import Activation, Listening, listen, method_of
+
+__all__ = ["Assigned"]
+
+_NEW = ("entry", "assigned", "returned")
+
+
+class Assigned:
+    """The local variables, arguments and return values that one attachment wants.
+
+    Args:
+        running: knows the calls.
+        spots: the places, and where their values go.
+    """
+
+    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+        self._running = running
+        self._listenings: list[Listening] = []
+        self._receiving: list[Receive] = []
+        self._wanted: dict[tuple[int, str], tuple[nn.Module, str, dict[str, list[_Receiver]]]] = {}
+        for spot, deliver in spots:
+            key = (id(spot.module), spot.method)
+            _, _, receivers = self._wanted.setdefault(key, (spot.module, spot.method, {}))
+            receivers.setdefault(spot.name, []).append(_Receiver(spot, deliver))
+
+    def install(self) -> None:
+        """Listens."""
+        for module, method, receivers in self._wanted.values():
+            function = method_of(module, method)
+            if function is None:
+                raise NoMatchError(f"`{method}` of {type(module).__name__} is no Python function any more")
+            received = _Received(receivers)
+            self._receiving.append(received)
+            listening = listen(function, module, [*receivers], _while_held(received), order=self._running.order)
+            self._listenings.append(listening)
+            received.replaces = listening.replaces
+            if not listening.replaces:
+                self._running.notes.setdefault(
+                    f"the source of `{type(module).__qualname__}.{method}` cannot be read: its variables are seen, "
+                    "and cannot be changed"
+                )
+
+    def remove(self) -> None:
+        """Listens no longer."""
+        for one in self._listenings:
+            one.remove()
+        self._listenings.clear()
+        self._receiving.clear()
+
+
+class _Receiver:
+    """Passes on what one path wants to know of a variable."""
+
+    def __init__(self, spot: Spot, deliver: Deliver) -> None:
+        self.spot = spot
+        self._deliver = deliver
+
+    def __call__(self, activation: Activation, value: Any, moment: str) -> Any:
+        if not self.spot.items:
+            return value if moment == "exit" else self._deliver(value)
+        last: dict[Any, Any] = activation.memory.setdefault(self, {})
+        found = [
+            (segments, one)
+            for segments, one in items_in(value, self.spot.items)
+            if moment in _NEW or _differs(last.get(segments), one)
+        ]
+        for segments, one in found:
+            value = self._item(value, segments, one)
+        for segments, one in items_in(value, self.spot.items):
+            last[segments] = _seen(one)
+        return value
+
+    def _item(self, value: Any, segments: Segments, one: Any) -> Any:
+        new = self._deliver.item(segments, one)  # type: ignore[attr-defined]
+        return value if new is one else put(value, segments, new)
+
+
+def _while_held(receive: Receive) -> Receive:
+    """The same receiver, which the code that was put into a class does not keep, and so not the model either."""
+    held = weakref.ref(receive)
+
+    def receive_held(activation: Activation, variable: str, value: Any, moment: str) -> Any:
+        receive = held()
+        return value if receive is None else receive(activation, variable, value, moment)
+
+    return receive_held
+
+
+class _Received:
+    """Hands a variable of one method to all who want it.
+
+    Attributes:
+        replaces: whether what is returned takes the place of the value.
+    """
+
+    def __init__(self, receivers: dict[str, list[_Receiver]]) -> None:
+        self._receivers = receivers
+        self.replaces = True
+
+    def __call__(self, activation: Activation, variable: str, value: Any, moment: str) -> Any:
+        new = value
+        for receiver in self._receivers[variable]:
+            new = receiver(activation, new, moment)
+        if new is not value and not self.replaces:
+            raise InterjectionError(
+                f"`{self._receivers[variable][0].spot.full}`: another value was returned for it, and cannot be put "
+                "there, since the source of the method cannot be read; operations and modules can be changed instead"
+            )
+        return new
+
+
+def _seen(value: Any) -> Any:
+    """What to compare an item with later, without keeping it alive."""
+    if is_tensor(value):
+        return weakref.ref(value), _version(value)
+    try:
+        return weakref.ref(value), 0
+    except TypeError:  # a number, a text or another value that has no identity worth speaking of
+        return (value, 0) if isinstance(value, int | float | complex | str | bytes | None) else (type(value), id(value))
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was changed in place; those made under ``inference_mode`` do not count it."""
+    return value._version if is_tensor(value) and not value.is_inference() else 0
+
+
+def _differs(seen: Any, value: Any) -> bool:
+    if seen is None:
+        return True
+    held, version = seen
+    if isinstance(held, weakref.ref):
+        return held() is not value or _version(value) != version
+    now = _seen(value)
+    return bool(type(now[0]) is not type(held) or now != seen)

@@ -1,0 +1,273 @@
+"""Which calls does a selector or the path of an operation mean? Found out by an example, or in the first forward.
+
+Without an example every module that may come into question is listened to until the first forward has ended; from then
+on only those in which something matched, and those that have not run yet.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from byname.errors import NoMatchError
+from byname.naming.modules import modules_in
+from byname.place import Name
+from byname.watch.places.operations import is_elementary
+from byname.watch.places.resolve import Meaning, modules_by_path
+from byname.watch.places.spot import Spot
+from byname.watch.running import Running
+from byname.watch.selecting.selectors import Selector, no_match
+from byname.watch.taps.delivery import Deliver, delivery
+from byname.watch.taps.functions import Functions, Owner
+from byname.watch.taps.hooks import Hooks
+from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
+from byname.watch.tracing.flow import Call, Flow, trace
+
+__all__ = ["Binding"]
+
+
+class Binding:
+    """The operations and selected calls that one attachment wants.
+
+    Args:
+        model: the watched model.
+        running: knows the calls.
+        meaning: what the paths mean. Names of operations may have wildcards; modules in it are not told of twice.
+        selectors: what else is wanted.
+    """
+
+    def __init__(self, model: nn.Module, running: Running, meaning: Meaning, selectors: Sequence[Selector]) -> None:
+        self.missing: Callable[[], None] = lambda: None
+        self._model = model
+        self._running = running
+        self._patterns = meaning.operations
+        self._of_module: dict[int, list[tuple[str, Spot]]] = {}
+        for pattern, spots in self._patterns.items():
+            for spot in spots:
+                self._of_module.setdefault(id(spot.module), []).append((pattern, spot))
+        self._selectors = list(selectors)
+        self._online: list[tuple[Selector, Any]] = []
+        self._functions = Functions(running, self._decide)
+        self._paths = {id(module): (path, module) for path, module in modules_by_path(model).items()}
+        asked = [spot.module for spots in self._patterns.values() for spot in spots]
+        self._owners = {id(module): Owner(module, self._paths[id(module)][0]) for module in asked}
+        self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
+        self._told = {(id(spot.module), spot.full) for spot in meaning.spots if spot.kind == "module"}
+        self._matched: set[Any] = set()
+        self._exact: dict[str, Spot] = {}
+        self._called: dict[str, Call] = {}
+        self._asking = self._outputs = self._hooks = Hooks(model, running)
+        self._bound = not (meaning.operations or selectors)
+        self._wide = False
+
+    @property
+    def listens_to_functions(self) -> bool:
+        """Whether a function mode will be on."""
+        return bool(self._owners)
+
+    def bind(self, example: Any) -> None:
+        """Finds out by one run of an example what is meant.
+
+        Raises:
+            NoMatchError: if one of the selectors or paths matches nothing.
+        """
+        if self._bound:
+            return
+        flow = trace(self._model, example)
+        for call in flow.calls:
+            if call.kind == "operation":
+                self._called.setdefault(call.path, call)
+                matched = self._match_patterns(call)
+                self._running.paths.update((spot.full, None) for spot in matched if not spot.items)
+        for selector in self._selectors:
+            self._match(selector, flow)
+        for pattern in self._patterns:
+            if pattern not in self._matched:
+                raise NoMatchError(self._unmatched(pattern))
+        self._selectors, self._online, self._bound = [], [], True
+
+    def choose_online(self) -> None:
+        """Prepares for finding it out in the first forward.
+
+        Raises:
+            NoMatchError: if a selector that can mean nothing but modules means none of them.
+            BadArgumentError: if a selector can only be told when a run is over.
+        """
+        self._online = [(selector, selector.online()) for selector in self._selectors]
+        modules = self._module_calls()
+        for selector in self._selectors:
+            if not selector.only_modules:
+                self._own_all_that(selector)
+            elif not any(map(selector.online().see, modules)):
+                raise no_match(selector, modules)
+
+    def _module_calls(self) -> list[Call]:
+        """A call of each module, of which no more is known."""
+        return [Call(path, type(module).__name__, "module", module) for path, module in self._paths.values()]
+
+    def _own_all_that(self, selector: Selector) -> None:
+        """Listens to the functions that modules call, other than those of ``torch.nn``, which are steps as a whole."""
+        for path, module in self._paths.values():
+            if not is_elementary(module) or selector.reaches_into(path):
+                self._owners.setdefault(id(module), Owner(module, path))
+
+    def install(self) -> None:
+        """Puts the hooks in place."""
+        self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
+        self._hook_chosen()
+        for path, module in self._paths.values() if self._online else ():
+            if id(module) not in self._modules:
+                hook_calls(self._asking, self._running, module, self._asked(path, module))
+        owners = [*self._owners.values()]
+        inside = {id(one): one for owner in owners for one in modules_in(owner.module) if id(one) not in self._owners}
+        self._functions.hook(self._hooks, owners, [*inside.values()])
+        self._asking.install()
+        self._hooks.install()
+
+    def _hook_chosen(self) -> None:
+        """Hooks the modules that are known to be wanted."""
+        self._outputs = Hooks(self._model, self._running)
+        hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
+        self._outputs.install()
+
+    def remove(self) -> None:
+        """Takes everything off."""
+        for hooks in (self._asking, self._outputs, self._hooks):
+            hooks.remove()
+        self._functions.remove()
+
+    def begin(self) -> None:
+        """An outermost forward begins."""
+        self._functions.reset()
+
+    def end(self) -> None:
+        """An outermost forward has ended well; after the first it is known what is meant.
+
+        Raises:
+            NoMatchError: if one of the selectors or paths matched nothing.
+        """
+        if self._bound:
+            if self._wide:
+                self._narrow()
+            return
+        self._bound = self._wide = True
+        for pattern, spots in self._patterns.items():
+            if pattern not in self._matched:
+                if any(self._owners[id(spot.module)].ran for spot in spots):
+                    self._give_up(self._unmatched(pattern))
+                self._running.notes.setdefault(f"`{pattern}`: the module that owns it has not run in the first forward")
+        for selector, _ in self._online:
+            if selector not in self._matched:
+                self._give_up(
+                    f"in the first forward {no_match(selector, [*self._module_calls(), *self._called.values()])}"
+                )
+        self._narrow()
+
+    def _give_up(self, why: str) -> None:
+        self.missing()
+        raise NoMatchError(f"{why}. It is removed again")
+
+    def _narrow(self) -> None:
+        """Listens from now on only where something matched, and where nothing has run yet."""
+        if self._functions.in_other_threads():  # they need the hooks that they have begun with
+            return
+        self._wide = False
+        for key, owner in self._owners.items():
+            owner.idle = owner.ran and key not in self._matched
+        self._owners = {key: owner for key, owner in self._owners.items() if not owner.idle}
+        self._hooks.keep({id(one) for owner in self._owners.values() for one in modules_in(owner.module)})
+        if self._online:
+            self._asking.keep({key for key in self._paths if key not in self._modules})
+            self._hook_chosen()
+
+    def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
+        """Who wants to know of an operation."""
+        call = self._called.setdefault(path, Call(path, name, "operation", owner.module, function=function))
+        spots = self._match_patterns(call)
+        if path in self._exact:
+            spots.append(self._exact[path])
+        if self._wanting(call):
+            spots.append(Spot("operation", path, owner.module, name))
+        if spots:
+            self._matched.add(id(owner.module))
+            owner.idle = False
+        return [delivery(self._running, spot) for spot in {spot.full: spot for spot in spots}.values()]
+
+    def _match_patterns(self, call: Call) -> list[Spot]:
+        """The places that patterns of paths make of one operation."""
+        prefix = self._paths[id(call.module)][0]
+        label = call.path[len(prefix) + 1 if prefix else 0 :]
+        found = []
+        for pattern, spot in self._of_module.get(id(call.module), ()):
+            if Name(spot.name).matches(label):
+                self._matched.add(pattern)
+                found.append(replace(spot, path=call.path))
+        return found
+
+    def _wanting(self, call: Call) -> list[Selector]:
+        """The selectors that match a call, each asked once for every place."""
+        if self._bound and not self._online:
+            return []
+        inside = call.kind == "operation" and is_elementary(call.module)
+        path = self._paths[id(call.module)][0]
+        wanting = [
+            selector
+            for selector, online in self._online
+            if (not inside or selector.reaches_into(path)) and online.see(call)
+        ]
+        self._matched.update(wanting)
+        return wanting
+
+    def _match(self, selector: Selector, flow: Flow) -> None:
+        matched = [flow.calls[index] for index in selector.matches(flow)]
+        every = Counter(call.path for call in flow.calls)
+        for call in {one.path: one for one in matched}.values():
+            self._note_calls(call, {one.call for one in matched if one.path == call.path}, every[call.path])
+            if call.kind == "module":
+                self._choose(call.path, call.module)
+            else:
+                self._exact[call.path] = Spot("operation", call.path, call.module, call.operation)
+                self._running.paths.setdefault(call.path)
+                self._owners.setdefault(id(call.module), Owner(call.module, self._paths[id(call.module)][0]))
+
+    def _note_calls(self, call: Call, wanted: set[int], every: int) -> None:
+        """Notes which calls of a place are meant, where it is called several times and not all are."""
+        path, only = call.path or "forward", self._running.only
+        chosen = path in self._exact if call.kind == "operation" else id(call.module) in self._modules
+        if path in only:
+            only[path] |= wanted
+        elif not chosen and path not in self._running.paths:
+            only[path] = wanted
+        if len(only.get(path, ())) == every:
+            del only[path]
+
+    def _asked(self, path: str, module: nn.Module) -> Wanting:
+        """Whether a selector matches a module, found out when it first runs."""
+
+        def wanting() -> Sequence[tuple[Spot, Deliver]]:
+            found = self._modules.get(id(module))
+            if found is None:
+                found = self._modules[id(module)] = []
+                if self._wanting(Call(path, type(module).__name__, "module", module)):
+                    self._choose(path, module)
+            return found
+
+        return wanting
+
+    def _choose(self, path: str, module: nn.Module) -> None:
+        spot = Spot("module", path or "forward", module)
+        found = self._modules.setdefault(id(module), [])
+        if (id(module), spot.full) not in self._told:
+            self._told.add((id(module), spot.full))
+            found.append((spot, delivery(self._running, spot)))
+            self._running.paths.setdefault(spot.full)
+
+    def _unmatched(self, pattern: str) -> str:
+        close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
+        hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
+        return f"`{pattern}` matches no operation that ran{hint}"

@@ -1,0 +1,311 @@
+"""How are the results of PyTorch functions got at? By a function mode that is on only while their owners run.
+
+Each module that owns a wanted operation opens a frame when its forward begins, in which its calls are counted by name.
+Modules inside it that own none close the mode meanwhile: what they call is not the owner's, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from byname.naming.log import is_in_place
+from byname.naming.modes import FUNCTIONS
+from byname.quiet import eager
+from byname.watch.places.operations import operation_name, operation_path, taken
+from byname.watch.running import Running, active_modes, runs
+from byname.watch.taps.delivery import Deliver
+from byname.watch.taps.hooks import Hook, Hooks
+from byname.watch.taps.inplace import called, changed_by, overwrite
+
+__all__ = ["Decide", "Functions", "Owner"]
+
+Found = tuple[str, Sequence[Deliver], bool]
+"""The path of an operation, who wants to know of it, and whether it works in place by its name."""
+
+Decide = Callable[["Owner", str, str, Any], Sequence[Deliver]]
+"""``(owner, path, name, function)``: who wants to know of an operation; asked once for each path."""
+
+
+class Owner:
+    """A module that owns wanted operations.
+
+    Attributes:
+        module: the module.
+        path: its path, empty for the model itself.
+        taken: the names after its path that mean something else than an operation.
+        ran: whether its forward has begun since it is listened to.
+        idle: whether nothing of it is wanted any more.
+        decided: who wants to know of the k-th call of a name, for those seen so far.
+    """
+
+    __slots__ = ("decided", "idle", "module", "path", "ran", "taken")
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        self.taken = taken(module)
+        self.ran = False
+        self.idle = False
+        self.decided: dict[tuple[str, int], Found] = {}
+
+
+class _Frame:
+    """One run of an owner's forward.
+
+    Attributes:
+        owner: the owner.
+        counts: how often each name was called.
+        known: whether the call can be seen on the stack of Python; not where somebody has replaced PyTorch's code.
+    """
+
+    __slots__ = ("counts", "known", "owner")
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.known = runs(owner.module)
+        self.counts: dict[str, int] = {}
+
+
+class _Mode(TorchFunctionMode):
+    """Sees the calls of one thread.
+
+    Attributes:
+        frame: the run of an owner that calls now; None while a module runs that owns nothing wanted.
+        frames: those around it.
+        order: the number of the attachment.
+        thread: the thread whose stack it is for.
+        on: whether it is on that stack; PyTorch takes it off while it handles a call.
+        names: the names of functions met so far.
+        gone: whether its attachment was removed: it must not come back on the stack.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        super().__init__()
+        self.functions = functions
+        self.order = functions.running.order
+        self.thread = threading.get_ident()
+        self.frame: _Frame | None = None
+        self.frames: list[tuple[nn.Module, _Frame | None, bool]] = []
+        self.on = False
+        self.gone = False
+        self.names: dict[Any, Any] = {}
+
+    @eager
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = self.frame
+        if frame is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        name = self.names.get(func, _UNKNOWN)
+        if name is _UNKNOWN:
+            name = self.names[func] = operation_name(func)
+        if name is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        counts = frame.counts
+        k = counts.get(name, 0)
+        counts[name] = k + 1
+        owner = frame.owner
+        found = owner.decided.get((name, k))
+        if found is None or found[1]:
+            if frame.known and not runs(owner.module):  # an interrupt has ended it, of which PyTorch tells no hook
+                self.frame = None
+                return func(*args, **kwargs) if kwargs else func(*args)
+            if found is None:
+                found = owner.decided[name, k] = self.functions.decide(owner, name, k, func)
+        if found[1]:
+            return self.functions.deliver(owner, found, func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+_UNKNOWN = object()
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.mode: _Mode | None = None
+
+
+class Functions:
+    """The operations that one attachment wants.
+
+    Args:
+        running: knows the calls.
+        decide: says who wants to know of an operation.
+    """
+
+    def __init__(self, running: Running, decide: Decide) -> None:
+        self.running = running
+        self._decide = decide
+        self._here = _Here()
+        self._listening = False
+        self._modes: list[weakref.ref[_Mode]] = []  # a thread that has ended takes its mode with it
+
+    def hook(self, hooks: Hooks, owners: Sequence[Owner], others: Sequence[nn.Module]) -> None:
+        """Hooks the modules that own operations, and those inside them that own none.
+
+        Args:
+            hooks: the hooks of the attachment.
+            owners: modules whose operations are wanted.
+            others: modules that may run inside of owners.
+        """
+        self._listening = True
+        for owner in owners:
+            hooks.before(owner.module, self._opening(owner))
+            hooks.after(owner.module, self._close, always=True, first=True)
+        for module in others:
+            hooks.before(module, self._pause)
+            hooks.after(module, self._close, always=True, first=True)
+
+    def install(self) -> None:
+        """Nothing stands ready but the hooks."""
+
+    def remove(self) -> None:
+        """Nothing is heard any more, also where a forward still runs; the stacks are as before once it has ended."""
+        self._listening = False
+        modes = self._known_modes()
+        self._modes.clear()
+        for mode in modes:
+            running = mode.frames[0][0] if mode.frames else self.running.model
+            mode.gone = True
+            mode.frame = None
+            here = mode.thread == threading.get_ident()
+            if mode.on and not (here and (FUNCTIONS.holds(mode) or not runs(running))):
+                _take_off_later(running, mode)
+            elif here:  # an interrupt may have come before it was known to be on
+                _take_off(mode)
+
+    def _forget(self, one: weakref.ref[_Mode]) -> None:
+        with suppress(ValueError):
+            self._modes.remove(one)
+
+    def _known_modes(self) -> list[_Mode]:
+        return [mode for one in [*self._modes] if (mode := one()) is not None]
+
+    def in_other_threads(self) -> bool:
+        """Whether owners run in other threads, too."""
+        mine = self._here.mode
+        return any(mode.frames for mode in self._known_modes() if mode is not mine)
+
+    def reset(self) -> None:
+        """An outermost forward begins or has ended: what is left of an earlier one, by an interrupt say, goes."""
+        mode = self._here.mode
+        if mode is not None and (mode.frames or mode.on):
+            mode.frames.clear()
+            mode.frame = None
+            _take_off(mode)
+
+    def decide(self, owner: Owner, name: str, k: int, func: Any) -> Found:
+        """Who wants to know of the k-th call of a name in a module."""
+        path = operation_path(owner.path, name, k, owner.taken)
+        return path, self._decide(owner, path, name, func), is_in_place(str(getattr(func, "__name__", "")))
+
+    def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a wanted operation and tells of its result."""
+        path, delivers, in_place = found
+        inputs = (*args, *kwargs.values()) if kwargs else args
+        running = self.running
+        tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
+        changed = changed_by(func, args, kwargs) if in_place or kwargs else None
+        result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
+        value: Any = result if result is not None else changed
+        told = value
+        for number, deliver in enumerate(delivers):
+            value = deliver(value, inputs, tokens[number] if tokens else None)
+        if value is told:
+            return result
+        if changed is None or changed is not told:
+            return value
+        overwrite(changed, value, node)  # who calls a function that works in place may not look at what it returns
+        return result
+
+    def _opening(self, owner: Owner) -> Callable[..., None]:
+        def open_frame(module: nn.Module, *_: Any) -> None:
+            if owner.idle:
+                self._pause(module)
+                return
+            mode = self._mode()
+            if mode.gone:
+                return
+            owner.ran = True
+            mode.frames.append((module, mode.frame, mode.on))
+            mode.frame = _Frame(owner)
+            if not mode.on:
+                _put_on(mode)
+
+        return open_frame
+
+    def _pause(self, module: nn.Module, *_: Any) -> None:
+        mode = self._mode()
+        if mode.gone:
+            return
+        mode.frames.append((module, mode.frame, mode.on))
+        mode.frame = None
+        if mode.on:
+            _take_off(mode)
+
+    def _close(self, module: nn.Module, *_: Any) -> None:
+        mode = self._here.mode
+        if mode is None or (
+            (not mode.frames or mode.frames[-1][0] is not module)
+            and all(one is not module for one, _, _ in mode.frames)
+        ):
+            return  # a hook of somebody else's has raised before ours began
+        inner: nn.Module | None = None
+        while inner is not module:  # runs inside, whose hooks have been taken off meanwhile, have ended too
+            inner, mode.frame, on = mode.frames.pop()
+        if on and not mode.on:
+            _put_on(mode)
+        elif mode.on and not on:
+            _take_off(mode)
+
+    def _mode(self) -> _Mode:
+        mode = self._here.mode
+        if mode is None or mode.gone:
+            mode = self._here.mode = _Mode(self)
+            self._modes.append(weakref.ref(mode, self._forget))
+        mode.gone = mode.gone or not self._listening  # another thread may have removed it just now
+        return mode
+
+
+def _put_on(mode: _Mode) -> None:
+    """Puts a mode on the stack, below those of ours that were attached later: they see what it has made of a result."""
+    above = []
+    while FUNCTIONS.depth():
+        top = FUNCTIONS.at(FUNCTIONS.depth() - 1)
+        if type(top) is not _Mode or top.order < mode.order:
+            break
+        above.append(FUNCTIONS.pop())
+    FUNCTIONS.push(mode)
+    for one in reversed(above):
+        FUNCTIONS.push(one)
+    active_modes().append(mode)
+    mode.on = True
+    if mode.gone:
+        _take_off(mode)
+
+
+def _take_off_later(module: nn.Module, mode: _Mode) -> None:
+    """Takes a mode off when a module that runs now has ended: PyTorch is about to put it back, or another thread."""
+
+    def ended(*_: Any) -> None:
+        if threading.get_ident() == mode.thread:
+            handle.remove()
+            _take_off(mode)
+
+    handle = module.register_forward_hook(Hook(ended, 3, mode.functions.running), always_call=True)
+
+
+def _take_off(mode: _Mode) -> None:
+    if FUNCTIONS.depth() and FUNCTIONS.at(FUNCTIONS.depth() - 1) is mode:
+        FUNCTIONS.pop()
+    else:
+        FUNCTIONS.remove(mode)
+    if mode in active_modes():
+        active_modes().remove(mode)
+    mode.on = False

@@ -1,0 +1,203 @@
+"""How does byname hook a module so that copies of the model are without, and order is kept?"""
+
+from __future__ import annotations
+
+import copyreg
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from contextlib import suppress
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from byname.naming.modules import modules_in
+from byname.quiet import eager
+from byname.watch.running import Running
+from byname.watch.wrappers import is_script
+
+__all__ = ["Hook", "Hooks", "attachments_of"]
+
+
+class Hook:
+    """A hook of ours: a function, known by its class, and the attachment that it belongs to."""
+
+    __slots__ = ("expected", "function", "running")
+
+    def __init__(self, function: Callable[..., Any], expected: int, running: Running) -> None:
+        self.function = function
+        self.expected = expected
+        self.running = running
+
+    @eager
+    def __call__(self, *args: Any) -> Any:
+        """What PyTorch calls; without the keyword arguments if it was taken off while the module ran."""
+        return self.function(*args) if len(args) == self.expected else None
+
+    def __reduce__(self) -> Any:
+        return _Spent, ()
+
+
+class _Spent:
+    """What a hook is in a copy made by a class's own ``__deepcopy__``: it takes itself off when it is first called."""
+
+    @eager
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        _take_out(module, self)
+
+
+def _take_out(module: nn.Module, hook: Any) -> None:
+    """Takes a hook off a module, which is known by what it is."""
+    for registry, flags in _REGISTRIES.items():
+        for key in [key for key, one in [*module.__dict__[registry].items()] if one is hook]:
+            for name in (registry, *flags):
+                module.__dict__[name].pop(key, None)
+
+
+class Hooks:
+    """The hooks of one attachment, which come and go together.
+
+    Args:
+        model: the model whose modules are hooked; it and its parts are copied and pickled without the hooks.
+        running: the attachment.
+    """
+
+    def __init__(self, model: nn.Module, running: Running) -> None:
+        self._model = model
+        self._running = running
+        self._wanted: list[Callable[[], tuple[nn.Module, RemovableHandle]]] = []
+        self._handles: list[tuple[nn.Module, RemovableHandle]] = []
+        self._hooks: list[tuple[nn.Module, Hook]] = []
+        self._classes: list[type[nn.Module]] = []
+
+    def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
+        """A hook ``(module, args, kwargs)`` that runs before the forward."""
+        if is_script(module):
+            return
+        hook = self._hook(module, function, 3)
+        self._wanted.append(lambda: (module, module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)))
+
+    def after(
+        self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False
+    ) -> None:
+        """A hook ``(module, args, kwargs, output)`` that runs after the forward, or one that runs `always`.
+
+        The latter also runs when the forward has raised, gets no ``kwargs``, and runs as well where another thread took
+        it off just after the forward.
+        """
+        if is_script(module):
+            return
+        hook = self._hook(module, function, 3 if always else 4)
+        self._wanted.append(
+            lambda: (
+                module,
+                module.register_forward_hook(hook, prepend=first, with_kwargs=not always, always_call=always),
+            )
+        )
+
+    def _hook(self, module: nn.Module, function: Callable[..., Any], expected: int) -> Hook:
+        hook = Hook(function, expected, self._running)
+        self._hooks.append((module, hook))
+        return hook
+
+    def install(self) -> None:
+        """Puts the hooks in place, those of later attachments after them."""
+        self._classes = [*{type(module): None for module in modules_in(self._model)}] if self._wanted else []
+        _unhooked_copies.add(self, self._classes)
+        for register in self._wanted:
+            module, handle = register()
+            self._handles.append((module, handle))
+            for registry in ("_forward_hooks", "_forward_pre_hooks"):
+                _in_order(module.__dict__[registry], self._running.order)
+
+    def remove(self) -> None:
+        """Takes the hooks off."""
+        self.keep(frozenset())
+        for module, hook in self._hooks:  # an interrupt may have come before the handle of one was noted
+            _take_out(module, hook)
+        _unhooked_copies.discard(self, self._classes)
+        self._classes = []
+
+    def keep(self, modules: Container[int]) -> None:
+        """Takes the hooks off all modules but these, which are known by ``id``."""
+        kept = []
+        for module, handle in self._handles:
+            if id(module) in modules:
+                kept.append((module, handle))
+            else:
+                handle.remove()
+        self._handles = kept
+
+
+def _in_order(hooks: OrderedDict[int, Any], order: int) -> None:
+    now = [*hooks.items()]  # other threads may attach and remove meanwhile
+    later = [(key, hook) for key, hook in now if type(hook) is Hook and hook.running.order > order]
+    for key, _ in sorted(later, key=lambda found: found[1].running.order):
+        with suppress(KeyError):
+            hooks.move_to_end(key)
+
+
+def attachments_of(model: nn.Module) -> list[Running]:
+    """What is attached to a model, in the order in which it was attached."""
+    hooks = model.__dict__["_forward_pre_hooks"].values()
+    found = {hook.running.order: hook.running for hook in hooks if type(hook) is Hook}
+    return [found[order] for order in sorted(found) if found[order].model is model]
+
+
+class _UnhookedCopies:
+    """The classes of watched modules, of which a copy or a pickle leaves our hooks out.
+
+    ``copyreg`` is the one place that `copy`, `pickle` and ``torch.save`` all ask. It goes by class, so an entry is made
+    while a model with such a module is watched, and leaves other modules of the class as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # the collector may let go of a model at any moment
+        self._users: dict[type[nn.Module], set[int]] = {}
+
+    def add(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
+        if classes:
+            weakref.finalize(user, self._discard, id(user), classes).atexit = False  # a model that is let go
+        with self._lock:
+            for kind in classes:
+                self._users.setdefault(kind, set()).add(id(user))
+                if kind not in copyreg.dispatch_table:
+                    copyreg.dispatch_table[kind] = _without_hooks
+
+    def discard(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
+        self._discard(id(user), classes)
+
+    def _discard(self, user: int, classes: list[type[nn.Module]]) -> None:
+        with self._lock:
+            for kind in classes:
+                users = self._users.get(kind, set())
+                users.discard(user)
+                if not users:
+                    self._users.pop(kind, None)
+                    if copyreg.dispatch_table.get(kind) is _without_hooks:
+                        del copyreg.dispatch_table[kind]
+
+
+_unhooked_copies = _UnhookedCopies()
+
+_REGISTRIES = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
+
+
+def _without_hooks(module: nn.Module) -> Any:
+    """What a copy or a pickle of a module is made from."""
+    reduced: Any = module.__reduce_ex__(2)
+    if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
+        return reduced
+    state = dict(reduced[2])
+    for registry, flags in _REGISTRIES.items():
+        hooks = state.get(registry) or {}
+        ours = {key for key, hook in hooks.items() if type(hook) is Hook}
+        if ours:
+            for name in (registry, *flags):
+                state[name] = OrderedDict((key, one) for key, one in state[name].items() if key not in ours)
+    return (*reduced[:2], state, *reduced[3:])

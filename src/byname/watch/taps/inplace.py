@@ -1,0 +1,118 @@
+"""Which tensor does a function change in place, and how does another value get into it without harm to the backward?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from byname.card import is_tensor
+from byname.naming.log import is_in_place
+from byname.quiet import eager
+
+__all__ = ["called", "changed_by", "overwrite"]
+
+
+def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """The tensor that a function changes, and its caller may go on with: told by name, by ``inplace`` and by ``out``.
+
+    That a function returns what it was given says nothing: ``x.contiguous()`` and a dropout in eval mode do so too.
+    """
+    target = kwargs.get("out")
+    if target is None and (is_in_place(getattr(function, "__name__", "")) or kwargs.get("inplace") is True):
+        target = args[0] if args else next(iter(kwargs.values()), None)
+    return target if is_tensor(target) else None
+
+
+def called(function: Any, changed: torch.Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Calls a function that changes a tensor in place, so that the tensor may be overwritten afterwards.
+
+    Returns:
+        What the function returns, and the node of the tensor then.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs), None
+    if not changed._is_view() or _packed_already():
+        return function(*args, **kwargs), changed.grad_fn
+    # what a node saves is out of reach afterwards where the tensor is a view: it lies in a CopySlices (PyTorch 2.13)
+    memory = changed.untyped_storage().data_ptr()
+
+    def pack(saved: torch.Tensor) -> tuple[torch.Tensor, int]:
+        kept = _copy(saved) if saved.untyped_storage().data_ptr() == memory else saved
+        return kept, kept._version
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+        result = function(*args, **kwargs)
+    return result, changed.grad_fn
+
+
+def _unpacked(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+    saved, version = packed
+    if saved._version != version:  # what PyTorch says of a saved tensor for which there are no hooks
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{list(saved.shape)} is at version {saved._version}; expected version {version} instead"
+        )
+    return saved
+
+
+def _packed_already() -> bool:
+    """Whether somebody else, such as a checkpoint, packs what is saved: the innermost hooks alone are asked."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+@eager
+def overwrite(changed: torch.Tensor, value: torch.Tensor, first: Any = None) -> None:
+    """Copies a value into a tensor that a function has just changed in place, as ``relu_`` does.
+
+    Whoever calls such a function may go on with the tensor and not look at what is returned. What autograd has saved of
+    the tensor since the function began is kept apart, else backward would find it modified.
+
+    Args:
+        changed: the tensor, as the function has left it.
+        value: of the same shape; usually computed from it.
+        first: the tensor's node when the function had just ended.
+    """
+    first = changed.grad_fn if first is None else first
+    if torch.is_grad_enabled() and first is not None:
+        last = [node for node in (first, value.grad_fn) if node is not None]  # a gradient, of zeros, reaches both
+        _keep_saved(last, first, changed.untyped_storage().data_ptr())
+    changed.copy_(value)
+
+
+def _keep_saved(last: list[Any], first: Any, memory: int) -> None:
+    """Has the nodes that were made from one on keep copies of what they have saved in some memory."""
+    oldest, waiting, seen = first._sequence_nr(), [*set(last)], set(last)
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "AccumulateGrad" or node._sequence_nr() < oldest:
+            continue
+        for raw in _saved_in(node):
+            if type(raw.data) is torch.Tensor and raw.data.untyped_storage().data_ptr() == memory:
+                raw.register_hooks(_copy, _itself)
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        waiting += following
+
+
+def _saved_in(node: Any) -> Iterator[Any]:
+    kind: Any = type(node)
+    for name in _slots(kind):
+        found = getattr(node, name)
+        yield from (one for one in (found if isinstance(found, tuple | list) else (found,)) if one is not None)
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _copy(saved: torch.Tensor) -> torch.Tensor:
+    return saved.detach().clone()
+
+
+def _itself(saved: torch.Tensor) -> torch.Tensor:
+    return saved

@@ -1,0 +1,179 @@
+"""How are parameters and buffers got at? Parameters when a forward begins, buffers when it ends, gradients when whole.
+
+What a callback returns for a parameter stands in its place for that one forward, so that gradients flow to it and, if
+it was computed from the parameter, on to that. What it returns for a buffer is copied into the buffer, and stays.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.watch.event import Event
+from byname.watch.gradients.values import on_accumulated
+from byname.watch.places.spot import Spot
+from byname.watch.running import Running, runs
+from byname.watch.taps.delivery import Deliver
+from byname.watch.taps.hooks import attachments_of
+
+__all__ = ["StandIn", "States", "state_of"]
+
+
+@dataclass(slots=True)
+class StandIn:
+    """What stands in the place of a parameter while a forward runs.
+
+    Attributes:
+        registry: where the parameter belongs.
+        name: its name there.
+        value: the parameter.
+        new: what stands in its place.
+        saved: the hook for when the module's state is taken.
+    """
+
+    registry: dict[str, Any]
+    name: str
+    value: torch.Tensor
+    new: torch.Tensor
+    saved: Any
+
+
+class States:
+    """The parameters and buffers that one attachment wants.
+
+    Args:
+        running: knows the iterations.
+        spots: the places, and where their values go.
+    """
+
+    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+        self._running = running
+        self._parameters = [one for one in spots if one[0].kind == "parameter" and not one[0].gradient]
+        self._buffers = [one for one in spots if one[0].kind == "buffer"]
+        self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
+        self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
+        self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
+        self._awaiting = False
+        self._changing = threading.Lock()
+
+    def install(self) -> None:
+        """Waits for gradients."""
+        self._awaiting = True
+        for spot in self._gradients:
+            self._await(spot)
+
+    def _await(self, spot: Spot) -> None:
+        """Waits for the gradient of what is the parameter now, which may be another than before, or be frozen."""
+        parameter = spot.module.__dict__["_parameters"].get(spot.name)
+        awaited, _ = self._awaited.get(spot.full, (None, None))
+        if parameter is awaited and parameter is not None:
+            return
+        if type(parameter) is torch.Tensor or (parameter is not None and not parameter.is_leaf):
+            self._running.notes.setdefault(
+                f"`{spot.full}`: a forward ran with another tensor in the parameter's place, as under "
+                "torch.func.functional_call; its gradient is not told"
+            )
+        elif parameter is None or not parameter.requires_grad:
+            self._running.notes.setdefault(
+                f"`{spot.full}`: no gradient flows there, the parameter does not require one"
+            )
+        else:
+            with self._changing:  # forwards of several threads may begin at once, or after the removal by another
+                known, hook = self._awaited.get(spot.full, (None, None))
+                if self._awaiting and known is not parameter:
+                    if hook is not None:
+                        hook.remove()
+                    receive = self._receiving[spot.full] = self._receiver(spot)
+                    self._awaited[spot.full] = parameter, on_accumulated(parameter, _while_held(receive))
+
+    def remove(self) -> None:
+        """Waits no longer; every parameter is in its place."""
+        self.put_back()
+        with self._changing:
+            self._awaiting = False
+            for _, hook in self._awaited.values():
+                hook.remove()
+            self._receiving.clear()
+            self._awaited.clear()
+
+    def begin(self) -> None:
+        """An outermost forward begins."""
+        self.put_back()
+        for spot in self._gradients:
+            self._await(spot)
+        for spot, deliver in self._parameters:
+            registry: dict[str, Any] = spot.module.__dict__["_parameters"]
+            value = registry.get(spot.name)
+            if value is None:
+                continue
+            new = deliver(value)
+            if new is not value:
+                registry[spot.name] = new
+                saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
+                self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
+
+    def put_back(self) -> None:
+        """An outermost forward has ended, or raised."""
+        mine = self._running.standing_in
+        while mine:
+            one = mine.pop()
+            one.saved.remove()
+            if one.registry.get(one.name) is one.new:
+                one.registry[one.name] = one.value
+            else:  # a later attachment has put another in the place of ours, and will put ours back: it must not
+                for other in attachments_of(self._running.model):
+                    for later in other.standing_in:
+                        later.value = one.value if later.value is one.new else later.value
+
+    def _saved(self, *_: Any) -> None:
+        """A state is taken: after an interrupt, of which PyTorch tells no hook, it must be the model's own."""
+        if not runs(self._running.model):
+            self.put_back()
+
+    def end(self) -> None:
+        """An outermost forward has ended well."""
+        for spot, deliver in self._buffers:
+            value = spot.module.__dict__["_buffers"].get(spot.name)
+            if value is None:
+                continue
+            new = deliver(value)
+            if new is not value:
+                with torch.no_grad():
+                    value.copy_(new)
+
+    def _receiver(self, spot: Spot) -> Any:
+        running, path, module = self._running, spot.full, spot.module
+
+        def receive(gradient: torch.Tensor) -> torch.Tensor | None:
+            iteration, call, _ = running.number(path)
+            new = running.told(Event(path, module, gradient, (), call, False, iteration))
+            return None if new is gradient else new
+
+        return receive
+
+
+def _while_held(
+    receive: Callable[[torch.Tensor], torch.Tensor | None],
+) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    """The same receiver, not kept: the collector does not see through these hooks of parameters (PyTorch 2.13)."""
+    held = weakref.ref(receive)
+
+    def receive_held(gradient: torch.Tensor) -> torch.Tensor | None:
+        receive = held()
+        return None if receive is None else receive(gradient)
+
+    return receive_held
+
+
+def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
+    """A module's own parameters or buffers, by name."""
+    held: dict[str, Any] = module.__dict__.get(
+        "_parameters" if kind == "parameter" else "_buffers", {}
+    )  # not in scripts
+    return {name: one for name, one in held.items() if one is not None}

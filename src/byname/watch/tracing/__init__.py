@@ -1,0 +1,1 @@
+"""What does a model call while an example runs?"""

@@ -1,0 +1,273 @@
+"""How is everything as before after an example run? What a forward may change is written down, and put back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.card import fact, is_tensor
+from byname.naming.kinds import memory_of
+from byname.naming.modules import modules_in
+from byname.naming.reading import attributes_of
+from byname.quiet import untouched
+
+__all__ = ["Kept", "kept"]
+
+
+@contextmanager
+def kept(model: nn.Module) -> Iterator[Kept]:
+    """Puts back what the code inside changes of a model and of the random state, also after an exception.
+
+    Put back are values, versions and identity of buffers and of the tensors in attributes, parameters, gradients,
+    ``requires_grad``, every attribute of every module, containers in attributes, registries and hooks, the states of
+    random generators, the default dtype and the grad mode.
+    """
+    before = Kept(model)
+    try:
+        yield before
+    finally:
+        before.restore()
+
+
+class Kept:
+    """What a model and the generators were like when this was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._undo: list[Callable[[], None]] = [*_modes(), *_generators()]
+        self._seen: set[int] = set()
+        self._tensors: list[_Tensor] = []
+        self._storages: dict[int, tuple[Any, Any]] = {}
+        modules = modules_in(model)
+        self._seen.update(map(id, modules))
+        parameters: dict[int, torch.Tensor] = {}
+        for module in modules:
+            held = attributes_of(module)
+            parameters.update((id(one), one) for one in (held.get("_parameters") or {}).values() if is_tensor(one))
+        with untouched():
+            self._seen.update(parameters)
+            for parameter in parameters.values():
+                self._tensors.append(_Tensor(parameter))
+            self._copied_late = {_storage_key(one): one for one in parameters.values()}
+            for module in modules:
+                self._keep_class(module)
+                self._keep_dict(attributes_of(module), 0)
+
+    def before_writing(self, tensors: list[torch.Tensor]) -> None:
+        """Copies the values of those of these tensors that are not copied yet: of parameters, and of what lies deep.
+
+        To be called inside `untouched`.
+        """
+        for tensor in tensors:
+            kept = self._copied_late.get(_storage_key(tensor))
+            if kept is not None:
+                self._keep_values(kept)
+
+    def before_backward(self) -> None:
+        """Copies the values of the gradients, to which a backward pass is about to add."""
+        with untouched():
+            for grad in [one.grad for one in self._tensors if one.grad is not None]:
+                if id(grad) not in self._seen:
+                    self._seen.add(id(grad))
+                    self._tensors.append(_Tensor(grad))
+                    self._keep_values(grad)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        with untouched():
+            for tensor in self._tensors:
+                tensor.restore_memory()
+            for storage, values in self._storages.values():
+                storage.copy_(values)
+            for tensor in self._tensors:
+                tensor.restore()
+        for undo in self._undo[::-1]:
+            undo()
+
+    def _keep_class(self, module: nn.Module) -> None:
+        kind = type(module)
+
+        def undo() -> None:
+            if type(module) is not kind:
+                object.__setattr__(module, "__class__", kind)
+
+        self._undo.append(undo)
+
+    def _keep(self, value: Any, depth: int) -> None:
+        """Writes down one value of an attribute and what is in it."""
+        if type(value) in _PLAIN or id(value) in self._seen or depth > _DEEP:
+            return
+        self._seen.add(id(value))
+        if is_tensor(value):
+            self._tensors.append(_Tensor(value))
+            if depth > _NEAR or _bytes(value) > _LARGE:
+                self._copied_late.setdefault(_storage_key(value), value)
+            else:
+                self._keep_values(value)
+        elif type(value) in (dict, OrderedDict, defaultdict):
+            self._keep_dict(value, depth)
+        elif type(value) in (list, deque, set, tuple):
+            self._keep_items(value, depth)
+        elif (state := _generator(value)) is not None:
+            self._undo.append(state)
+        elif str(type(value).__module__).partition(".")[0] not in _NOT_THE_MODELS:
+            held = attributes_of(value)
+            if held and not issubclass(type(value), nn.Module):
+                self._keep_dict(held, depth)
+
+    def _keep_dict(self, held: dict[Any, Any], depth: int) -> None:
+        base: Any = OrderedDict if type(held) is OrderedDict else dict
+        before = list(base.items(held))
+
+        def undo() -> None:
+            now = list(base.items(held))
+            if not _same(before, now):
+                base.clear(held)
+                base.update(held, before)
+
+        self._undo.append(undo)
+        for _, value in before:
+            self._keep(value, depth + 1)
+
+    def _keep_items(self, held: Any, depth: int) -> None:
+        before = list(held)
+
+        def undo() -> None:
+            if len(before) != len(held) or any(one is not other for one, other in zip(before, held, strict=True)):
+                held.clear()
+                (held.update if type(held) is set else held.extend)(before)
+
+        if type(held) is not tuple:
+            self._undo.append(undo)
+        for value in before:
+            self._keep(value, depth + 1)
+
+    def _keep_values(self, tensor: torch.Tensor) -> None:
+        storage = memory_of(tensor)
+        if storage is tensor or fact(tensor, "is_meta"):
+            return
+        key = int(storage._cdata)
+        if key not in self._storages:
+            self._storages[key] = (storage, storage.clone())
+
+
+class _Tensor:
+    """What one tensor of a model was like."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.leaf = bool(fact(tensor, "is_leaf"))
+        self.trainable = bool(fact(tensor, "requires_grad"))
+        self.grad: torch.Tensor | None = fact(tensor, "grad") if self.leaf else None
+        self.version = None if torch._C.TensorBase.is_inference(tensor) else int(fact(tensor, "_version"))
+        storage = memory_of(tensor)
+        self.place = None if storage is tensor else _place(tensor)
+        self.alias = None if storage is tensor else torch._C.TensorBase.detach(tensor)
+
+    def restore_memory(self) -> None:
+        """Gives the tensor back the memory it had, where ``tensor.data`` was assigned or it was resized."""
+        if self.alias is not None and _place(self.tensor) != self.place:
+            self.tensor.data = self.alias
+
+    def restore(self) -> None:
+        """Gives the tensor back its standing in autograd, its gradient and its version."""
+        tensor = self.tensor
+        if self.leaf and not fact(tensor, "is_leaf"):
+            torch._C.TensorBase.detach_(tensor)
+        if self.leaf and fact(tensor, "requires_grad") != self.trainable:
+            torch._C.TensorBase.requires_grad_(tensor, self.trainable)
+        if self.leaf and fact(tensor, "grad") is not self.grad:
+            tensor.grad = self.grad
+        if self.version is not None and fact(tensor, "_version") != self.version:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (self.version,))
+
+
+_PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, complex)
+_DEEP = 5
+"""How many containers deep what a module keeps is looked at."""
+_NEAR = 2
+"""How deep tensors are copied before the run: in registries and attributes. Others are when they are written to."""
+_LARGE = 1 << 26
+"""More bytes than this are copied only when they are written to."""
+_NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy"} - {"types"}
+"""Where the classes of objects come from that a forward does not change, but other threads may."""
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    storage = memory_of(tensor)
+    return id(tensor) if storage is tensor else int(storage._cdata)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    storage = memory_of(tensor)
+    return 0 if storage is tensor else int(storage.nbytes())
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    return _storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), strides, tensor.dtype
+
+
+def _same(before: list[tuple[Any, Any]], now: list[tuple[Any, Any]]) -> bool:
+    return len(before) == len(now) and all(
+        key is other_key and value is other for (key, value), (other_key, other) in zip(before, now, strict=True)
+    )
+
+
+def _modes() -> list[Callable[[], None]]:
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+
+    def undo() -> None:
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        if torch.is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)
+
+    return [undo]
+
+
+def _generators() -> list[Callable[[], None]]:
+    """What puts the random state of the process back: Python's, NumPy's, PyTorch's on every device in use."""
+    python, cpu = random.getstate(), torch.get_rng_state()
+    undo: list[Callable[[], None]] = [lambda: random.setstate(python), lambda: torch.set_rng_state(cpu)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        legacy = numpy.get_state()
+        undo.append(lambda: numpy.set_state(legacy))
+    for name in ("cuda", "xpu"):
+        device = getattr(torch, name)
+        if device.is_initialized():
+            states = device.get_rng_state_all()
+            undo.append(lambda device=device, states=states: device.set_rng_state_all(states))  # type: ignore[misc]
+    if torch.backends.mps.is_available():
+        metal = torch.mps.get_rng_state()
+        undo.append(lambda: torch.mps.set_rng_state(metal))
+    return undo
+
+
+def _generator(value: Any) -> Callable[[], None] | None:
+    """What puts a random generator back that a module has for itself."""
+    if type(value) is torch.Generator:
+        state = value.get_state()
+        return lambda: _call(value.set_state, state)
+    if type(value) is random.Random:
+        python = value.getstate()
+        return lambda: value.setstate(python)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and type(value) is numpy.Generator:
+        bits = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", bits)
+    if numpy is not None and type(value) is numpy.RandomState:
+        legacy = value.get_state()
+        return lambda: value.set_state(legacy)
+    return None
+
+
+def _call(function: Callable[[Any], Any], argument: Any) -> None:
+    function(argument)

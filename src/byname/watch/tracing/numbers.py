@@ -1,0 +1,147 @@
+"""Which tensor is this, and in which state? Each gets a number, and a new one when it is changed in place."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from byname.card import fact
+from byname.naming.kinds import memory_of
+
+__all__ = ["Numbers"]
+
+
+@dataclass(slots=True)
+class _Known:
+    """A tensor that was met: its number, its memory, and how many changes of that memory the number takes in."""
+
+    reference: weakref.ref[torch.Tensor]
+    number: int
+    memory: int
+    changes: int
+
+
+class Numbers:
+    """The numbers of the tensors of one run. Tensors are held weakly, but for those that have a name.
+
+    Attributes:
+        sources: the names of tensors that no call made.
+        unseen: for a tensor made where no function mode sees it, the numbers of what it was made from.
+        shapes: the sizes of each.
+        state: the numbers of parameters and buffers, in every state.
+        late: ``(maker, before, after)``: a call that was found later to have changed a tensor, by way of a view of it.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], state: Iterable[torch.Tensor]) -> None:
+        self.sources: dict[int, str] = {}
+        self.unseen: dict[int, tuple[int, ...]] = {}
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        self.state: set[int] = set()
+        self.late: list[tuple[Any, int, int]] = []
+        self._names: dict[int, tuple[torch.Tensor, str]] = {}
+        for name, tensor in named:
+            self._names.setdefault(id(tensor), (tensor, name))
+        self._state = {id(tensor) for tensor in state}
+        self._known: dict[int, _Known] = {}
+        self._changes: dict[int, list[Any]] = {}
+        self._nodes: dict[Any, int] = {}
+
+    def of(self, tensor: torch.Tensor, made_from: Iterable[int] = ()) -> int:
+        """The number of a tensor as it is now.
+
+        Args:
+            tensor: any tensor of the run.
+            made_from: what is taken to be its origin, where it was never met and its graph does not tell.
+        """
+        known = self._known.get(id(tensor))
+        if known is None or known.reference() is not tensor:
+            return self._meet(tensor, tuple(made_from))
+        changes = self._changes.get(known.memory, [])
+        for maker in changes[known.changes :]:
+            before, known.number = known.number, self._next(tensor)
+            self.late.append((maker, before, known.number))
+        known.changes = len(changes)
+        return known.number
+
+    def made(self, tensor: torch.Tensor) -> int:
+        """A new number for a tensor that a call has just made, or given back."""
+        number = self._next(tensor)
+        memory = _key(tensor)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
+        node = fact(tensor, "grad_fn")
+        if node is not None:
+            self._nodes[node] = number
+        return number
+
+    def changed(self, tensors: list[torch.Tensor], maker: Any) -> list[int]:
+        """New numbers for tensors that a call has changed in place; what shares their memory gets its own later."""
+        for memory in {_key(tensor) for tensor in tensors}:
+            self._changes.setdefault(memory, []).append(maker)
+        return [self.made(tensor) for tensor in tensors]
+
+    def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Notes that a tensor was given the values of another: ``tensor.data = other``."""
+        number = self.of(other)
+        memory = _key(tensor)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
+
+    def is_named(self, tensor: torch.Tensor) -> bool:
+        """Whether this is an input, a parameter, a buffer or an attribute."""
+        return id(tensor) in self._names
+
+    def _next(self, tensor: torch.Tensor) -> int:
+        number = len(self.shapes)
+        self.shapes[number] = _shape(tensor)
+        if id(tensor) in self._state:
+            self.state.add(number)
+        return number
+
+    def _meet(self, tensor: torch.Tensor, made_from: tuple[int, ...]) -> int:
+        """The number of a tensor that no call is known to have made."""
+        named = self._names.get(id(tensor))
+        origins = () if named else self._origins(tensor) or made_from
+        number = self.made(tensor)
+        if origins:
+            self.unseen[number] = origins
+        else:
+            self.sources[number] = named[1] if named else "constant"
+        return number
+
+    def _origins(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The nearest tensors of the graph behind a tensor that have a number."""
+        found: dict[int, None] = {}
+        waiting = [fact(tensor, "grad_fn")]
+        seen: set[Any] = set()
+        while waiting and len(seen) < _FAR:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if node in self._nodes:
+                found[self._nodes[node]] = None
+            elif leaf is not None:
+                found[self.of(leaf)] = None
+            else:
+                waiting += [before for before, _ in node.next_functions]
+        return tuple(found)
+
+
+_FAR = 1000
+"""How many graph nodes are looked at to find where a tensor comes from."""
+
+
+def _key(tensor: torch.Tensor) -> int:
+    memory = memory_of(tensor)
+    return id(tensor) if memory is tensor else int(memory._cdata)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(fact(tensor, "shape"))
+    except RuntimeError:  # a nested tensor has no one shape
+        return ()

@@ -1,0 +1,220 @@
+"""What does a model call while an example runs? Module hooks and a function mode write it down, call by call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from byname.card import is_tensor
+from byname.naming.kinds import versions_of
+from byname.naming.log import is_in_place
+from byname.quiet import eager, untouched
+from byname.watch.places.operations import is_elementary, operation_name, operation_path, taken
+from byname.watch.tracing.example import tensors_in
+from byname.watch.tracing.keeping import Kept
+from byname.watch.tracing.numbers import Numbers
+
+__all__ = ["Draft", "Tracer"]
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A call that is being written down; `byname.watch.tracing.flow.Call` says what the fields are."""
+
+    path: str
+    operation: str
+    kind: str
+    module: nn.Module
+    parent: Draft | None
+    function: Any = None
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    is_call: bool = True
+
+
+class Tracer(TorchFunctionMode):
+    """Writes down what one thread calls of a model.
+
+    Attributes:
+        drafts: the calls in the order in which they began.
+        numbers: the tensors.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], numbers: Numbers, before: Kept) -> None:
+        super().__init__()
+        self.drafts: list[Draft] = []
+        self.numbers = numbers
+        self._modules = modules
+        self._paths = {id(module): path for path, module in modules.items()}
+        self._taken: dict[int, frozenset[str]] = {}
+        self._stack: list[Draft] = []
+        self._before = before
+        self._thread = threading.get_ident()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hears the calls of this thread inside the block."""
+        handles: list[Any] = []
+        try:
+            for module in self._modules.values():
+                if issubclass(type(module), torch.jit.ScriptModule):  # it takes no hooks (PyTorch 2.13)
+                    continue
+                handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(self._given, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    @eager
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        parent = self._stack[-1] if self._stack else None
+        draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, parent)
+        self.drafts.append(draft)
+        self._stack.append(draft)
+
+    @eager
+    def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Notes what goes in, after the hooks of others."""
+        if threading.get_ident() == self._thread and self._stack:
+            with untouched():
+                self._stack[-1].inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
+
+    @eager
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return None
+        while self._stack:
+            draft = self._stack.pop()
+            if draft.module is module:
+                with untouched():
+                    return self._came_out(draft, output)
+        return None
+
+    def _came_out(self, draft: Draft, output: Any) -> Any:
+        """Notes what comes out of a module; a module that gives its input back gives back another view of it."""
+        numbers = self.numbers
+        other = None
+        if is_elementary(draft.module) and is_tensor(output) and numbers.of(output, draft.inputs) in draft.inputs:
+            other = output = self._other(output)
+        draft.outputs = [numbers.of(one, draft.inputs) for one in tensors_in(output)]
+        return other
+
+    @eager
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = operation_name(func)
+        if name is None or not self._stack:
+            return self._unnoted(func, args, kwargs)
+        with untouched():
+            tensors = tensors_in((args, kwargs))
+            targets = _targets(func, args, kwargs)
+            self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
+            draft = self._begun(name, func)
+            draft.inputs = [self.numbers.of(one) for one in tensors]
+            versions = versions_of(tensors)
+        result = func(*args, **kwargs)
+        with untouched():
+            changed = [
+                tensor
+                for tensor, old, new in zip(tensors, versions, versions_of(tensors), strict=True)
+                if old != new or (old is None and targets and any(tensor is one for one in targets))
+            ]
+            return self._done(draft, tensors, changed, result, targets is not None)
+
+    def _begun(self, name: str, func: Any) -> Draft:
+        frame = self._stack[-1]
+        module = frame.module
+        if id(module) not in self._taken:
+            self._taken[id(module)] = taken(module)
+        count = frame.counts.get(name, 0)
+        frame.counts[name] = count + 1
+        path = operation_path(frame.path, name, count, self._taken[id(module)])
+        draft = Draft(path, name, "operation", module, frame, func, is_call=False)
+        self.drafts.append(draft)
+        return draft
+
+    def _done(
+        self, draft: Draft, given: list[torch.Tensor], changed: list[torch.Tensor], result: Any, in_place: bool
+    ) -> Any:
+        """Notes what an operation gave and changed; what it gives back unchanged comes as another view."""
+        numbers = self.numbers
+        changes = dict(zip(map(id, changed), numbers.changed(changed, draft), strict=True))
+        results = tensors_in(result)
+        if not results and not changed:
+            return result
+        draft.is_call = True
+        if len(results) == 1 and result is results[0] and not in_place and _among(result, given) and not changes:
+            result = self._other(result)
+            results = [result]
+        known = {id(one) for one in given}
+        for one in results:
+            number = changes.pop(id(one), None)
+            if number is None:
+                number = numbers.of(one) if id(one) in known else numbers.made(one)
+            draft.outputs.append(number)
+        draft.outputs += changes.values()
+        return result
+
+    def _other(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Another view of a tensor that was given back unchanged, with a number of its own.
+
+        Without it what uses the tensor and what uses the result could not be told apart: both are one object.
+        """
+        numbers = self.numbers
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or numbers.is_named(tensor):
+            return tensor
+        if not tensor.requires_grad:
+            tensor = tensor.detach()
+        elif torch.is_grad_enabled():
+            tensor = tensor.view_as(tensor)
+        numbers.made(tensor)
+        return tensor
+
+    def _unnoted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls what is no operation."""
+        name = getattr(func, "__name__", "")
+        if name == "backward":
+            self._before.before_backward()
+        result = func(*args, **kwargs)
+        if name == "__set__" and getattr(func, "__self__", None) is _DATA and self._stack:
+            with untouched():
+                self._before.before_writing([])
+                self.numbers.same(args[0], args[1])
+        return result
+
+
+_DATA: Any = torch.Tensor.data
+
+
+def _among(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    return any(tensor is one for one in tensors)
+
+
+def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
+    """The tensors that a function changes by its name; None for a function that makes new ones."""
+    if kwargs.get("out") is not None:
+        return tensors_in(kwargs["out"])
+    if is_in_place(str(getattr(func, "__name__", ""))) or kwargs.get("inplace") is True:
+        return tensors_in(args[:1] or next(iter(kwargs.values()), None))
+    return None
+
+
+def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The weight that an embedding with ``max_norm`` changes."""
+    if name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
+        return tensors_in((args[1:2], kwargs.get("weight")))
+    return []

@@ -1,0 +1,1 @@
+"""How are the local variables of a method told? By rewriting its source."""

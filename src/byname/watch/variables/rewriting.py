@@ -1,0 +1,342 @@
+"""How does a function tell what its variables become? Its syntax tree, with a report after every statement that binds.
+
+``h = f(x)`` becomes::
+
+    h = f(x)
+    if _byname_run_0 is not None:
+        h = _byname_run_0.tell("h", h, "assigned")
+
+where ``_byname_run_0`` is a hidden local variable: None unless this run of the function is listened to (see `Run` in
+`byname.watch.variables.activation`). What the user wrote stays as it is, at its line and columns; what is added stands
+at the place of what it reports.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from byname.source import HIDDEN
+from byname.watch.variables.bound import (
+    CHANGING_STATEMENTS,
+    first_of,
+    has_blocks,
+    may_change,
+    name_of,
+    names_of_handlers,
+    root_of,
+    targets,
+    yields,
+)
+from byname.watch.variables.scopes import (
+    Function,
+    Scope,
+    arguments_of,
+    bound_by,
+    heads,
+    names_in,
+    nested_in,
+    scope_of,
+)
+
+__all__ = ["rewrite"]
+
+_VALUE = f"{HIDDEN}value"
+_BLOCKS = ("body", "orelse", "finalbody")
+
+
+def rewrite(node: Function, wanted: Iterable[str], key: int) -> None:
+    """Changes the tree of a function, in place, so that it reports the wanted variables.
+
+    Args:
+        node: the function; a tree of its own, that nobody else holds.
+        wanted: ``h``, ``inner.u``, ``return``, ``inner.return``.
+        key: what the function gives to `byname.watch.variables.activation.enter` to find who listens.
+    """
+    scope = scope_of(node, None, 0)
+    _Rewriting(scope, frozenset(wanted), key).function(node)
+
+
+class _Rewriting:
+    """The rewriting of one scope."""
+
+    def __init__(self, scope: Scope, wanted: frozenset[str], key: int, depth: int = 0) -> None:
+        self.scope, self.all_wanted, self.key, self.depth = scope, wanted, key, depth
+        scope.wanted = {name: scope.path + name for name in (*scope.names, "return") if scope.path + name in wanted}
+        self.within = _Expressions(self)
+        self.returns = bool(scope.wanted)
+        self.bare_returns = False
+        self.last: list[str] = []
+
+    # Functions and classes
+
+    def function(self, node: Function) -> None:
+        self.bare_returns = isinstance(node, ast.AsyncFunctionDef) and yields(node)
+        unbound = names_of_handlers(node)
+        self.last = [name for name in self.scope.wanted if name != "return" and name not in unbound]
+        documented = 1 if ast.get_docstring(node, clean=False) is not None else 0
+        start = [*self._entry(node), *self._entered(node)]
+        body = self.block(node.body[documented:])
+        if self.returns:
+            end = ast.copy_location(ast.Return(None), node.body[-1])
+            body += self._leaving(end)
+        node.body = [*node.body[:documented], *start, *body]
+
+    def _entry(self, node: Function) -> list[ast.stmt]:
+        """The hidden variable: asked for at the outermost function, from the run around it in a nested one."""
+        if self.scope.parent is None:
+            run = self.scope.run
+            text = f"import byname as {run}\n{run} = {run}._enter({self.key}, {first_of(node)})"
+        else:
+            around = self.scope.parent.run
+            text = f"{self.scope.run} = None if {around} is None else {around}.nested({self.scope.path[:-1]!r})"
+        return _parsed(text, _line_of(node))
+
+    def _entered(self, node: Function) -> Iterator[ast.stmt]:
+        places = {arg.arg: arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+        for name in arguments_of(node):
+            yield from self._tell(name, "entry", places[name])
+
+    def _inner(self, node: Function | ast.ClassDef) -> None:
+        """A function or class inside: rewritten where something in it is wanted, or binds what is wanted here."""
+        scope = scope_of(node, self.scope, self.depth + 1)
+        inner = _Rewriting(scope, self.all_wanted, self.key, self.depth + 1)
+        if not self._concerns(node, scope):
+            return
+        if isinstance(node, ast.ClassDef):
+            node.body = inner.block(node.body)
+        else:
+            inner.function(node)
+
+    def _concerns(self, node: Function | ast.ClassDef, scope: Scope) -> bool:
+        if any(name.startswith(scope.path) for name in self.all_wanted):
+            return True
+        mine = any(self._wanted(name, scope) for name in self._touched(node))
+        return mine or any(self._concerns(one, scope_of(one, scope, 0)) for one in nested_in(node.body))
+
+    def _touched(self, node: Function | ast.ClassDef) -> Iterator[str]:
+        yield from names_in(node.body)
+        yield from (root for part in ast.walk(node) if (root := root_of(part)) is not None)
+
+    def _wanted(self, name: str, scope: Scope) -> tuple[Scope, str] | None:
+        owner = scope.owner(name)
+        return None if owner is None or name not in owner.wanted else (owner, owner.wanted[name])
+
+    # Statements
+
+    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [new for statement in body for new in self.statement(statement)]
+
+    def statement(self, statement: ast.stmt) -> list[ast.stmt]:
+        if isinstance(statement, Function | ast.ClassDef):
+            return self._definition(statement)
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            return self._with(statement)
+        if isinstance(statement, ast.Return):
+            self._expressions(statement)
+            return self._leaving(statement) if self.returns else [statement]
+        if has_blocks(statement):
+            return self._compound(statement)
+        reports = [*self._bound(statement), *self._look(statement)]
+        self._expressions(statement)
+        return [statement, *reports]
+
+    def _definition(self, statement: Function | ast.ClassDef) -> list[ast.stmt]:
+        reports = [*self._tell(statement.name, "assigned", _line_of(statement)), *self._look(statement)]
+        self._inner(statement)
+        self._expressions(statement)
+        return [statement, *reports]
+
+    def _with(self, statement: ast.With | ast.AsyncWith) -> list[ast.stmt]:
+        """``with a as x, b as y`` binds x before b is evaluated: a ``with`` of its own for all that bind."""
+        first, rest = statement.items[0], statement.items[1:]
+        if rest and first.optional_vars is not None and any(self._bound(first)):
+            inner = ast.copy_location(type(statement)(items=rest, body=statement.body), rest[0].context_expr)
+            inner.end_lineno, inner.end_col_offset = statement.end_lineno, statement.end_col_offset
+            statement.items, statement.body = [first], [inner]
+        return self._compound(statement)
+
+    def _compound(self, statement: Any) -> list[ast.stmt]:
+        """A statement with blocks: what its head binds is reported where its blocks begin."""
+        bound = list(self._bound(statement))
+        for field in _BLOCKS:
+            if block := getattr(statement, field, None):
+                start = bound if field == "body" else []
+                setattr(statement, field, [*start, *self._look(statement), *self.block(block)])
+        for handler in getattr(statement, "handlers", ()):
+            self._expressions(handler)
+            handler.body = [*self._bound(handler), *self.block(handler.body)]
+        for case in getattr(statement, "cases", ()):
+            self._case(case, statement)
+        self._expressions(statement)
+        return [statement, *self._look(statement)]
+
+    def _case(self, case: ast.match_case, statement: ast.stmt) -> None:
+        """What a pattern captures is reported before its guard is asked."""
+        reports = list(self._bound(case))
+        if case.guard is not None and reports:
+            names = [name for name in dict.fromkeys(bound_by(case)) if self.scope.binds(name)]
+            told = [self._told(name, case.guard) for name in names if self._wanted(name, self.scope)]
+            guard = self.within.visit(case.guard)
+            case.guard = ast.copy_location(ast.BoolOp(ast.And(), [*told, guard]), case.guard)
+            reports = []
+        elif case.guard is not None:
+            case.guard = self.within.visit(case.guard)
+        case.body = [*reports, *self._look(statement), *self.block(case.body)]
+
+    def _told(self, name: str, place: ast.AST) -> ast.expr:
+        """An expression that reports a variable and is true."""
+        owner, variable = self._wanted(name, self.scope) or (self.scope, name)
+        text = f"({owner.run} is None or (({name} := {owner.run}.tell({variable!r}, {name}, 'assigned')), True)[1])"
+        return _expression(text, place)
+
+    def _expressions(self, statement: ast.stmt) -> None:
+        """The walruses in a statement, or in the head of one with a body."""
+        for head in heads(statement):
+            self.within.put(statement, head, self.within.visit(head))
+
+    # Reports
+
+    def _tell(self, name: str, moment: str, place: ast.AST) -> list[ast.stmt]:
+        found = self._wanted(name, self.scope)
+        if found is None:
+            return []
+        run, variable = found[0].run, found[1]
+        call = f"{run}.tell({variable!r}, {name}, {moment!r})"
+        text = f"{name} = {call}" if self.scope.binds(name) else call
+        return _parsed(f"if {run} is not None: {text}", place)
+
+    def _bound(self, statement: Any) -> Iterator[ast.stmt]:
+        """Reports of what a statement, or its head, binds, stores into and deletes."""
+        reported: set[str] = set()
+        for part in targets(statement):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Del):
+                yield from self._forget(part)
+            elif (root := root_of(part)) is not None:
+                if f"{root}." not in reported:
+                    reported.add(f"{root}.")
+                    yield from self._tell(root, "stored", part)
+            elif (name := name_of(part)) not in reported and self.scope.binds(name):
+                reported.add(name)
+                yield from self._tell(name, "assigned", part if hasattr(part, "lineno") else statement)
+
+    def _forget(self, target: ast.Name) -> list[ast.stmt]:
+        found = self._wanted(target.id, self.scope) if self.scope.binds(target.id) else None
+        if found is None:
+            return []
+        run, variable = found[0].run, found[1]
+        return _parsed(f"if {run} is not None: {run}.forget({variable!r})", target)
+
+    def _look(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Reports the tensors that were changed in place, after what can have changed one."""
+        run, wanted, names = self.scope.run, self.scope.wanted, self.last
+        changing = isinstance(statement, CHANGING_STATEMENTS) or any(may_change(head) for head in heads(statement))
+        if not names or not changing:
+            return []
+        lines = [f"if {run} is not None and {run}.moved():"]
+        for name in names:
+            variable = repr(wanted[name])
+            lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.tell({variable}, {name}, 'changed')")
+        return _parsed("\n".join(lines), _line_of(statement))
+
+    def _leaving(self, statement: ast.Return) -> list[ast.stmt]:
+        """A return: the value is made, then the last changes, the last values and the value itself are reported."""
+        run, wanted = self.scope.run, self.scope.wanted
+        lines = []
+        for name in self.last:
+            variable = repr(wanted[name])
+            lines.append(f"if {run}.has_moved({variable}): {name}, {_VALUE} = {run}.last({variable}, {name}, {_VALUE})")
+        for name in self.last:
+            variable = repr(wanted[name])
+            lines.append(f"if {run}.has({variable}): {run}.tell({variable}, {name}, 'exit')")
+        if "return" in wanted:
+            lines.append(f"{_VALUE} = {run}.tell({wanted['return']!r}, {_VALUE}, 'returned')")
+        told = "\n  ".join([f"if {run} is not None:", *(lines or ["pass"])])
+        value = statement.value or ast.copy_location(ast.Constant(None), statement)
+        target = ast.copy_location(ast.Name(_VALUE, ast.Store()), statement)
+        made = ast.copy_location(ast.Assign([target], value), statement)
+        result = None if self.bare_returns else ast.copy_location(ast.Name(_VALUE, ast.Load()), statement)
+        return [made, *_parsed(told, statement), ast.copy_location(ast.Return(result), statement)]
+
+
+class _Expressions(ast.NodeTransformer):
+    """The walruses of expressions, reported where they stand, and ``locals()`` without the hidden variables."""
+
+    def __init__(self, rewriting: _Rewriting) -> None:
+        self.rewriting = rewriting
+
+    def put(self, owner: ast.AST, old: ast.AST, new: ast.AST) -> None:
+        """Puts a node into the place of another one."""
+        for field, value in ast.iter_fields(owner):
+            if value is old:
+                setattr(owner, field, new)
+            elif isinstance(value, list):
+                value[:] = [new if one is old else one for one in value]
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """A lambda's body is another scope, which has no statements to report from."""
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        """``(h := v)`` becomes: h, if assigning it was all, else h as the receiver has it."""
+        self.generic_visit(node)
+        name = node.target.id
+        found = self.rewriting._wanted(name, self.rewriting.scope) if self.rewriting.scope.binds(name) else None
+        if found is None:
+            return node
+        run, variable = found[0].run, found[1]
+        text = (
+            f"{name} if ... is {name} and {run} is None else ({name} := {run}.tell({variable!r}, {name}, 'assigned'))"
+        )
+        choice: Any = _expression(text, node)
+        choice.test.values[0].left = node
+        return choice  # type: ignore[no-any-return]
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The user's ``locals()``, ``vars()`` and ``dir()`` do not show what was added."""
+        self.generic_visit(node)
+        plain = isinstance(node.func, ast.Name) and node.func.id in ("locals", "vars", "dir")
+        if not plain or node.args or node.keywords:
+            return node
+        shown: Any = _expression("__import__('byname')._shown(...)", node)
+        shown.args = [node]
+        return shown  # type: ignore[no-any-return]
+
+
+# Making nodes
+
+
+def _line_of(node: Any) -> ast.AST:
+    """The first line of a definition or a statement, as a place."""
+    place = ast.Constant(None)
+    place.lineno = place.end_lineno = node.lineno
+    place.col_offset = node.col_offset
+    place.end_col_offset = node.end_col_offset if node.end_lineno == node.lineno else node.col_offset
+    return place
+
+
+def _parsed(text: str, place: ast.AST) -> list[ast.stmt]:
+    return [_moved_to(statement, place) for statement in ast.parse(text).body]
+
+
+def _expression(text: str, place: ast.AST) -> ast.expr:
+    made: ast.expr = _moved_to(ast.parse(text, mode="eval").body, place)
+    return made
+
+
+def _moved_to(node: Any, place: Any) -> Any:
+    """Puts a tree that was just parsed at a place. Much of the time of a rewriting is spent here."""
+    place_of = {name: getattr(place, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        for field in part._fields:  # not its __dict__: all trees share their contexts, on which others may write
+            value = getattr(part, field)
+            if isinstance(value, list):
+                waiting += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                waiting.append(value)
+        if part._attributes:
+            part.__dict__.update(place_of)
+    return node

@@ -1,0 +1,166 @@
+"""Which variables does a function have, and which of its nested functions' do? Read from its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = [
+    "Function",
+    "Scope",
+    "arguments_of",
+    "bound_by",
+    "captured_by",
+    "heads",
+    "names_in",
+    "nested_in",
+    "scope_of",
+    "variables_in",
+]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(slots=True)
+class Scope:
+    """A function, or a class inside of one, as the place where names are looked up.
+
+    Attributes:
+        path: what stands before the names of its variables: ``""``, ``"inner."``, ``"inner.deeper."``.
+        names: its local variables; a class has none.
+        outside: the names that it declares ``global``.
+        enclosing: the names that it declares ``nonlocal``.
+        parent: the scope around it; None for the function itself.
+        run: the name under which its code finds the run of the innermost function around it.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    outside: frozenset[str]
+    enclosing: frozenset[str]
+    parent: Scope | None
+    run: str
+    wanted: dict[str, str] = field(default_factory=dict)
+
+    def owner(self, name: str) -> Scope | None:
+        """The function whose variable a name is here; None for a global and for what comes from further outside."""
+        if name in self.outside:
+            return None
+        if name in self.names:
+            return self
+        return None if self.parent is None else self.parent.owner(name)
+
+    def binds(self, name: str) -> bool:
+        """Whether an assignment here binds the variable of a function, and not a name of a class or of the module."""
+        return name in self.names or name in self.enclosing
+
+
+def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
+    """The scope that a definition opens."""
+    path = "" if parent is None else f"{parent.path}{node.name}."
+    declared = list(_declarations(node.body))
+    outside = frozenset(name for one in declared if isinstance(one, ast.Global) for name in one.names)
+    enclosing = frozenset(name for one in declared if isinstance(one, ast.Nonlocal) for name in one.names)
+    if isinstance(node, ast.ClassDef):
+        assert parent is not None
+        return Scope(path, (), outside, enclosing, parent, parent.run)
+    bound = dict.fromkeys([*arguments_of(node), *names_in(node.body)])
+    names = tuple(name for name in bound if name not in outside and name not in enclosing)
+    return Scope(path, names, outside, enclosing, parent, f"_byname_run_{number}")
+
+
+def variables_in(node: Function) -> tuple[str, ...]:
+    """The variables of a function, in order, then those of its nested functions as ``inner.u``."""
+    return tuple(dict.fromkeys(_variables(node, None)))
+
+
+def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[str]:
+    scope = scope_of(node, parent, 0)
+    yield from (scope.path + name for name in scope.names)
+    for inner in nested_in(node.body):
+        yield from _variables(inner, scope)
+
+
+def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
+    """The functions and classes that a body defines, in order."""
+    for statement in _statements(body):
+        if isinstance(statement, Function | ast.ClassDef):
+            yield statement
+
+
+def arguments_of(node: Function) -> list[str]:
+    """The arguments in the order of the signature."""
+    one = node.args
+    stars = [[star] if star else [] for star in (one.vararg, one.kwarg)]
+    return [part.arg for part in [*one.posonlyargs, *one.args, *stars[0], *one.kwonlyargs, *stars[1]]]
+
+
+def names_in(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that a body binds in its own scope, in the order of the source."""
+    for statement in _statements(body):
+        yield from bound_by(statement)
+
+
+def bound_by(statement: ast.stmt | ast.ExceptHandler | ast.match_case) -> Iterator[str]:
+    """The names that a statement, or the head of one that has a body, binds (or deletes) in its own scope."""
+    if isinstance(statement, Function | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names if alias.name != "*")
+    if isinstance(statement, ast.ExceptHandler) and statement.name:
+        yield statement.name
+    for head in heads(statement):
+        yield from _bound_in(head)
+
+
+def heads(statement: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a statement that are evaluated in its own scope and are not statements themselves."""
+    for part in ast.iter_child_nodes(statement):
+        if part in (getattr(statement, "returns", None), *getattr(statement, "type_params", ())):
+            continue
+        if not isinstance(part, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield part
+
+
+def _bound_in(node: ast.AST) -> Iterator[str]:
+    """The names that an expression, a target or a pattern binds outside of the scopes that it opens itself."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    for part in [] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.comprehension) and part is node.target):
+            yield from _bound_in(part)
+    if isinstance(node, ast.pattern) and (name := captured_by(node)):
+        yield name
+
+
+def captured_by(node: ast.AST) -> str | None:
+    """The name that a pattern captures what it matches under."""
+    if isinstance(node, ast.MatchMapping):
+        return node.rest
+    return node.name if isinstance(node, ast.MatchAs | ast.MatchStar) else None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
+    """Every statement of a body in source order, into blocks and not into functions and classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Function | ast.ClassDef):
+            continue
+        for block in ("body", "handlers", "cases", "orelse", "finalbody"):
+            for inner in getattr(statement, block, ()):
+                yield from _inside(inner)
+
+
+def _inside(
+    part: ast.stmt | ast.ExceptHandler | ast.match_case,
+) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
+    if isinstance(part, ast.stmt):
+        yield from _statements([part])
+    else:
+        yield part
+        yield from _statements(part.body)
+
+
+def _declarations(body: list[ast.stmt]) -> Iterator[ast.Global | ast.Nonlocal]:
+    yield from (one for one in _statements(body) if isinstance(one, ast.Global | ast.Nonlocal))
