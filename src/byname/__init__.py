@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         WrappedForwardInterjection,
     )
     from byname.watch.points import Points, points
+    from byname.watch.replace import replace
+    from byname.watch.rewrite import rewrite
     from byname.watch.select import Selector, select
 
 __version__ = "0.1.0"
@@ -64,6 +66,8 @@ __all__ = [
     "name",
     "names",
     "path",
+    "replace",
+    "rewrite",
     "points",
     "saved",
     "select",
@@ -103,6 +107,8 @@ _PLACES = {
     "name": "byname.naming.names",
     "names": "byname.naming.names",
     "path": "byname.autograd.graph",
+    "replace": "byname.watch.replace",
+    "rewrite": "byname.watch.rewrite",
     "points": "byname.watch.points",
     "saved": "byname.autograd.saved",
     "select": "byname.watch.select",

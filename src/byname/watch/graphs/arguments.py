@@ -1,0 +1,146 @@
+"""With what is a forward called? Values that a graph takes as they come, and plain ones that it is made for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["GIVEN", "Arguments", "Call", "default_call"]
+
+
+class _Given:
+    """A value that is known only when the model runs."""
+
+    def __repr__(self) -> str:
+        return "GIVEN"
+
+    def __reduce__(self) -> str:
+        return "GIVEN"
+
+
+GIVEN = _Given()
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_DECIDING = (type(None), bool, str)
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One way to call a forward: which arguments there are, and the values of those that the graph depends on.
+
+    Attributes:
+        signature: of the forward, without ``self``.
+        values: each argument by its name, ``*xs`` as ``xs_0``, ``xs_1``; `GIVEN`, or the plain value.
+        extra: how many arguments ``*xs`` has.
+        named: the names in ``**more``.
+    """
+
+    signature: inspect.Signature
+    values: Mapping[str, Any]
+    extra: int = 0
+    named: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        plain = [f"{name}={value!r}" for name, value in self.values.items() if is_plain(value)]
+        return ", ".join(plain) or "no plain values"
+
+    def call(self, given: Mapping[str, Any]) -> Call:
+        """The arguments as the forward takes them.
+
+        Args:
+            given: the value of each.
+        """
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args += [given[f"{name}_{index}"] for index in range(self.extra)]
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                kwargs.update((one, given[one]) for one in self.named)
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[name] = given[name]
+            else:
+                args.append(given[name])
+        return tuple(args), kwargs
+
+    def fits(self, call: Arguments) -> bool:
+        """Whether a graph made for these arguments is right for a call, whose values are all known."""
+        if self.values.keys() != call.values.keys():
+            return False
+        return all(_takes(wanted, call.values[name]) for name, wanted in self.values.items())
+
+
+def of_call(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of a call, with their values."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    values: dict[str, Any] = {}
+    extra, named = 0, ()
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            values.update((f"{name}_{index}", one) for index, one in enumerate(value))
+            extra = len(value)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            values.update(value)
+            named = tuple(value)
+        else:
+            values[name] = value
+    return Arguments(signature, values, extra, named)
+
+
+def generalised(call: Arguments, depends: frozenset[str]) -> Arguments:
+    """The arguments that a graph is made for.
+
+    Of those that it may depend on it takes the plain values, of the others only what is made for decisions: None, a
+    string, true or false.
+
+    Args:
+        call: the arguments of one call.
+        depends: the names of arguments whose plain values count.
+    """
+    values = {
+        name: value if type(value) in _DECIDING or (is_plain(value) and name in depends) else GIVEN
+        for name, value in call.values.items()
+    }
+    return Arguments(call.signature, values, call.extra, call.named)
+
+
+def default_call(signature: inspect.Signature) -> Arguments:
+    """The shortest call: each argument without a default is given, the others have theirs."""
+    needed = [one for one in signature.parameters.values() if one.kind not in _SEVERAL and one.default is one.empty]
+    positional = [GIVEN for one in needed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    named = {one.name: GIVEN for one in needed if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    return of_call(signature, tuple(positional), named)
+
+
+def depends_on(signature: inspect.Signature, example: Arguments | None) -> frozenset[str]:
+    """The arguments whose plain values a graph may depend on: those with a plain default, or plain in the example."""
+    names = {
+        name
+        for name, one in signature.parameters.items()
+        if one.kind not in _SEVERAL and one.default is not one.empty and is_plain(one.default)
+    }
+    if example is not None:
+        names |= {name for name, value in example.values.items() if is_plain(value)}
+    return frozenset(names)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a string, None or the like, or a tuple of these."""
+    if type(value) is tuple:
+        return all(is_plain(one) for one in value)
+    return type(value) in _PLAIN
+
+
+def _takes(wanted: Any, value: Any) -> bool:
+    """Whether what a graph was made for covers the value of an argument."""
+    if wanted is GIVEN:
+        return type(value) not in _DECIDING
+    return wanted is value or (type(wanted) is type(value) and bool(wanted == value))

@@ -1,0 +1,162 @@
+"""How does an interjection get into a graph? As a call after a node, whose value takes the place of the node's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from byname.errors import InterjectionError
+from byname.watch.graphs.flowing import changes
+from byname.watch.graphs.held import HELD
+from byname.watch.graphs.interjected import Begun, Inserted
+from byname.watch.graphs.records import Record, Trace, passed
+
+__all__ = ["Insertion"]
+
+
+class Several(nn.Module):
+    """A place where a module returns several values, of which the graph knows each.
+
+    Args:
+        inserted: the place.
+        outputs: what the module returns, with `fx.Node` where a value goes.
+        inputs: what it is given.
+    """
+
+    inserted: Inserted
+    _is_impure = True
+
+    def __init__(self, inserted: Inserted, outputs: Any, inputs: Any) -> None:
+        super().__init__()
+        self.path = inserted.path
+        self.__dict__.update(inserted=inserted, outputs=_opened(outputs), inputs=_opened(inputs))
+
+    def forward(self, values: list[Any], inputs: list[Any], begun: Any = None) -> list[Any]:
+        """The values that take the place of those of the module, in their order."""
+        places, form = pytree.tree_flatten(self.outputs)
+        new = self.inserted(_filled(self.outputs, values), _filled(self.inputs, inputs), begun)
+        leaves, new_form = pytree.tree_flatten(new)
+        if new_form != form:
+            raise InterjectionError(
+                f"the interjection at `{self.path}` returns {_described(new_form)}; what it takes the place of is "
+                f"{_described(form)}"
+            )
+        return [leaf for leaf, place in zip(leaves, places, strict=True) if place is _OPEN]
+
+
+class _Open:
+    """Where a value goes."""
+
+    def __reduce__(self) -> str:
+        return "_OPEN"
+
+
+_OPEN = _Open()
+
+
+class Insertion:
+    """Puts interjections into the graph of a trace.
+
+    Args:
+        trace: whose graph is changed.
+        keep: holds a module for the graph, under a name, and gives the name of its attribute.
+    """
+
+    def __init__(self, trace: Trace, keep: Callable[[nn.Module, str], str]) -> None:
+        self._graph = trace.graph
+        self._keep = keep
+        self._now: dict[fx.Node, fx.Node] = {}
+
+    def insert(self, record: Record, inserted: Inserted) -> None:
+        """Has an interjection called at the end of a call, after those that are there already."""
+        begun = self._begin(record, inserted) if inserted.with_gradients else None
+        if not record.entered:
+            self._after(record, inserted, begun)
+        else:
+            self._after_module(record, inserted, begun)
+
+    def finish(self) -> fx.Graph:
+        """Leaves out what only marks places, and what nobody reads."""
+        for node in reversed(self._graph.nodes):
+            if node.target is passed:
+                node.replace_all_uses_with(node.args[0])
+                self._graph.erase_node(node)
+            elif node.op == "get_attr" and not node.users:
+                self._graph.erase_node(node)
+        return self._graph
+
+    def _after(self, record: Record, inserted: Inserted, begun: fx.Node | None) -> None:
+        origin: fx.Node = record.outputs
+        node, changed = self._latest(origin), _read_instead(origin, record)
+        inputs = (*origin.args, *origin.kwargs.values()) if inserted.with_inputs else ()
+        args: tuple[Any, ...] = (node, inputs, begun, changed)
+        while len(args) > 1 and not args[-1]:
+            args = args[:-1]
+        with self._graph.inserting_after(node):
+            new = self._call(inserted, args)
+        self._replace(origin, new, new)
+
+    def _after_module(self, record: Record, inserted: Inserted, begun: fx.Node | None) -> None:
+        """After a module call whose inside is in the graph: each value that it returns is a node."""
+        origins = _nodes(record.outputs)
+        if not origins:
+            return
+        known = record.inputs if inserted.with_inputs else ()
+        nodes, given = ([self._latest(one) for one in found] for found in (origins, _nodes(known)))
+        with self._graph.inserting_after(nodes[-1]):
+            new = self._call(Several(inserted, record.outputs, known), (nodes, given, begun))
+        at = new
+        for index, origin in enumerate(origins):
+            with self._graph.inserting_after(at):
+                at = self._graph.call_function(operator.getitem, (new, index))
+            self._replace(origin, at, new)
+
+    def _replace(self, origin: fx.Node, new: fx.Node, reader: fx.Node) -> None:
+        """Has everyone read a new value in place of the latest of an old one, except who makes the new one."""
+        self._latest(origin).replace_all_uses_with(new, delete_user_cb=lambda user: user is not reader)
+        self._now[origin] = new
+
+    def _begin(self, record: Record, inserted: Inserted) -> fx.Node:
+        nodes = [self._latest(one) for one in _nodes(record.inputs)]
+        assert record.first is not None
+        with self._graph.inserting_before(record.first):
+            return self._call(Begun(inserted.path), tuple(nodes))
+
+    def _call(self, module: Inserted | Several | Begun, args: tuple[Any, ...]) -> fx.Node:
+        name = "".join(mark if mark.isalnum() else "_" for mark in module.path)
+        what = "begun" if isinstance(module, Begun) else "interjected"
+        key = self._keep(module, f"{name}_{what}")
+        return self._graph.create_node("call_module", f"{HELD}.{key}", args, {}, f"{name}_{what}")
+
+    def _latest(self, node: fx.Node) -> fx.Node:
+        return self._now.get(node, node)
+
+
+def _read_instead(origin: fx.Node, record: Record) -> fx.Node | None:
+    """What a call has changed in place, if the model goes on with that and not with what the call returns."""
+    first = origin.args[0] if origin.args else None
+    if record.kind != "operation" or not isinstance(first, fx.Node) or not changes(origin, record):
+        return None
+    return first if not origin.users or any(user is not origin for user in first.users) else None
+
+
+def _nodes(values: Any) -> list[fx.Node]:
+    return [one for one in pytree.tree_leaves(values) if isinstance(one, fx.Node)]
+
+
+def _opened(values: Any) -> Any:
+    """Values with `_OPEN` in place of nodes."""
+    return pytree.tree_map(lambda one: _OPEN if isinstance(one, fx.Node) else one, values)
+
+
+def _filled(opened: Any, values: list[Any]) -> Any:
+    remaining = iter(values)
+    return pytree.tree_map(lambda one: next(remaining) if one is _OPEN else one, opened)
+
+
+def _described(form: pytree.TreeSpec) -> str:
+    return "one value" if form.is_leaf() else f"a {form.type.__name__} of {form.num_leaves} values"

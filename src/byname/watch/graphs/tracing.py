@@ -1,0 +1,335 @@
+"""Which calls does a forward make, written down without running it? The tracer of ``torch.fx``, made faithful.
+
+What ``torch.fx`` does at trace time and then never again (changes of buffers, random numbers, ``no_grad``) becomes part
+of the graph, and what it cannot keep is refused (PyTorch 2.13).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from byname.watch.graphs.arguments import GIVEN, Arguments, is_plain
+from byname.watch.graphs.held import HELD, Held
+from byname.watch.graphs.holdings import check_contents, contents_of, tensors_of
+from byname.watch.graphs.modes import check_modes, is_leaving, restored, state_of_modes, switched
+from byname.watch.graphs.patches import applied, installed
+from byname.watch.graphs.proxies import Flag, Property, Untraceable, Value
+from byname.watch.graphs.records import Record, Trace, passed
+from byname.watch.graphs.values import Values, gives_several
+from byname.watch.places.operations import operation_path, taken
+
+__all__ = ["Tracer"]
+
+
+class Tracer(fx.Tracer):
+    """Traces one forward of a model, for one way to call it.
+
+    Args:
+        model: whose forward is traced. It is changed by that: it must be a `mirror`.
+        arguments: what the forward is called with.
+        training: tells the ``training`` flag of the module of a path.
+        is_leaf: whether a module's inside stays out of the graph.
+        held: keeps what no path of the model leads to.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        training: Callable[[str], bool],
+        is_leaf: Callable[[nn.Module, str], bool],
+        held: Held,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.arguments = arguments
+        self.thread = threading.get_ident()
+        self.records: list[Record] = []
+        self.running: list[Record] = []
+        self.flags: dict[str, bool] = {}
+        self.switched = False
+        self.paths: dict[int, str] = {id(one): path for path, one in model.named_modules()}
+        self._training = training
+        self._is_leaf = is_leaf
+        self._held = held
+        self._tensors: dict[int, str] = tensors_of(model)
+        self.assigned: dict[tuple[int, str], Any] = {}
+        self._reads: set[tuple[int, str]] = set()
+        self._waiting: list[Record] = []
+        self._switches: list[Value] = []
+        self._nodes: dict[str, Value] = {}
+        self._values = Values()
+        self._state = state_of_modes()
+
+    def traced(self) -> Trace:
+        """Traces the forward."""
+        before = contents_of(self.model)
+        with installed(self):
+            graph = self.trace(self.model)
+        check_contents(before, self.model)
+        return Trace(graph, self.records, self.flags, self.switched)
+
+    # what torch.fx asks for
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """The function to trace and its arguments; makes the placeholders."""
+        given: dict[str, Any] = {}
+        for name, value in self.arguments.values.items():
+            proxy = self.create_proxy("placeholder", name, (), {})
+            given[name] = proxy if value is GIVEN else value
+        args, kwargs = self.arguments.call(given)
+        root = Record(
+            "", type(self.model).__name__, "module", self.model, "", None, None, self._written((args, kwargs))
+        )
+        root.entered = True
+        self._begins(root)
+
+        return lambda: self._whole(root, args, kwargs), []
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a call of a module becomes."""
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)  # another thread's model: torch.fx patches the class of all modules
+        path = self.paths.get(id(m))
+        place = path if path is not None else f"{HELD}.{self._held.keep(m)}"
+        record = Record(
+            place, type(m).__name__, "module", m, place, self.running[-1], inputs=self._written((args, kwargs))
+        )
+        if path is not None:
+            self._begins(record)
+        if path is None or self._is_leaf(m, path):
+            proxy = self.create_proxy("call_module", place, args, kwargs)
+            record.outputs = record.first = proxy.node
+            if gives_several(m):
+                self._values.several.add(proxy.node)
+            return proxy
+        record.entered = True
+        self.running.append(record)
+        result = forward(*args, **kwargs)
+        self.running.pop()
+        return self._mark(record, result)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        """What reading an attribute of a module gives, where `read` was not asked."""
+        return attr_val
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+        """A node with its proxy; notes the operation."""
+        check_modes(self._state)
+        proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        self._has_begun(proxy.node)
+        if kind in ("call_function", "call_method"):
+            self._note(proxy.node)
+        return proxy
+
+    def create_arg(self, a: Any) -> Any:
+        """What stands in the graph for an argument."""
+        kind = type(a)
+        if issubclass(kind, fx.Proxy):
+            return a.node
+        if kind in (int, bool, float, str, type(None)):
+            return a
+        if isinstance(a, torch.Tensor):
+            return self._of_tensor(a).node
+        if isinstance(a, nn.Module):
+            return self._of_path(self._path_of(a)).node
+        if kind in (list, tuple, dict, slice) or isinstance(a, tuple):
+            return super().create_arg(a)
+        return self._other(a)
+
+    def proxy(self, node: fx.Node) -> Value:
+        """The proxy of a node."""
+        return Value(node, self)
+
+    # what the program does
+
+    def read(self, module: nn.Module, name: str, value: Any) -> Any:
+        """What reading an attribute of a module gives.
+
+        Args:
+            module: a module of the model.
+            name: the attribute.
+            value: what it is.
+        """
+        if name == "training":
+            return self._flag(module)
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        self._reads.add((id(module), name))
+        return value
+
+    def assign(self, module: nn.Module, name: str, value: Any) -> None:
+        """Puts the assignment of an attribute into the graph."""
+        if not self._has_values(value) and not isinstance(value, torch.Tensor):
+            if (id(module), name) not in self.assigned and is_plain(value):
+                old = module.__dict__.get(name, self)
+                if type(old) is type(value) and old == value:
+                    return
+            raise Untraceable(
+                f"sets `{name}` of a module to what is known before the model runs, which would happen once"
+            )
+        if (id(module), name) in self._reads:
+            raise Untraceable(f"sets `{name}` of a module, which was read before: what one call leaves for the next")
+        target = self._of_path(self._path_of(module))
+        self.create_proxy("call_function", setattr, (target, name, value), {})
+        self.assigned[id(module), name] = value
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function of PyTorch."""
+        name = str(getattr(function, "__name__", ""))
+        if name == "__get__":
+            return self.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})  # type: ignore[attr-defined]
+        if torch.overrides.is_tensor_method_or_property(function):
+            return self.create_proxy("call_method", name, args, kwargs)
+        return self.create_proxy("call_function", function, args, kwargs)
+
+    def is_instance(self, value: fx.Proxy, kinds: tuple[Any, ...]) -> bool:
+        """What `isinstance` says of a value, in the user's code."""
+        if type(value) is Flag:
+            return bool in kinds or int in kinds
+        if value.node in self._values.several:
+            return tuple in kinds or list in kinds
+        if value.node in self._values.plain and not all(issubclass(kind, torch.Tensor | nn.Module) for kind in kinds):
+            raise Untraceable("asks for the type of a value that is known only when the model runs")
+        return value.node not in self._values.plain and any(issubclass(torch.Tensor, kind) for kind in kinds)
+
+    def apply(self, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An autograd function of the user: one call, which keeps its own backward."""
+        return self.create_proxy("call_function", applied, (self._of_object(function), *args), kwargs)
+
+    def switch(self, enabled: bool) -> None:
+        """Puts ``torch.no_grad()`` and the like into the graph."""
+        self.switched = True
+        if self._switches and is_leaving():
+            self.create_proxy("call_function", restored, (self._switches.pop(),), {})
+        else:
+            self._switches.append(self.create_proxy("call_function", switched, (enabled,), {}))
+
+    def part(self, value: Value, index: int) -> Any:
+        """One of the values into which a value is unpacked, which is no indexing of a tensor."""
+        self._values.several.add(value.node)
+        return self.create_proxy("call_function", operator.getitem, (value, index), {})
+
+    # how it is written down
+
+    def _whole(self, root: Record, args: Any, kwargs: Any) -> Any:
+        self.running.append(root)
+        return self._mark(root, object.__getattribute__(self.model, "forward")(*args, **kwargs))
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Value:
+        """The proxy of a tensor that is there already."""
+        path = self._tensors.get(id(tensor))
+        if path is None:
+            path = self._tensors[id(tensor)] = f"{HELD}.{self._held.keep(tensor)}"
+        return self._of_path(path)
+
+    def _of_object(self, thing: Any) -> Value:
+        """The proxy of any object, which is held for the graph."""
+        return self._of_path(f"{HELD}.{self._held.keep(thing)}")
+
+    def _of_path(self, path: str) -> Value:
+        if path not in self._nodes:
+            self._nodes[path] = self.create_proxy("get_attr", path, (), {})
+        return self._nodes[path]
+
+    def _path_of(self, module: nn.Module) -> str:
+        path = self.paths.get(id(module))
+        if path is None:
+            return f"{HELD}.{self._held.keep(module)}"
+        return path or f"{HELD}.root"
+
+    def _flag(self, module: nn.Module) -> Flag:
+        path = self.paths[id(module)]
+
+        def decide() -> bool:
+            return self.flags.setdefault(path, self._training(path))
+
+        target = f"{path}.training" if path else "training"
+        return Flag(self._of_path(target).node, self, decide)
+
+    def _other(self, a: Any) -> Any:
+        kind = type(a)
+        if issubclass(kind, dict):
+            return self._mapping(a)
+        if callable(a) and not isinstance(a, type) and not isinstance(a, torch._ops.OpOverload):
+            raise Untraceable(
+                f"hands on a function ({getattr(a, '__name__', kind.__name__)}), which stays out of a graph"
+            )
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            if isinstance(a, type | torch.Generator) or kind.__module__ == "numpy":
+                return self._of_object(a).node
+            raise Untraceable(f"uses an object of {kind.__name__}, which cannot be part of a graph") from None
+
+    def _mapping(self, a: Any) -> Any:
+        """A dict of a class of its own, such as the outputs of models of `transformers`."""
+        if dataclasses.is_dataclass(a):
+            fields = {one.name: getattr(a, one.name) for one in dataclasses.fields(a)}
+            return self.create_proxy("call_function", type(a), (), fields).node
+        if type(a) is OrderedDict:
+            return self.create_proxy("call_function", OrderedDict, ([(key, a[key]) for key in a],), {}).node
+        raise Untraceable(f"uses a dict of the class {type(a).__name__}, which cannot be part of a graph")
+
+    def _begins(self, record: Record) -> None:
+        self.records.append(record)
+        self._waiting.append(record)
+
+    def _has_values(self, value: Any) -> bool:
+        return any(issubclass(type(one), fx.Proxy) for one in pytree.tree_leaves(value))
+
+    def _written(self, arguments: tuple[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
+        """Arguments with nodes in place of values."""
+        args, kwargs = arguments
+        return tuple(self._with_nodes(one) for one in (*args, *kwargs.values()))
+
+    def _with_nodes(self, value: Any) -> Any:
+        if type(value) is Property or type(value) is Flag or type(value) is Value:
+            return value.node
+        return pytree.tree_map(lambda one: one.node if issubclass(type(one), fx.Proxy) else one, value)
+
+    def _has_begun(self, node: fx.Node) -> None:
+        """Notes the first node of calls that began before it."""
+        if node.op != "placeholder":
+            for record in self._waiting:
+                record.first = node
+            self._waiting.clear()
+
+    def _mark(self, record: Record, result: Any) -> Any:
+        """Ends a module call: what it returns is from then on another value than inside."""
+
+        def mark(value: Any) -> Any:
+            if not issubclass(type(value), fx.Proxy) or type(value) is Flag:
+                return value
+            marked = self.proxy(self.graph.create_node("call_function", passed, (value.node,), {}))
+            self._has_begun(marked.node)
+            self._values.same(marked.node, value.node)
+            return marked
+
+        result = mark(result) if issubclass(type(result), fx.Proxy) else pytree.tree_map(mark, result)
+        record.outputs = self._with_nodes(result)
+        return result
+
+    def _note(self, node: fx.Node) -> None:
+        """Notes a call of a function, if it is an operation."""
+        name = self._values.learn(node)
+        if name is None or not self.running:
+            return
+        owner = self.running[-1]
+        path = operation_path(owner.path, name, owner.calls[name], taken(owner.module))
+        owner.calls[name] += 1
+        function = node.target if node.op == "call_function" else getattr(torch.Tensor, str(node.target), None)
+        record = Record(path, name, "operation", owner.module, owner.path, owner, function)
+        record.inputs = (*node.args, *node.kwargs.values())
+        record.outputs = record.first = node
+        self.records.append(record)
+        node._rename("".join(mark if mark.isalnum() else "_" for mark in path))

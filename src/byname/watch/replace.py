@@ -1,0 +1,228 @@
+"""How are modules of a model swapped for others, and put back?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from byname.errors import BadArgumentError, NoMatchError
+from byname.watch.attach import meaning_of, unwrapped
+from byname.watch.graphs.choosing import each
+from byname.watch.handle import Handle
+from byname.watch.places.resolve import modules_by_path
+from byname.watch.select import Selector
+from byname.watch.tracing.flow import Call, Flow
+
+__all__ = ["replace"]
+
+Make = Callable[[nn.Module], nn.Module | None]
+
+
+def replace(model: nn.Module, where: Any, make: Make) -> Handle:
+    """Puts other modules in the place of modules of a model, in the model itself.
+
+        >>> import torch, byname
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.ReLU())
+        >>> with byname.replace(model, nn.ReLU, lambda old: nn.GELU()) as handle:
+        ...     print(handle.paths, model[1])
+        ('1', '2') GELU(approximate='none')
+        >>> model[1]
+        ReLU()
+
+    A module that is in several places is made once, and the new one put in all of them. Of modules that are inside of
+    one another only the outermost is replaced: what is inside of it goes with it. An optimizer that was built before
+    knows the old parameters only. Several handles may be removed in any order.
+
+    Args:
+        model: any module; it cannot be replaced itself.
+        where: a path, a selector of modules, a class of modules, a module of the model, or a sequence of these.
+        make: ``make(old) -> new`` is called once for each module, before anything is changed; None, or the old module,
+            keeps it. The new module gets the training flag of the old one.
+
+    Returns:
+        What puts the very same old modules back; ``paths`` are the places where there is a new one.
+
+    Raises:
+        NoMatchError: if nothing matches.
+        BadArgumentError: if ``make`` returns something else than a module, or if ``where`` means the model itself, or
+            what is no module: a function is replaced by an interjection, see `byname.rewrite` and `byname.interject`.
+    """
+    model = unwrapped(model)
+    if not callable(make) or isinstance(make, nn.Module):
+        raise BadArgumentError(
+            "make is called with each old module and returns the new one, as in `lambda old: nn.GELU()`; "
+            f"a {type(make).__name__} does not do that"
+        )
+    known = {id(one) for one in modules_by_path(model).values()}
+    olds = _outermost(model, _meant(model, where))
+    news = [(old, _made(make, old, path)) for path, old in olds]
+    swaps = [Swap(model, old, new) for old, new in news if new is not None and new is not old]
+    notes = dict.fromkeys(_notes(swaps))
+    for swap in swaps:
+        _train_as(swap.old, swap.new, known)
+        swap.notes = notes
+    handle = Handle([*swaps], {path: None for swap in swaps for path in swap.paths}, notes)
+    handle.enabled = True
+    return handle
+
+
+def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
+    """The modules that are to be replaced, in the order of their registration."""
+    found: dict[int, nn.Module] = {}
+    for one in each(where):
+        meaning, selectors = meaning_of(one, model)
+        for spot in meaning.spots:
+            if spot.kind != "module" or spot.items or spot.gradient:
+                raise BadArgumentError(
+                    f"`{spot.full}` is no module, so there is nothing to swap; byname.rewrite(model, where, "
+                    "interjection) and byname.interject put another value in the place of what it gives"
+                )
+            found[id(spot.module)] = spot.module
+        for selector in selectors:
+            found.update((id(module), module) for module in _selected(model, selector))
+    itself = found.pop(id(model), None) is not None
+    if itself and (not found or any(one is model or one == "forward" for one in each(where))):
+        raise BadArgumentError(
+            f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
+        )
+    return [module for module in modules_by_path(model).values() if id(module) in found]
+
+
+def _selected(model: nn.Module, selector: Selector) -> list[nn.Module]:
+    """The modules that a selector means, taken as they are registered, without running the model."""
+    if selector.needs_example:
+        raise BadArgumentError(
+            f"{selector} depends on how the model runs; replace takes modules as they are registered. Give their paths"
+        )
+    modules = modules_by_path(model)
+    calls = tuple(Call(path, type(one).__name__, "module", one) for path, one in modules.items())
+    try:
+        matched = [calls[index].module for index in selector.matches(Flow(calls, {}, {}))]
+    except NoMatchError:
+        matched = []
+    if not matched:
+        raise NoMatchError(
+            f"{selector} matches no module of this {type(model).__name__}; where it means functions, "
+            "byname.rewrite(model, where, interjection) and byname.interject put another value in the place of theirs"
+        )
+    return matched
+
+
+def _outermost(model: nn.Module, modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Those that are not inside of another that is replaced, each with its first path."""
+    inside = {id(one) for module in modules for one in module.modules() if one is not module}
+    paths = {id(module): path for path, module in modules_by_path(model).items()}
+    return [(paths[id(one)], one) for one in modules if id(one) not in inside]
+
+
+def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
+    new = make(old)
+    if new is not None and not isinstance(new, nn.Module):
+        raise BadArgumentError(
+            f"make returned {type(new).__name__} for `{path}`, which is no module; nothing has been replaced"
+        )
+    return new
+
+
+def _notes(swaps: list[Swap]) -> Iterator[str]:
+    """What is worth knowing."""
+    if not swaps:
+        yield "make kept every module"
+    if any(_parameters(swap.new) - _parameters(swap.old) for swap in swaps):
+        yield "an optimizer that was built before does not know the parameters of the new modules"
+    for swap in swaps:
+        for path, holder, name in swap.places:
+            if isinstance(holder, nn.MultiheadAttention) and name == "out_proj":
+                yield f"`{path}`: MultiheadAttention reads its weight and bias and never calls it"
+
+
+def _parameters(module: nn.Module) -> set[int]:
+    return {id(one) for one in module.parameters()}
+
+
+def _train_as(old: nn.Module, new: nn.Module, known: set[int]) -> None:
+    """Gives a new module the training flag of the old one; what is of the model already keeps its own."""
+    inside = list(new.modules())
+    if not any(id(one) in known for one in inside):
+        new.train(old.training)
+        return
+    for one in inside:
+        if id(one) not in known:
+            one.training = old.training
+
+
+class Swap:
+    """One module and what takes its place, wherever the model holds it.
+
+    Args:
+        model: the model.
+        old: a module of it.
+        new: another.
+    """
+
+    def __init__(self, model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+        self.old = old
+        self.new = new
+        self.places = list(_places_of(model, old))
+        self.notes: dict[str, None] = {}
+        self.order = next(_orders)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places."""
+        return tuple(path for path, _, _ in self.places)
+
+    def install(self) -> None:
+        """Puts the new module in."""
+        for _, holder, name in self.places:
+            layers = _layers.setdefault(holder, {}).setdefault(name, _Layers(holder._modules[name]))
+            layers.change(holder, name, lambda swaps: sorted([*swaps, self], key=lambda swap: swap.order))
+
+    def remove(self) -> None:
+        """Puts back what is below: the old module, or what another swap has put there before."""
+        for path, holder, name in self.places:
+            found = _layers[holder]
+            if not found[name].change(holder, name, lambda swaps: [swap for swap in swaps if swap is not self]):
+                self.notes[f"`{path}` holds a module that was put there by other means, and keeps it"] = None
+            if not found[name].swaps:
+                del found[name]
+
+
+class _Layers:
+    """What has been put in one place: the module that was there first, and the swaps one above the other."""
+
+    def __init__(self, base: nn.Module | None) -> None:
+        self.base = base
+        self.swaps: list[Swap] = []
+
+    def change(self, holder: nn.Module, name: str, change: Callable[[list[Swap]], list[Swap]]) -> bool:
+        """Has other swaps in the place, unless somebody else has put a module there; says whether that is so."""
+        before = self._top()
+        self.swaps = change(self.swaps)
+        if name not in holder._modules or holder._modules[name] is not before:
+            return False
+        holder._modules[name] = self._top()
+        return True
+
+    def _top(self) -> nn.Module | None:
+        return self.swaps[-1].new if self.swaps else self.base
+
+
+_layers: WeakKeyDictionary[nn.Module, dict[str, _Layers]] = WeakKeyDictionary()
+"""By the module that holds the place, and the name in it: handles of one place must know of one another to be removed
+in any order. An entry goes with the last of them."""
+
+_orders = itertools.count()
+
+
+def _places_of(model: nn.Module, module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Where a model holds a module: the path, the module that holds it, and under which name."""
+    for path, holder in modules_by_path(model).items():
+        for name, child in holder._modules.items():
+            if child is module:
+                yield f"{path}.{name}" if path else name, holder, name

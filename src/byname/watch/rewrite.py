@@ -1,0 +1,144 @@
+"""How do interjections become part of a model? It is traced into a graph of ``torch.fx``, and they into the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.errors import BadArgumentError
+from byname.watch.attach import unwrapped
+from byname.watch.graphs.arguments import Arguments, default_call, depends_on, of_call
+from byname.watch.graphs.choosing import chosen, classes_in
+from byname.watch.graphs.held import Held
+from byname.watch.graphs.mirror import mirror
+from byname.watch.graphs.recipe import Interjections, Recipe
+from byname.watch.graphs.records import Trace
+from byname.watch.graphs.rewritten import Rewritten
+from byname.watch.interjections import Interjection, checked_interjection
+from byname.watch.places.resolve import modules_by_path
+from byname.watch.taps.hooks import Hook
+from byname.watch.tracing.example import arguments_of
+
+__all__ = ["rewrite"]
+
+
+def rewrite(
+    model: nn.Module,
+    where: Any,
+    interjection: Interjection,
+    *,
+    leaf_modules: Iterable[type[nn.Module] | nn.Module | str] | type[nn.Module] | nn.Module | str = (),
+    example: Any = None,
+) -> torch.fx.GraphModule:
+    """A new model with interjections in its graph, for a model that ``torch.fx`` can trace.
+
+        >>> import torch, byname
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> doubled = byname.rewrite(model, "1", lambda name, module, value: 2 * value)
+        >>> x = torch.ones(1, 2)
+        >>> bool((doubled(x) == 2 * model(x)).all())
+        True
+        >>> doubled.get_parameter("0.weight") is model[0].weight
+        True
+
+    The model stays as it is. The new one has modules of its own, of the same classes, with the very parameters and
+    buffers of the model, under the same keys. It can be trained, compiled, copied, saved, and rewritten again. Moving
+    it to another device or type moves the shared parameters: move the model before.
+
+    Args:
+        model: any module whose forward makes no decision by the values of tensors.
+        where: a path of a module or operation, a selector, a class of modules, a module of the model, or a sequence of
+            these. A class of modules also stays one call each: what is inside of them is not in the graph.
+        interjection: one of the three classes of interjections, or a function ``f(name, module, value)``. What it
+            returns, unless None, takes the value's place. It is shared, not copied, and not part of ``state_dict``.
+        leaf_modules: modules, classes of modules, or paths, that stay one call. Those of ``torch.nn`` do so anyway,
+            except `torch.nn.Sequential`; and those with hooks, which run when they run.
+        example: arguments of one call, where the forward has optional arguments that it is to be traced with; the same
+            as for `byname.interject`. Other ways to call the model are traced when they are first met.
+
+    Raises:
+        RewriteError: if the forward cannot be traced; the message names the statement.
+        NoMatchError: if a part of ``where`` matches nothing in the graph.
+        NotAnInterjectionError, BadArgumentError: if the interjection or ``leaf_modules`` is none.
+    """
+    model = unwrapped(model)
+    interjection = checked_interjection(interjection)
+    recipe = _recipe(model, (*_leaves(leaf_modules), *classes_in(where)), model)
+    call = _call(recipe, example)
+    held = Held()
+    traces = list(_traces(model, recipe, call, held))
+    recipe.interjections.append(Interjections(chosen(where, model, traces), interjection))
+    new = Rewritten(recipe, held)
+    for trace in traces:
+        new._byname_variants.append(recipe.finished(new, call, trace))
+    new.recompile()
+    return new
+
+
+def _recipe(model: nn.Module, leaves: tuple[Any, ...], root: nn.Module) -> Recipe:
+    """What the new model is made of; a model that was rewritten before keeps its interjections."""
+    before: Recipe | None = None
+    if isinstance(model, Rewritten):
+        before = model._byname_recipe
+        root = before.root
+        root.training = model.training
+    recipe = Recipe(mirror(root, dropped=(Hook,)))
+    if before is not None:
+        recipe.leaf_classes, recipe.leaf_paths = before.leaf_classes, before.leaf_paths
+        recipe.interjections = list(before.interjections)
+    paths = {id(module): path for path, module in modules_by_path(model).items()}
+    recipe.leaf_classes += tuple(one for one in leaves if isinstance(one, type))
+    recipe.leaf_paths |= {_leaf_path(one, paths, model) for one in leaves if not isinstance(one, type)}
+    return recipe
+
+
+def _leaves(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, str | type | nn.Module) else tuple(given)
+
+
+def _leaf_path(leaf: Any, paths: dict[int, str], model: nn.Module) -> str:
+    if isinstance(leaf, str) and leaf in {*paths.values()}:
+        return leaf
+    if isinstance(leaf, nn.Module) and id(leaf) in paths:
+        return paths[id(leaf)]
+    named = repr(leaf) if isinstance(leaf, str) else f"an object of {type(leaf).__name__}"
+    raise BadArgumentError(
+        f"leaf_modules= has {named}: no class of modules, and no module or path of this {type(model).__name__}"
+    )
+
+
+def _call(recipe: Recipe, example: Any) -> Arguments:
+    """The call that the model is traced for first."""
+    signature = recipe.signature
+    if example is None:
+        recipe.depends = depends_on(signature, None)
+        return default_call(signature)
+    args, kwargs = arguments_of(example)
+    try:
+        call = of_call(signature, args, kwargs)
+    except TypeError as wrong:
+        raise BadArgumentError(f"example= does not fit the forward{signature}: {wrong}") from None
+    recipe.depends = depends_on(signature, call)
+    return call
+
+
+def _traces(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterable[Trace]:
+    """The model as it is; where a decision depends on training flags, also with all of them set, and with none."""
+    first = recipe.trace(call, lambda path: model.get_submodule(path).training, held)
+    yield first
+    seen = [first.flags]
+    for flag in (True, False) if first.flags else ():
+        if any(all(value is flag for value in one.values()) for one in seen):
+            continue
+        another = _always(flag)
+        trace = recipe.trace(call, another, held)
+        seen.append(trace.flags)
+        yield trace
+
+
+def _always(flag: bool) -> Callable[[str], bool]:
+    return lambda path: flag
