@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from byname.naming.tags import tag
     from byname.naming.track import Tracker, track
     from byname.site import Site
+    from byname.watch.drawing.draw import Drawing, draw
     from byname.watch.interject import interject
     from byname.watch.interjections import (
         ForwardInterjection,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BynameError",
     "Census",
+    "Drawing",
     "Explanation",
     "Finding",
     "ForwardInterjection",
@@ -56,6 +58,7 @@ __all__ = [
     "WrappedForwardInterjection",
     "census",
     "check",
+    "draw",
     "explain",
     "explaining",
     "graph",
@@ -78,6 +81,7 @@ __all__ = [
 _PLACES = {
     "BynameError": "byname.errors",
     "Census": "byname.memory.census",
+    "Drawing": "byname.watch.drawing.draw",
     "Explanation": "byname.autograd.finding",
     "Finding": "byname.autograd.finding",
     "ForwardInterjection": "byname.watch.interjections",
@@ -97,6 +101,7 @@ _PLACES = {
     "WrappedForwardInterjection": "byname.watch.interjections",
     "census": "byname.memory.census",
     "check": "byname.autograd.check",
+    "draw": "byname.watch.drawing.draw",
     "explain": "byname.autograd.explain",
     "explaining": "byname.autograd.explaining",
     "graph": "byname.autograd.graph",

@@ -1,0 +1,142 @@
+"""How does a model look? `draw` gives a picture of its modules and of what goes from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from byname.errors import BadArgumentError, NotAModuleError
+from byname.table import counted
+from byname.watch.drawing.collapse import collapse
+from byname.watch.drawing.compose import compose
+from byname.watch.drawing.dot import to_dot
+from byname.watch.drawing.folding import fold
+from byname.watch.drawing.marking import mark, marks_of
+from byname.watch.drawing.plan import Shape
+from byname.watch.drawing.reading import read_flow
+from byname.watch.drawing.scene import Scene
+from byname.watch.drawing.svg import to_svg
+from byname.watch.drawing.traits import shape_of
+from byname.watch.drawing.tree import read_tree
+from byname.watch.drawing.view import view
+from byname.watch.tracing.flow import Flow, trace
+
+__all__ = ["Drawing", "draw", "scene_of"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Drawing:
+    """A picture of a model. It shows itself in a notebook; `save` writes it to a file. It holds no module, no tensor.
+
+    Attributes:
+        scene: the boxes and lines as plain data.
+    """
+
+    scene: Scene
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG."""
+        return to_svg(self.scene)
+
+    @property
+    def dot(self) -> str:
+        """The picture in the DOT language of Graphviz."""
+        return to_dot(self.scene)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the picture to a file that ends in ``.svg`` or ``.dot``.
+
+        Raises:
+            BadArgumentError: the path ends in something else.
+        """
+        file = Path(path)
+        texts = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
+        if file.suffix.lower() not in texts:
+            raise BadArgumentError(f"a drawing is saved as .svg or .dot, and {file.name!r} ends in neither")
+        file.write_text(texts[file.suffix.lower()](self.scene), encoding="utf-8")
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __str__(self) -> str:
+        calls = {call for box in self.scene.boxes for call in box.calls}
+        parts = [counted(len(self.scene.boxes), "box", "boxes"), counted(len(self.scene.lines), "line")]
+        parts += [f"for {counted(len(calls), 'call')}"] if calls else []
+        return "\n".join([f"drawing of {self.scene.title}: {', '.join(parts)}", *self.scene.notes])
+
+    __repr__ = __str__
+
+
+def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, detail: bool = False) -> Drawing:
+    """Draws a model: modules as boxes in boxes, what goes from one to another as lines, with shapes.
+
+    Blocks of the same shape that follow each other are drawn once.
+
+    Args:
+        model: the model. It is not changed.
+        example: what the model is called with: a tensor, a tuple of arguments, a dict of keyword arguments, or
+            ``(args, kwargs)``. The lines are what went from call to call in that run. Without an example the picture
+            has the modules only.
+        depth: how many modules within each other are opened; 0 draws the model as one box. By default as many as a
+            picture of some hundred boxes allows.
+        detail: draw also operations that only move, select or reshape elements (``view``, ``transpose``, ``[...]``).
+
+    Raises:
+        NotAModuleError: `model` is no module.
+        BadArgumentError: `depth` is negative.
+
+    >>> import byname, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> drawing = byname.draw(model, example=torch.rand(4, 8))
+    >>> print(drawing)
+    drawing of Sequential: 6 boxes, 4 lines, for 4 calls
+    >>> [(box.path, box.operation, box.shapes) for box in drawing.scene.boxes][1:3]
+    [('0', 'Linear', ((4, 16),)), ('1', 'ReLU', ((4, 16),))]
+    >>> drawing.svg.startswith("<svg")
+    True
+    """
+    if not issubclass(type(model), nn.Module):
+        raise NotAModuleError(f"draw() is given an nn.Module, and this is of type {type(model).__name__}")
+    if depth is not None and depth < 0:
+        raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
+    flow = None if example is None else trace(model, example)
+    return Drawing(scene_of(model, flow, sizes=_sizes(example), marks=marks_of(model), depth=depth, detail=detail))
+
+
+def _sizes(example: Any) -> list[Shape]:
+    """The shapes of the tensors in an example, in order, each tensor once."""
+    tensors = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}
+    return [shape for shape in tensors.values() if shape is not None]
+
+
+def scene_of(
+    model: nn.Module,
+    flow: Flow | None,
+    *,
+    sizes: Sequence[Shape] = (),
+    marks: Mapping[str, Sequence[str]] | None = None,
+    depth: int | None = None,
+    detail: bool = False,
+) -> Scene:
+    """The picture of a model, from one run of it or from its modules alone.
+
+    Args:
+        model, depth, detail: as for `draw`.
+        flow: the run.
+        sizes: shapes of the inputs, in order, as far as they are known.
+        marks: what is attached, by the path of the place.
+    """
+    plan = read_tree(model) if flow is None else read_flow(flow, sizes)
+    mark(plan, marks or {})
+    if not detail:
+        fold(plan)
+    collapse(plan)
+    return compose(view(plan, depth), type(model).__name__)

@@ -1,0 +1,198 @@
+"""Where do boxes in boxes stand, and where do the lines run that go from one box into another?
+
+From the inside outwards: each open box is laid out as one level and is then a single node of the level around it. A
+line that leaves a box passes its lower side, one that enters passes its upper side; lines of one source share the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from byname.watch.drawing.level import Edge, Level, Node, Point, arrange
+from byname.watch.drawing.measure import HEADER, MARGIN, PADDING, Measure, measure
+from byname.watch.drawing.view import Link, View
+
+__all__ = ["Nest", "Placed", "nest"]
+
+End = tuple[str, int]
+"""A node of a level: ("box", item), or ("in", source) and ("out", source) where the lines of a source pass its rim."""
+
+Segment = tuple[int, End, End, int]
+"""A piece of a line: the box in which it runs, its ends, and the item at which the whole line begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the box of an item stands."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(slots=True)
+class Nest:
+    """The places of all boxes, the points of all links, and the texts of the boxes."""
+
+    places: dict[int, Placed]
+    routes: list[list[Point]]
+    measures: dict[int, Measure]
+
+
+def nest(view: View) -> Nest:
+    """Places everything that a view shows."""
+    return _Nester(view).nest()
+
+
+@dataclass(slots=True)
+class _Level:
+    """One open box while it is laid out."""
+
+    ends: dict[End, int] = field(default_factory=dict)
+    edges: dict[tuple[End, End, int], int] = field(default_factory=dict)
+    drawn: Level | None = None
+
+
+class _Nester:
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.plan = view.plan
+        sources = {link.source for link in view.links}
+        self.measures = {
+            number: measure(self.plan, self.plan.items[number], number in sources and self.labelled(number))
+            for number in view.shown
+        }
+        self.levels: defaultdict[int, _Level] = defaultdict(_Level)
+        self.sizes: dict[int, Point] = {}
+        self.shift: dict[int, Point] = {}
+
+    def labelled(self, number: int) -> bool:
+        return self.plan.items[number].kind not in ("input", "parameter", "constant", "output")
+
+    def nest(self) -> Nest:
+        for number in self.view.shown:
+            level = self.levels[number]
+            for child in self.view.children(number):
+                level.ends.setdefault(("box", child), len(level.ends))
+        ways = [self.way(link) for link in self.view.links]
+        for number in reversed(self.view.shown):
+            self.lay_out(number)
+        places = self.places()
+        return Nest(places, [self.route(way, places) for way in ways], self.measures)
+
+    def way(self, link: Link) -> list[Segment]:
+        """The pieces of a link: out of the boxes around its source, across, and into those around its target."""
+        up, down = list(self.plan.above(link.source)), list(self.plan.above(link.target))
+        shared = set(up) & set(down)
+        up, down = [one for one in up if one not in shared], [one for one in down if one not in shared]
+        rim = self.plan.items[up[-1]].parent
+        pieces = []
+        for inner, outer in itertools.pairwise(up):
+            start: End = ("out", link.source) if inner != link.source else ("box", inner)
+            pieces.append(self.piece(outer, self.outward(inner, start), ("out", link.source), link.source))
+        pieces.append(self.piece(rim, ("box", up[-1]), ("box", down[-1]), link.source))
+        for outer, inner in zip(down[::-1], down[-2::-1], strict=False):
+            pieces.append(self.piece(outer, ("in", link.source), ("box", inner), link.source))
+        return pieces
+
+    def outward(self, inner: int, start: End) -> End:
+        """Seen from around, a line that has left a box begins at that box."""
+        return ("box", inner) if start[0] == "out" else start
+
+    def piece(self, box: int, start: End, end: End, source: int) -> Segment:
+        level = self.levels[box]
+        for one in (start, end):
+            level.ends.setdefault(one, len(level.ends))
+        level.edges.setdefault((start, end, source), len(level.edges))
+        return box, start, end, source
+
+    def lay_out(self, number: int) -> None:
+        """The size of a box, and for an open one the level in it."""
+        measured = self.measures[number]
+        if number not in self.view.open:
+            self.sizes[number] = measured.width, measured.height
+            return
+        level = self.levels[number]
+        edges = [
+            Edge(
+                source=level.ends[start],
+                target=level.ends[end],
+                start=self.aside(start, "out", source),
+                end=self.aside(end, "in", source),
+                weak=self.plan.items[source].kind in ("parameter", "constant"),
+            )
+            for start, end, source in level.edges
+        ]
+        drawn = level.drawn = arrange([self.node(end) for end in level.ends], edges)
+        page = number == 0
+        width = max(drawn.width + 2 * PADDING, 0.0 if page else measured.header)
+        above, below = (MARGIN, MARGIN) if page else (HEADER + PADDING / 2, self.lower(level))
+        self.shift[number] = (width - drawn.width) / 2, above
+        self.sizes[number] = width, drawn.height + above + below
+
+    def lower(self, level: _Level) -> float:
+        """The room below what is in a box; less where lines leave it."""
+        return 2.0 if any(kind == "out" for kind, _ in level.ends) else PADDING
+
+    def node(self, end: End) -> Node:
+        kind, number = end
+        if kind != "box":
+            return Node(0.0, 0.0, pin="top" if kind == "in" else "bottom")
+        measured = self.measures[number]
+        is_open = number in self.view.open
+        return Node(*self.sizes[number], shade=measured.shade, label=0.0 if is_open else measured.label)
+
+    def aside(self, end: End, side: str, source: int) -> float:
+        """How far from the axis of a box a line of this source passes its rim."""
+        kind, number = end
+        if kind != "box" or number not in self.view.open or (side, source) not in self.levels[number].ends:
+            return 0.0
+        return self.port(number, (side, source)) - self.sizes[number][0] / 2
+
+    def port(self, number: int, end: End) -> float:
+        """The x, within a box, at which a line passes its rim."""
+        level = self.levels[number]
+        assert level.drawn is not None
+        return self.shift[number][0] + level.drawn.corners[level.ends[end]][0]
+
+    def places(self) -> dict[int, Placed]:
+        """Where each box stands in the picture."""
+        places = {0: Placed(0.0, 0.0, *self.sizes[0])}
+        for number in self.view.shown:
+            level = self.levels[number]
+            if level.drawn is None:
+                continue
+            x, y = self.inside(places[number], number)
+            for (kind, child), node in level.ends.items():
+                if kind == "box":
+                    corner = level.drawn.corners[node]
+                    places[child] = Placed(x + corner[0], y + corner[1], *self.sizes[child])
+        return places
+
+    def inside(self, place: Placed, number: int) -> Point:
+        return place.x + self.shift[number][0], place.y + self.shift[number][1]
+
+    def route(self, way: list[Segment], places: dict[int, Placed]) -> list[Point]:
+        """The points of a whole line: its pieces one after the other, each on the rims of its boxes."""
+        points: list[Point] = []
+        for box, start, end, source in way:
+            level = self.levels[box]
+            assert level.drawn is not None
+            x, y = self.inside(places[box], box)
+            route = level.drawn.routes[level.edges[start, end, source]]
+            points += [(x + across, y + down) for across, down in route]
+        return _corners([(round(across, 1), round(down, 1)) for across, down in points])
+
+
+def _corners(points: list[Point]) -> list[Point]:
+    """The points of a line without those that lie on the way straight down."""
+    kept: list[Point] = []
+    for point in points:
+        while len(kept) > 1 and kept[-2][0] == kept[-1][0] == point[0]:
+            kept.pop()
+        if not kept or kept[-1] != point:
+            kept.append(point)
+    return kept

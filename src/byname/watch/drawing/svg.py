@@ -1,0 +1,199 @@
+"""How does a picture read as SVG? Text from a program is escaped; nothing in the file runs or is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from byname.watch.drawing.measure import HEADER, LABEL, SUBTITLE, TITLE
+from byname.watch.drawing.scene import Box, Line, Point, Scene
+from byname.watch.drawing.style import FONT, INK, LINE, MARK, QUIET, paint
+from byname.watch.drawing.words import shape_text, shortened, text_width
+
+__all__ = ["escaped", "to_svg"]
+
+NOTE_HEIGHT = 16.0
+_HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML text may contain."""
+
+
+def escaped(text: str) -> str:
+    """Text as it may stand between tags and in attributes."""
+    text = _FORBIDDEN.sub("\ufffd", text)
+    for letter, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
+        text = text.replace(letter, code)
+    return text
+
+
+def to_svg(scene: Scene) -> str:
+    """The picture as one SVG element: boxes from the outside inwards, then lines, then titles and closed boxes."""
+    notes = list(_wrapped(scene.notes, scene.width))
+    height = scene.height + NOTE_HEIGHT * len(notes) + (8 if notes else 0)
+    size = f"{_number(scene.width)} {_number(height)}"
+    about = " ".join(f"{escaped(text)}." for text in (_summary(scene), *scene.notes))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_number(scene.width)}"'
+            f' height="{_number(height)}" role="img" font-family="{FONT}" fill="{INK}">',
+            f"<title>{escaped(scene.title)}</title>",
+            f"<desc>{about}</desc>",
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            *(part for box in scene.boxes if box.open for part in _frame(scene, box)),
+            *(_line(scene, line) for line in scene.lines),
+            *(part for box in scene.boxes for part in (_header(box) if box.open else _closed(scene, box))),
+            *_labels(scene),
+            *(_text(16, scene.height + NOTE_HEIGHT * k + 8, note, LABEL + 1, QUIET) for k, note in enumerate(notes)),
+            "</svg>",
+        ]
+    )
+
+
+def _summary(scene: Scene) -> str:
+    return f"{len(scene.boxes)} boxes and {len(scene.lines)} lines between them"
+
+
+def _frame(scene: Scene, box: Box) -> Iterator[str]:
+    """The rim of an open box; one that repeats casts the shadow of a stack."""
+    level = 0
+    around = box.parent
+    while around is not None:
+        level, around = level + 1, scene.boxes[around].parent
+    yield from _shadows(box, 6)
+    yield _rect(box, "#f8fafc" if level % 2 else "#ffffff", "#9aa5b1" if box.repeats > 1 else "#cbd2d9", 6)
+
+
+def _shadows(box: Box, radius: float) -> Iterator[str]:
+    for reach in (8, 4) if box.repeats > 1 else ():
+        yield (
+            f'<rect x="{_number(box.x + reach)}" y="{_number(box.y + reach)}" width="{_number(box.width)}"'
+            f' height="{_number(box.height)}" rx="{radius}" fill="#ffffff" stroke="#9aa5b1"/>'
+        )
+
+
+def _rect(box: Box, fill: str, rim: str, radius: float, more: str = "") -> str:
+    return (
+        f'<rect x="{_number(box.x)}" y="{_number(box.y)}" width="{_number(box.width)}" height="{_number(box.height)}"'
+        f' rx="{_number(radius)}" fill="{fill}" stroke="{rim}"{more}/>'
+    )
+
+
+def _header(box: Box) -> Iterator[str]:
+    """The title of an open box, over the lines that enter it."""
+    x = _number(box.x)
+    fill, rim = "#e4e7eb", "#9aa5b1" if box.repeats > 1 else "#cbd2d9"
+    path = f"M{x} {_number(box.y + HEADER)}v-{HEADER - 6:g}q0 -6 6 -6h{_number(box.width - 12)}q6 0 6 6v{HEADER - 6:g}z"
+    yield f'<g><title>{escaped(box.tooltip)}</title><path d="{path}" fill="{fill}" stroke="{rim}"/>'
+    yield _text(box.x + 10, box.y + 16, box.title, TITLE, INK, weight="600")
+    after = box.x + 18 + text_width(box.title, TITLE, bold=True)
+    yield _text(after, box.y + 16, box.subtitle, SUBTITLE, QUIET)
+    yield from _marks(box, box.x + box.width - 6, box.y + 4)
+    yield "</g>"
+
+
+def _closed(scene: Scene, box: Box) -> Iterator[str]:
+    """A box that is drawn without what is in it."""
+    colours = paint(box.kind, box.operation)
+    radius = 11 if box.kind in ("operation", "input", "output", "parameter", "constant", "unseen") else 5
+    dashes = ' stroke-dasharray="3 2"' if box.kind in ("parameter", "constant", "unseen") else ""
+    ink, quiet = ("#ffffff", "#e4e7eb") if box.kind in ("input", "output") else (INK, QUIET)
+    yield f"<g><title>{escaped(box.tooltip)}</title>"
+    yield from _shadows(box, radius)
+    yield _rect(box, colours.fill, colours.rim, radius, dashes)
+    middle, top = box.x + box.width / 2, box.y + (16 if box.marks else 0)
+    weight = "600" if box.kind == "module" else "400"
+    yield _text(middle, top + (15 if not box.subtitle else 15.5), box.title, TITLE, ink, weight, "middle")
+    yield _text(middle, top + 29, box.subtitle, SUBTITLE, quiet, anchor="middle")
+    yield from _marks(box, box.x + box.width - 4, box.y + 3)
+    yield "</g>"
+
+
+def _marks(box: Box, right: float, y: float) -> Iterator[str]:
+    """What is attached to a box, in its upper right corner."""
+    for mark in reversed(box.marks):
+        width = text_width(shortened(mark), LABEL) + 18
+        right -= width
+        place = f'x="{_number(right)}" y="{_number(y)}" width="{_number(width)}" height="15"'
+        yield f'<rect {place} rx="7.5" fill="{MARK}"/>'
+        yield f'<circle cx="{_number(right + 7.5)}" cy="{_number(y + 7.5)}" r="2.5" fill="#ffffff"/>'
+        yield _text(right + 13, y + 11, shortened(mark), LABEL, "#ffffff")
+        right -= 4
+
+
+def _line(scene: Scene, line: Line) -> str:
+    source, target = scene.boxes[line.source], scene.boxes[line.target]
+    words = [f"{source.path or source.title} → {target.path or target.title}"]
+    words += [shape_text(shape) for shape in line.shapes if shape is not None]
+    words += [line.repeated] if line.repeated else []
+    words += [f"through {', '.join(line.via)}"] if line.via else []
+    *_, (x, y) = line.points
+    tip = f"M{_number(x - 3.2)} {_number(y - 6)}L{_number(x)} {_number(y)}L{_number(x + 3.2)} {_number(y - 6)}z"
+    return (
+        f'<g><title>{escaped(chr(10).join(words))}</title><path d="{_curve(line.points)}" fill="none" stroke="{LINE}"'
+        f' stroke-width="1.2"/><path d="{tip}" fill="{LINE}"/></g>'
+    )
+
+
+def _curve(points: tuple[Point, ...]) -> str:
+    """A smooth way through the points: upright at each of them."""
+    (x, y), *others = points
+    parts = [f"M{_number(x)} {_number(y)}"]
+    for across, down in others:
+        if across == x:
+            parts.append(f"V{_number(down)}")
+        else:
+            middle = _number((y + down) / 2)
+            parts.append(f"C{_number(x)} {middle} {_number(across)} {middle} {_number(across)} {_number(down)}")
+        x, y = across, down
+    return "".join(parts)
+
+
+def _labels(scene: Scene) -> Iterator[str]:
+    """The shape of what comes out of a closed box, where its line begins."""
+    asides: defaultdict[int, set[float]] = defaultdict(set)
+    for line in scene.lines:
+        asides[line.source].add(_aside(line))
+        if "each" in line.repeated:
+            x, y = line.points[-1]
+            yield _text(x + 6, y - 3, line.repeated, LABEL, QUIET, more=_HALO)
+    for number, ways in sorted(asides.items()):
+        box = scene.boxes[number]
+        left = max(ways) > 0 and min(ways) >= 0
+        if box.shapes and not box.open and box.kind in ("module", "operation", "unseen"):
+            shade = 8 if box.repeats > 1 else 0
+            x, y = box.x + box.width / 2 + (-5 if left else 5), box.y + box.height + shade + 10
+            words = shape_text(box.shapes[0]) + (" …" if len(box.shapes) > 1 else "")
+            yield _text(x, y, words, LABEL, QUIET, anchor="end" if left else "start", more=_HALO)
+
+
+def _aside(line: Line) -> float:
+    """Which way a line turns first: less than zero to the left, more to the right, zero when it runs straight down."""
+    start = line.points[0][0]
+    return next((x - start for x, _ in line.points if abs(x - start) > 2), 0.0)
+
+
+def _text(
+    x: float, y: float, text: str, size: float, fill: str, weight: str = "400", anchor: str = "start", more: str = ""
+) -> str:
+    if not text:
+        return ""
+    shape = f'font-size="{size:g}" fill="{fill}" font-weight="{weight}" text-anchor="{anchor}"{more}'
+    return f'<text x="{_number(x)}" y="{_number(y)}" {shape}>{escaped(text)}</text>'
+
+
+def _wrapped(notes: tuple[str, ...], width: float) -> Iterator[str]:
+    """Notes in lines that fit the picture."""
+    for note in notes:
+        line = ""
+        for word in note.split(" "):
+            if line and text_width(f"{line} {word}", LABEL + 1) > width - 32:
+                yield line
+                line = word
+            else:
+                line = f"{line} {word}".strip()
+        yield line
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}" if abs(value) < 1e5 else f"{value:.1f}"

@@ -1,0 +1,154 @@
+"""What of a plan is shown? Boxes down to a depth, one repetition for all, and the links between what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from byname.table import counted
+from byname.watch.drawing.plan import Plan, Shape, Wire
+
+__all__ = ["Link", "View", "view"]
+
+MOST_BOXES = 400
+"""Boxes of a picture for which no depth was asked."""
+
+
+@dataclass(slots=True)
+class Link:
+    """All wires between two items that are shown.
+
+    Attributes:
+        source, target: numbers of items.
+        wires: each once, however often it repeats.
+        leaves: the repetitions that it comes from, as (first item of the run, number of the repetition).
+        enters: the repetitions that it goes into.
+    """
+
+    source: int
+    target: int
+    wires: list[Wire] = field(default_factory=list)
+    leaves: set[tuple[int, int]] = field(default_factory=set)
+    enters: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def shapes(self) -> tuple[Shape | None, ...]:
+        """The shapes that arrive, each once."""
+        return tuple(dict.fromkeys(wire.shape for wire in self.wires))
+
+
+@dataclass(slots=True)
+class View:
+    """The items shown, from the outside inwards, what each shown one stands for, and the links."""
+
+    plan: Plan
+    shown: list[int]
+    stands_for: dict[int, list[int]]
+    links: list[Link]
+    open: set[int]
+
+    def children(self, number: int) -> list[int]:
+        """What is shown in an item."""
+        return self.plan.items[number].children if number in self.open else []
+
+
+def view(plan: Plan, depth: int | None) -> View:
+    """Chooses what is shown: all that is not deeper than `depth` modules; without it, what makes a readable picture."""
+    levels = dict(_levels(plan))
+    limit = _fitting(plan, levels) if depth is None else depth
+    shown = [number for number, level in levels.items() if level <= limit]
+    opened = {
+        number for number in shown if plan.items[number].children and levels[plan.items[number].children[0]] <= limit
+    }
+    for number in set(shown) - opened:
+        _take_marks(plan, number)
+    place = _Places(plan, set(shown), opened)
+    stands_for: dict[int, list[int]] = {number: [] for number in shown}
+    for item in plan.items:
+        if item.number_of_call is not None and (there := place.of(item.number)) is not None:
+            stands_for[there].append(item.number_of_call)
+    return View(plan, shown, stands_for, place.links(), opened)
+
+
+def _take_marks(plan: Plan, number: int) -> None:
+    """Gives a closed box the marks of what is in it."""
+    item = plan.items[number]
+    for inner in list(plan.inside(number))[1:]:
+        below = plan.items[inner]
+        item.marks += [f"{below.path.removeprefix(item.path).lstrip('.')}: {mark}" for mark in below.marks]
+
+
+def _levels(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Every item that can be shown, with the number of modules around it that are drawn open."""
+    waiting = [(0, -1)]
+    while waiting:
+        number, level = waiting.pop()
+        yield number, level
+        item = plan.items[number]
+        inner = level + (item.kind in ("page", "module"))
+        waiting += [(child, inner) for child in reversed(item.children)]
+
+
+def _fitting(plan: Plan, levels: dict[int, int]) -> int:
+    """The greatest depth that gives no more than `MOST_BOXES` boxes; at least the model and what is right in it."""
+    counts = Counter(levels.values())
+    total, deepest = 0, max(counts)
+    for level in sorted(counts):
+        total += counts[level]
+        if total > MOST_BOXES and level > 1:
+            plan.notes.append(
+                f"drawn to depth {level - 1}; deeper would be {counted(len(levels), 'box', 'boxes')} (depth=)"
+            )
+            return level - 1
+    return deepest
+
+
+class _Places:
+    """Where each item of a plan is shown."""
+
+    def __init__(self, plan: Plan, shown: set[int], opened: set[int]) -> None:
+        self.plan, self.shown, self.opened = plan, shown, opened
+        self.groups: dict[int, tuple[int, int]] = {}
+        for number in range(len(plan.items)):
+            run = plan.items[number].run
+            for time, group in enumerate(run.groups if run else ()):
+                self.groups.update(dict.fromkeys(group, (number, time)))
+
+    def of(self, number: int) -> int | None:
+        """The item shown in the place of this one; None for what was folded into a wire."""
+        place = self.drawn(number)
+        while place not in self.shown:
+            place = self.drawn(self.plan.items[place].parent)
+        return None if place in self.opened and place != self.drawn(number) else place
+
+    def drawn(self, number: int) -> int:
+        """The item of the first repetition that stands for this one."""
+        while number in self.plan.twins:
+            number = self.plan.twins[number]
+        return number
+
+    def links(self) -> list[Link]:
+        """The wires that are seen, one link for all between the same two items."""
+        found: dict[tuple[int, int], Link] = {}
+        for wire in self.plan.wires:
+            start, end = self.of(wire.source), self.of(wire.target)
+            if start is None or end is None or start == end or self.repeated(wire):
+                continue
+            link = found.setdefault((start, end), Link(start, end))
+            source, target = self.times(wire.source), self.times(wire.target)
+            link.leaves.update([(run, time) for run, time in source.items() if run not in target][-1:])
+            link.enters.update([(run, time) for run, time in target.items() if run not in source][-1:])
+            shown = Wire(start, end, wire.shape, wire.via)
+            if shown not in link.wires:
+                link.wires.append(shown)
+        return list(found.values())
+
+    def repeated(self, wire: Wire) -> bool:
+        """Whether a wire goes from one repetition to the next, or lies in one that is not drawn."""
+        source, target = self.times(wire.source), self.times(wire.target)
+        return any(target.get(run, time) != time or (run in target and time) for run, time in source.items())
+
+    def times(self, number: int) -> dict[int, int]:
+        """The runs that an item is in, each with the number of its repetition."""
+        return dict(self.groups[one] for one in self.plan.above(number) if one in self.groups)

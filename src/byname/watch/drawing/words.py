@@ -1,0 +1,157 @@
+"""What is written in the boxes of a drawing, and in the texts that appear over them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from byname.watch.drawing.plan import Item, Plan, Shape
+from byname.watch.drawing.traits import elements, settings
+from byname.watch.drawing.view import Link
+
+__all__ = ["repeated", "shape_text", "shortened", "subtitle", "text_width", "title", "tooltip"]
+
+LONGEST = 44
+NARROW, WIDE = set("iljtfrI.,:;'|!()[]{} /"), set("mwMWQGO@%×→…—")
+
+
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """About how wide a text is, in pixels; on the safe side for the fonts of a picture."""
+    units = sum(
+        0.36 if letter in NARROW else 0.92 if letter in WIDE or ord(letter) > 0x2E80 else 0.61 for letter in text
+    )
+    return units * size * (1.12 if bold else 1.0)
+
+
+def shape_text(shape: Shape | None) -> str:
+    """A shape as it is written, as in ``card.py``; empty where it is not known."""
+    if shape is None:
+        return ""
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """A text with its middle left out when it is long."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
+
+
+def title(plan: Plan, item: Item) -> str:
+    """The name of an item within the module around it; of a row of alike ones the first and the last."""
+    if item.kind == "module" and not item.path:
+        return item.operation
+    if item.kind == "input":
+        return shortened(item.path.removeprefix("input "))
+    if item.run is None:
+        return shortened(_local(plan, item))
+    last = [plan.items[number] for number in item.run.groups[-1]]
+    first = [plan.items[number] for number in item.run.groups[0]]
+    ends = _local(plan, first[0]), _local(plan, last[-1])
+    times = len(item.run.groups)
+    if item.kind == "repeat":
+        return f"{times} × {shortened(f'{ends[0]} … {_local(plan, first[-1])}')}"
+    return shortened(f"{ends[0]} … {_rest(*ends)}" if ends[0] != ends[1] else ends[0])
+
+
+def subtitle(plan: Plan, item: Item) -> str:
+    """Class and sizes of a module, shapes of what goes in and out, and how often it repeats."""
+    parts = []
+    if item.kind == "module":
+        sizes = _sizes(item.module)
+        parts += [f"{item.operation} {sizes}".strip()] if item.path else []
+        if plan.flowing and item.run is None and plan.calls[item.path] > 1:
+            parts.append(f"call {item.call + 1} of {plan.calls[item.path]}")
+        if item.same is not None:
+            parts.append(f"the same as {item.same or 'the model'}")
+        elif not plan.flowing and item.module is not None and (count := elements(item.module)):
+            parts.append(f"{count:,}")
+    elif item.kind in ("input", "output", "parameter", "constant"):
+        parts += [", ".join(shape_text(shape) for shape in item.shapes[:3]) + (" …" if len(item.shapes) > 3 else "")]
+    if item.run is not None:
+        parts.append(_repeats(plan, item))
+    return " · ".join(part for part in parts if part)
+
+
+def _repeats(plan: Plan, item: Item) -> str:
+    """How the repetitions go together, in words."""
+    assert item.run is not None
+    times = len(item.run.groups)
+    paths = {plan.items[group[0]].path for group in item.run.groups}
+    what = f"{times} calls" if len(paths) == 1 else f"{times} of the same shape"
+    if not plan.flowing:
+        return what
+    return f"{what}, {'in a row' if item.run.wires else 'side by side'}"
+
+
+def _rest(first: str, last: str) -> str:
+    """The last path without the modules that it shares with the first."""
+    shared = 0
+    for one, other in zip(first.split("."), last.split("."), strict=False):
+        if one != other:
+            break
+        shared += len(one) + 1
+    return last[shared:] or last
+
+
+def tooltip(plan: Plan, item: Item) -> str:
+    """All that is known of an item, in lines."""
+    lines = [f"{item.path or item.operation}: {item.operation}" if item.kind != "repeat" else title(plan, item)]
+    if item.kind == "module" and item.module is not None:
+        known = settings(item.module)
+        lines += [known] if known else []
+        lines.append(f"parameters: {elements(item.module):,}")
+    if item.call:
+        lines.append(f"call {item.call + 1} of this place")
+    if item.shapes:
+        lines.append("gives " + ", ".join(shape_text(shape) for shape in item.shapes))
+    if item.run is not None:
+        lines.append(_repeats(plan, item))
+        lines += [f"{plan.items[group[0]].path} … {plan.items[group[-1]].path}" for group in item.run.groups[:40]]
+    lines += [f"attached: {mark}" for mark in item.marks]
+    return "\n".join(lines)
+
+
+def repeated(plan: Plan, link: Link) -> Iterator[str]:
+    """From which and to which repetitions a link goes."""
+    for word, ends in (("from", link.leaves), ("to", link.enters)):
+        run = plan.items[min(ends)[0]].run if ends else None
+        if run is not None:
+            total, times = len(run.groups), {time for _, time in ends}
+            which = {frozenset({0}): "the first", frozenset({total - 1}): "the last"}.get(
+                frozenset(times), str(len(times))
+            )
+            yield f"{word} {'each' if len(times) == total else which} of {total}"
+
+
+def _local(plan: Plan, item: Item) -> str:
+    around = plan.items[item.parent]
+    while around.kind == "repeat":
+        around = plan.items[around.parent]
+    prefix = f"{around.path}." if around.path else ""
+    return item.path.removeprefix(prefix)
+
+
+def _sizes(module: nn.Module | None) -> str:
+    """The sizes that tell one layer of ``torch.nn`` from another: ``64 → 256`` of an ``nn.Linear``."""
+    if module is None or not type(module).__module__.startswith("torch.nn."):
+        return ""
+    known = vars(module)
+    for before, after in (
+        ("in_features", "out_features"),
+        ("num_embeddings", "embedding_dim"),
+        ("input_size", "hidden_size"),
+    ):
+        if before in known and after in known:
+            return f"{known[before]} → {known[after]}"
+    if "in_channels" in known:
+        return _convolution(known)
+    return ""
+
+
+def _convolution(known: dict[str, Any]) -> str:
+    words = [f"{known['in_channels']} → {known['out_channels']}", "×".join(map(str, known["kernel_size"]))]
+    strides = set(known["stride"])
+    if strides != {1}:
+        words.append("stride " + "×".join(map(str, strides if len(strides) == 1 else known["stride"])))
+    return ", ".join(words)

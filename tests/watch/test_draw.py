@@ -1,0 +1,681 @@
+"""Drawings show what ran, where it is, and nothing else: compared as boxes and lines, not as text."""
+
+import gc
+import importlib.util
+import re
+import weakref
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import byname
+from byname.watch.drawing.draw import scene_of
+from byname.watch.drawing.level import Edge, Node, arrange
+from byname.watch.drawing.ranks import ranks
+from byname.watch.drawing.svg import to_svg
+from byname.watch.tracing.flow import Call, Flow, trace
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, time, width = x.shape
+        q, k, v = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
+        scores = torch.softmax(q @ k.transpose(-2, -1), dim=-1)
+        return self.out((scores @ v).transpose(1, 2).reshape(batch, time, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width=16, heads=4, hidden=64, act=F.gelu):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.act = act
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, blocks=12, make=lambda number: Block()):
+        super().__init__()
+        self.tokens = nn.Embedding(50, 16)
+        self.places = nn.Parameter(torch.zeros(32, 16))
+        self.blocks = nn.ModuleList([make(number) for number in range(blocks)])
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class Residual(nn.Module):
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = nn.Conv2d(before, after, 1, stride) if stride > 1 else None
+
+    def forward(self, x):
+        inner = self.conv2(self.relu(self.conv1(x)))
+        inner += x if self.shortcut is None else self.shortcut(x)
+        return self.relu(inner)
+
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 8, 3, 1, 1)])
+        self.middle = nn.Conv2d(8, 8, 3, 1, 1)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(8, 8, 2, 2), nn.ConvTranspose2d(8, 4, 2, 2)])
+        self.merge = nn.ModuleList([nn.Conv2d(16, 8, 3, 1, 1), nn.Conv2d(8, 4, 3, 1, 1)])
+
+    def forward(self, x):
+        skips = []
+        for conv in self.down:
+            skips.append(F.relu_(conv(x)))
+            x = F.max_pool2d(skips[-1], 2)
+        x = self.middle(x)
+        for up, merge in zip(self.up, self.merge):
+            x = merge(torch.cat([up(x), skips.pop()], dim=1))
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(8, 16)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x):
+        state, states = x.new_zeros(x.shape[0], 16), []
+        for step in range(x.shape[1]):
+            state = self.cell(x[:, step], state)
+            states.append(state)
+        return self.out(torch.stack(states, 1))
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x, y):
+        return {"sum": self.layer(x) * self.scale + self.layer(y), "same": x}
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(20, 8), nn.LSTM(8, 16, 2), nn.Linear(16, 20)
+
+    def forward(self, tokens):
+        return self.head(self.lstm(self.embedding(tokens))[0])
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+MODELS = {
+    "mlp": lambda: (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 2)), torch.rand(4, 8)),
+    "one layer": lambda: (nn.Linear(8, 4), torch.rand(2, 8)),
+    "residual": lambda: (nn.Sequential(Residual(3, 4, 2), Residual(4, 4, 1)), torch.rand(1, 3, 8, 8)),
+    "unet": lambda: (UNet(), torch.rand(1, 3, 8, 8)),
+    "gpt": lambda: (GPT(), torch.randint(50, (1, 6))),
+    "gpt in eval": lambda: (GPT(3).eval(), torch.randint(50, (1, 6))),
+    "encoder": lambda: (encoder(), torch.rand(2, 5, 16)),
+    "lstm": lambda: (LanguageModel(), torch.randint(20, (5, 2))),
+    "recurrent": lambda: (Recurrent(), torch.rand(2, 9, 8)),
+    "shared": lambda: (Shared(), (torch.rand(2, 8), torch.rand(2, 8))),
+}
+
+
+@pytest.fixture(params=[*MODELS], scope="module")
+def drawn(request):
+    """A model, its run, and the scenes with and without folding, and without a run."""
+    torch.manual_seed(0)
+    model, example = MODELS[request.param]()
+    flow = trace(model, example)
+    return model, flow, [scene_of(model, flow), scene_of(model, flow, detail=True), scene_of(model, None)]
+
+
+def within(flow, call):
+    """The numbers of the calls around a call, the innermost first."""
+    parent = flow.calls[call].parent
+    while parent is not None:
+        yield parent
+        parent = flow.calls[parent].parent
+
+
+def worth_drawing(flow):
+    """All calls but those inside a single layer."""
+    return [
+        number
+        for number in range(len(flow.calls))
+        if not any(flow.calls[one].elementary for one in within(flow, number))
+    ]
+
+
+def steps_and_edges(flow):
+    """Worked out anew: the calls with nothing drawn in them, and (maker, user) for each tensor between two of these."""
+    drawn = worth_drawing(flow)
+    open_calls = {flow.calls[number].parent for number in drawn}
+    steps = [number for number in drawn if number not in open_calls]
+    maker, edges = {}, set()
+    for number in steps:
+        edges |= {(maker[taken], number) for taken in flow.calls[number].inputs if taken in maker}
+        maker |= dict.fromkeys(flow.calls[number].outputs, number)
+    return steps, edges
+
+
+def overlap(one, other):
+    across = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
+    down = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
+    return across > 0.2 and down > 0.2
+
+
+def test_the_svg_is_well_formed_and_loads_nothing(drawn):
+    for scene in drawn[2]:
+        svg = to_svg(scene)
+        root = ElementTree.fromstring(svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("viewBox").startswith("0 0 ")
+        assert {element.tag.partition("}")[2] for element in root.iter()} <= {
+            "svg", "title", "desc", "g", "rect", "path", "text", "circle",
+        }  # fmt: skip
+        assert not re.search(r"href|url\(|style=|on\w+=", svg.replace(root.findtext("{*}desc"), ""))
+
+
+def test_every_box_lies_in_the_box_around_it_and_over_no_sibling(drawn):
+    for scene in drawn[2]:
+        for box in scene.boxes:
+            assert 0 <= box.x and box.x + box.width <= scene.width and 0 <= box.y and box.y + box.height <= scene.height
+            if box.parent is not None:
+                around = scene.boxes[box.parent]
+                assert around.open and around.number < box.number
+                assert around.x <= box.x and box.x + box.width <= around.x + around.width
+                assert around.y <= box.y and box.y + box.height <= around.y + around.height
+        for one in scene.boxes:
+            for other in scene.boxes[one.number + 1 :]:
+                assert one.parent != other.parent or not overlap(one, other), (one.path, other.path)
+
+
+def test_lines_begin_and_end_on_their_boxes_and_go_down(drawn):
+    for scene in drawn[2]:
+        for line in scene.lines:
+            source, target = scene.boxes[line.source], scene.boxes[line.target]
+            (x, y), (end_x, end_y) = line.points[0], line.points[-1]
+            assert source.x <= x <= source.x + source.width and abs(y - source.y - source.height) < 0.3
+            assert target.x <= end_x <= target.x + target.width and abs(end_y - target.y) < 0.3
+            assert [down for _, down in line.points] == sorted(down for _, down in line.points)
+
+
+def test_no_line_crosses_a_closed_box(drawn):
+    for scene in drawn[2]:
+        for line in scene.lines:
+            for (x, y), (across, down) in zip(line.points, line.points[1:]):
+                for box in scene.boxes:
+                    if not box.open and box.number not in (line.source, line.target):
+                        beside = max(x, across) <= box.x or min(x, across) >= box.x + box.width
+                        assert beside or down <= box.y + 0.3 or y >= box.y + box.height - 0.3, box.path
+
+
+def test_every_call_has_its_box_with_nothing_folded(drawn):
+    _, flow, (_, scene, tree) = drawn
+    numbers = sorted(number for box in scene.boxes for number in box.calls)
+    assert numbers == worth_drawing(flow)
+    for box in scene.boxes:
+        for number in box.calls:
+            assert flow.calls[number].operation == box.operation and flow.calls[number].kind == box.kind
+            assert flow.calls[number].path == box.path or box.repeats > 1 or _repeated(scene, box)
+    assert not tree.lines
+
+
+def _repeated(scene, box):
+    while box is not None:
+        if box.repeats > 1:
+            return True
+        box = None if box.parent is None else scene.boxes[box.parent]
+    return False
+
+
+def test_lines_are_the_tensors_that_went_from_call_to_call(drawn):
+    _, flow, (_, scene, _) = drawn
+    steps, edges = steps_and_edges(flow)
+    box_of = {number: box.number for box in scene.boxes for number in box.calls}
+    lines = {(line.source, line.target) for line in scene.lines}
+    between = {(box_of[maker], box_of[user]) for maker, user in edges}
+    calls = [line for line in lines if scene.boxes[line[0]].calls and scene.boxes[line[1]].calls]
+    assert set(calls) <= between
+    for maker, user in edges:
+        drawn_line = (box_of[maker], box_of[user]) in lines
+        assert drawn_line or _repeated(scene, scene.boxes[box_of[user]])
+    if not any(box.repeats > 1 for box in scene.boxes):
+        assert set(calls) == between
+
+
+def test_folded_lines_lead_where_data_flowed(drawn):
+    _, flow, (scene, _, _) = drawn
+    _, edges = steps_and_edges(flow)
+    below = {}
+    for maker, user in edges:
+        below.setdefault(maker, set()).add(user)
+    for line in scene.lines:
+        sources, targets = scene.boxes[line.source].calls, set(scene.boxes[line.target].calls)
+        reached, waiting = set(), list(sources)
+        while waiting:
+            fresh = below.get(waiting.pop(), set()) - reached
+            reached |= fresh
+            waiting += fresh
+        assert not sources or not targets or reached & targets
+
+
+def test_the_same_model_gives_the_same_picture(drawn):
+    model, flow, (scene, _, tree) = drawn
+    assert scene_of(model, flow) == scene
+    assert scene_of(model, None) == tree
+    assert to_svg(scene_of(model, flow)) == to_svg(scene)
+
+
+def test_dot_declares_every_node_that_it_links(drawn):
+    model, flow, scenes = drawn
+    for scene in scenes:
+        dot = byname.Drawing(scene).dot
+        declared = re.findall(r"^ *(n\d+) \[", dot, re.M)
+        assert len(declared) == len(set(declared)) == sum(not box.open for box in scene.boxes)
+        assert {end for pair in re.findall(r"^ *(n\d+) -> (n\d+)", dot, re.M) for end in pair} <= set(declared)
+        assert dot.count("{") == dot.count("}") == 1 + sum(box.open for box in scene.boxes)
+        assert len(re.findall(" -> ", dot)) == len(scene.lines)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pydot") is None, reason="pydot is not installed")
+def test_dot_is_read_by_pydot(drawn):
+    import pydot
+
+    (graph,) = pydot.graph_from_dot_data(byname.Drawing(drawn[2][0]).dot)
+    assert len(graph.get_edges()) == len(drawn[2][0].lines)
+
+
+def boxes(drawing, **wanted):
+    return [box for box in drawing.scene.boxes if all(getattr(box, key) == value for key, value in wanted.items())]
+
+
+def linked(drawing):
+    scene = drawing.scene
+    return {(scene.boxes[line.source].path, scene.boxes[line.target].path) for line in scene.lines}
+
+
+def test_twelve_blocks_are_one_box_drawn_open():
+    drawing = byname.draw(GPT(), example=torch.randint(50, (1, 6)))
+    (block,) = boxes(drawing, operation="Block")
+    assert (block.path, block.repeats, block.open, block.title) == ("blocks.0", 12, True, "blocks.0 … 11")
+    assert "12 of the same shape, in a row" in block.subtitle
+    assert len(block.calls) == 12
+    assert len(boxes(drawing, operation="Attention")) == 1
+    assert ("add", "blocks.0.norm1") in linked(drawing)
+    assert ("blocks.0.add_1", "norm") in linked(drawing)
+
+
+def test_blocks_that_differ_in_shape_are_drawn_apart():
+    drawing = byname.draw(
+        GPT(12, lambda number: Block(hidden=64 if number != 5 else 48)), example=torch.ones(1, 6).long()
+    )
+    assert [(box.path, box.repeats) for box in boxes(drawing, operation="Block")] == [
+        ("blocks.0", 5), ("blocks.5", 1), ("blocks.6", 6),
+    ]  # fmt: skip
+
+
+def test_blocks_that_differ_in_what_they_call_are_drawn_apart():
+    drawing = byname.draw(
+        GPT(12, lambda number: Block(act=F.relu if number == 11 else F.gelu)), example=torch.ones(1, 6).long()
+    )
+    assert [box.repeats for box in boxes(drawing, operation="Block")] == [11, 1]
+
+
+def test_blocks_that_differ_in_settings_without_a_shape_are_drawn_apart():
+    layers = [nn.Sequential(*[nn.Dropout(0.5 if k == 2 else 0.1) for _ in range(4)]) for k in range(6)]
+    drawing = byname.draw(nn.Sequential(*layers), example=torch.rand(2, 3))
+    assert [box.repeats for box in drawing.scene.boxes if box.parent == 0] == [1, 1, 1, 3]
+
+
+class Swapped(nn.Module):
+    """Two layers, in either order of wiring but in the same order of calls."""
+
+    def __init__(self, crossed):
+        super().__init__()
+        self.crossed = crossed
+        self.one, self.other, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        one = self.one(x)
+        other = self.other(one if self.crossed else x)
+        return self.third(one + other)
+
+
+def test_blocks_that_differ_in_inner_wiring_are_drawn_apart():
+    model = nn.Sequential(*[Swapped(crossed=number == 4) for number in range(8)])
+    drawing = byname.draw(model, example=torch.rand(2, 4))
+    assert [box.repeats for box in boxes(drawing, operation="Swapped")] == [4, 1, 3]
+
+
+class Reaching(nn.Module):
+    """Blocks in a row, of which one also hands its result to the end."""
+
+    def __init__(self, reaching):
+        super().__init__()
+        self.reaching = reaching
+        self.blocks = nn.ModuleList([Swapped(False) for _ in range(8)])
+
+    def forward(self, x):
+        kept = []
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number in self.reaching:
+                kept.append(x)
+        return torch.stack([x, *kept])
+
+
+def test_a_block_with_another_user_is_drawn_apart():
+    assert [box.repeats for box in boxes(byname.draw(Reaching([]), example=torch.rand(2, 4)), operation="Swapped")] == [
+        8
+    ]
+    drawing = byname.draw(Reaching([3]), example=torch.rand(2, 4))
+    repeats = [box.repeats for box in boxes(drawing, operation="Swapped")]
+    assert sum(repeats) == 8 and len(repeats) > 1
+    ends = [
+        drawing.scene.boxes[line.source] for line in drawing.scene.lines if _box(drawing, line.target).path == "stack"
+    ]
+    calls = [(end.path.split(".")[1], _around(drawing, end).repeats) for end in ends]
+    assert len(calls) == 2
+
+
+def _box(drawing, number):
+    return drawing.scene.boxes[number]
+
+
+def _around(drawing, box):
+    return drawing.scene.boxes[box.parent]
+
+
+def test_lines_say_when_they_come_from_every_repetition():
+    drawing = byname.draw(Reaching(range(8)), example=torch.rand(2, 4))
+    (line,) = [line for line in drawing.scene.lines if _box(drawing, line.target).path == "stack"]
+    assert line.repeated == "from each of 8"
+
+
+def test_a_loop_over_one_cell_is_one_box_fed_by_the_first_state():
+    drawing = byname.draw(Recurrent(), example=torch.rand(2, 20, 8))
+    (cell,) = boxes(drawing, path="cell")
+    assert (cell.repeats, len(cell.calls), cell.open) == (20, 20, False)
+    assert "20 calls, in a row" in cell.subtitle
+    said = {
+        _box(drawing, line.source).kind: line.repeated for line in drawing.scene.lines if line.target == cell.number
+    }
+    assert said == {"input": "to each of 20", "operation": "to the first of 20"}
+    (out,) = [line.repeated for line in drawing.scene.lines if line.source == cell.number]
+    assert out == "from each of 20"
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(6)])
+
+    def forward(self, x):
+        return torch.stack([expert(x) for expert in self.experts]).mean(0)
+
+
+def test_alike_modules_side_by_side_say_so():
+    drawing = byname.draw(Experts(), example=torch.rand(2, 4))
+    (expert,) = boxes(drawing, operation="Sequential")
+    assert (expert.repeats, expert.subtitle) == (6, "Sequential · 6 of the same shape, side by side")
+
+
+class Interleaved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(10)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def test_a_row_of_several_items_repeats_as_a_whole():
+    drawing = byname.draw(Interleaved(), example=torch.rand(2, 4))
+    (row,) = boxes(drawing, kind="repeat")
+    assert row.repeats == 10 and row.title == "10 × layers.0 … add"
+    inner = [box for box in drawing.scene.boxes if box.parent == row.number]
+    assert [(box.operation, len(box.calls)) for box in inner] == [("Linear", 10), ("tanh", 10), ("add", 10)]
+
+
+def test_skip_connections_are_lines_to_their_users():
+    links = linked(byname.draw(UNet(), example=torch.rand(1, 3, 8, 8)))
+    assert {("relu_", "cat_1"), ("relu__1", "cat")} <= links
+    assert ("relu_", "cat") not in links
+
+
+def test_plumbing_is_folded_into_lines_and_drawn_on_demand():
+    model, example = Attention(16, 4), torch.rand(1, 3, 16)
+    folded, whole = byname.draw(model, example=example), byname.draw(model, example=example, detail=True)
+    assert not boxes(folded, operation="transpose") and boxes(whole, operation="transpose")
+    (line,) = [line for line in folded.scene.lines if _box(folded, line.target).path == "matmul"]
+    assert _box(folded, line.source).path == "qkv"
+    assert line.via == ("chunk", "view", "transpose")
+    assert line.shapes == ((1, 4, 3, 4), (1, 4, 4, 3))
+
+
+class Reshape(nn.Module):
+    def forward(self, x):
+        return x.view(-1, 4)
+
+
+def test_a_module_that_only_reshapes_shows_it():
+    drawing = byname.draw(nn.Sequential(nn.Linear(8, 8), Reshape(), nn.Linear(4, 2)), example=torch.rand(2, 8))
+    assert ("0", "1.view") in linked(drawing) and ("1.view", "2") in linked(drawing)
+
+
+def test_both_calls_of_a_shared_module_are_drawn_and_numbered():
+    drawing = byname.draw(Shared(), example=(torch.rand(2, 8), torch.rand(2, 8)))
+    assert [box.subtitle for box in boxes(drawing, path="layer")] == [
+        "Linear 8 → 8 · call 1 of 2", "Linear 8 → 8 · call 2 of 2",
+    ]  # fmt: skip
+    (scale,) = boxes(drawing, kind="parameter")
+    assert (scale.path, scale.shapes, scale.title) == ("scale", ((8,),), "scale")
+    assert [box.shapes for box in boxes(drawing, kind="input")] == [((2, 8),), ((2, 8),)]
+    assert len(boxes(drawing, kind="output")) == 1
+
+
+def test_without_an_example_there_are_modules_and_no_lines():
+    drawing = byname.draw(GPT())
+    assert not drawing.scene.lines
+    assert [box.path for box in drawing.scene.boxes][:5] == ["", "tokens", "blocks", "blocks.0", "blocks.0.norm1"]
+    (block,) = boxes(drawing, operation="Block")
+    assert block.repeats == 12 and "12 of the same shape" in block.subtitle
+    assert "needs example=" in str(drawing) and "needs example=" in drawing.svg
+    (tokens,) = boxes(drawing, path="tokens")
+    assert tokens.subtitle == "Embedding 50 → 16 · 800"
+
+
+def test_without_an_example_a_module_registered_twice_says_whose_it_is():
+    layer = nn.Linear(4, 4)
+    drawing = byname.draw(nn.Sequential(nn.Linear(4, 4), layer, nn.ReLU(), layer))
+    assert [box.subtitle for box in boxes(drawing, operation="Linear")] == [
+        "Linear 4 → 4 · 20", "Linear 4 → 4 · 20", "Linear 4 → 4 · the same as 1",
+    ]  # fmt: skip
+
+
+def test_depth_closes_boxes_and_keeps_the_lines_between_them():
+    model, example = GPT(), torch.randint(50, (1, 6))
+    assert [box.kind for box in byname.draw(model, example=example, depth=0).scene.boxes] == [
+        "module",
+        "input",
+        "output",
+    ]
+    shallow = byname.draw(model, example=example, depth=1)
+    (block,) = boxes(shallow, operation="Block")
+    assert not block.open and block.repeats == 12
+    assert {("add", "blocks.0"), ("blocks.0", "norm")} <= linked(shallow)
+    assert sorted(call for box in shallow.scene.boxes for call in box.calls)[0] == 0
+
+
+def test_a_picture_that_would_be_too_large_is_cut_at_a_depth_and_says_so():
+    layers = [
+        nn.Sequential(*[nn.Sequential(nn.Linear(4, 9 * j + k), nn.Linear(9 * j + k, 4)) for k in range(1, 9)])
+        for j in range(30)
+    ]
+    model, example = nn.Sequential(*layers), torch.rand(1, 4)
+    drawing = byname.draw(model, example=example)
+    assert len(drawing.scene.boxes) == 3 + 30 + 240
+    assert "drawn to depth 2; deeper would be" in str(drawing)
+    assert sorted(number for box in drawing.scene.boxes for number in box.calls) == worth_drawing(trace(model, example))
+    whole = byname.draw(model, example=example, depth=3)
+    assert len(whole.scene.boxes) == 3 + 30 + 240 + 480 and "drawn to" not in str(whole)
+
+
+def test_a_thousand_layers_are_one_box():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(1000)])
+    drawing = byname.draw(model, example=torch.rand(1, 2))
+    assert len(drawing.scene.boxes) == 6
+    (layer,) = [box for box in drawing.scene.boxes if box.repeats > 1]
+    assert len(layer.calls) == 1000
+
+
+def test_marks_stand_on_their_box_or_on_the_box_around_and_in_no_other():
+    model = GPT()
+    flow = trace(model, torch.randint(50, (1, 6)))
+    marks = {"blocks.3.attn.softmax": ["double"], "norm": ["look", "twice"], "blocks.0.attn.forward.scores": ["probe"]}
+    scene = scene_of(model, flow, marks=marks)
+    marked = {box.path: box.marks for box in scene.boxes if box.marks}
+    assert marked == {
+        "blocks.0.attn": ("forward.scores: probe",), "blocks.3.attn.softmax": ("double",), "norm": ("look", "twice"),
+    }  # fmt: skip
+    assert [box.repeats for box in scene.boxes if box.operation == "Block"] == [1, 1, 1, 1, 8]
+    closed = scene_of(model, flow, marks=marks, depth=1)
+    assert {box.path: box.marks for box in closed.boxes if box.marks} == {
+        "blocks.0": ("attn: forward.scores: probe",), "blocks.3": ("attn.softmax: double",), "norm": ("look", "twice"),
+    }  # fmt: skip
+    assert all(word in to_svg(scene) for word in (">double<", ">look<", ">twice<"))
+
+
+def test_a_marked_view_is_not_folded():
+    model = Attention(16, 4)
+    scene = scene_of(model, trace(model, torch.rand(1, 3, 16)), marks={"transpose": ["here"]})
+    assert [box.marks for box in scene.boxes if box.operation == "transpose"] == [("here",)]
+
+
+def test_names_from_the_program_cannot_become_markup():
+    evil = '<script>alert("1")</script>&\x00]]>'
+    cls = type("<img src=x onerror=alert(1)>", (nn.Sequential,), {})
+    model = cls()
+    model.add_module(evil.replace(".", ""), nn.Linear(2, 2))
+    model.add_module('"; } evil [label="', nn.ReLU())
+    for example in (None, torch.rand(1, 2)):
+        drawing = byname.draw(model, example=example)
+        root = ElementTree.fromstring(drawing.svg)
+        assert not [element for element in root.iter() if element.tag.endswith(("script", "img"))]
+        assert '<script>alert("1")</script>&' in "".join(root.itertext())
+        labels = re.findall(r'label=("(?:[^"\\]|\\.)*")', drawing.dot)
+        assert len(labels) == len(boxes(drawing)) + sum(bool(line.shapes[0]) for line in drawing.scene.lines)
+
+
+def test_a_drawing_keeps_no_module_and_no_tensor():
+    model, example = GPT(2), torch.randint(50, (1, 6))
+    drawing = byname.draw(model, example=example)
+    kept = weakref.ref(model), weakref.ref(model.tokens.weight), weakref.ref(example)
+    del model, example
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None, None]
+    assert drawing.svg
+
+
+def test_drawing_runs_no_code_of_the_model_to_look_at_it():
+    class Loud(nn.Module):
+        @property
+        def secret(self):
+            raise AssertionError("read")
+
+        def extra_repr(self):
+            raise AssertionError("printed")
+
+        def __len__(self):
+            raise AssertionError("counted")
+
+        def forward(self, x):
+            return x + 1
+
+    assert len(byname.draw(nn.Sequential(Loud(), Loud()), example=torch.rand(2)).scene.boxes) == 7
+    assert len(byname.draw(Loud()).scene.boxes) == 1
+
+
+def test_a_drawing_is_saved_as_svg_or_dot_and_as_nothing_else(tmp_path):
+    drawing = byname.draw(nn.Linear(2, 2))
+    drawing.save(tmp_path / "model.svg")
+    drawing.save(str(tmp_path / "model.dot"))
+    assert (tmp_path / "model.svg").read_text(encoding="utf-8") == drawing.svg == drawing._repr_svg_()
+    assert (tmp_path / "model.dot").read_text(encoding="utf-8") == drawing.dot
+    with pytest.raises(byname.BynameError, match=r"\.svg or \.dot.*model\.png"):
+        drawing.save(tmp_path / "model.png")
+    assert not (tmp_path / "model.png").exists()
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(TypeError, match="draw.. is given an nn.Module, and this is of type str"):
+        byname.draw("model")
+    with pytest.raises(ValueError, match="depth= counts modules.*-1"):
+        byname.draw(nn.Linear(2, 2), depth=-1)
+
+
+def call(path, kind, parent, inputs, outputs, elementary, module):
+    return Call(
+        path=path, operation=path or "Model", kind=kind, module=module, parent=parent, call=0, inputs=inputs,
+        outputs=outputs, shapes=tuple((2,) for _ in outputs), function=None, elementary=elementary,
+    )  # fmt: skip
+
+
+def test_a_tensor_that_nobody_saw_being_made_is_drawn_as_such_or_said():
+    module = nn.Identity()
+    calls = (
+        call("", "module", None, (1,), (5,), False, module),
+        call("add", "operation", 0, (1, 9), (2,), True, module),
+        call("mul", "operation", 0, (3,), (4,), True, module),
+    )
+    flow = Flow(calls, {1: "input x"}, {3: (2,)})
+    scene = scene_of(module, flow)
+    unseen = [box for box in scene.boxes if box.kind == "unseen"]
+    paths = [(scene.boxes[line.source].path, scene.boxes[line.target].path) for line in scene.lines]
+    assert ("add", "a tensor") in paths and ("a tensor", "mul") in paths
+    assert len(unseen) == 2 and ("mul", "output") not in paths
+    assert scene.notes == ("1 tensor came from where the run was not followed; no line shows what uses them",)
+
+
+def test_rows_go_down_along_every_edge_even_where_there_is_a_cycle():
+    assert ranks(4, [(0, 1), (1, 2), (0, 2), (3, 2)], set(), set()) == [0, 1, 2, 1]
+    assert sorted(ranks(3, [(0, 1), (1, 2), (2, 0)], set(), set())) == [0, 1, 2]
+    level = arrange([Node(10, 10), Node(10, 10)], [Edge(0, 1), Edge(1, 0)])
+    assert len(level.routes) == 2
+
+
+def test_crossed_branches_are_uncrossed():
+    nodes = [Node(20, 10) for _ in range(4)]
+    level = arrange(nodes, [Edge(0, 3), Edge(1, 2)])
+    assert (level.corners[0][0] < level.corners[1][0]) == (level.corners[3][0] < level.corners[2][0])
