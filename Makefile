@@ -22,16 +22,18 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/train_digits.py
 
+FAST = $(BIN)/python -m pytest -m "not slow"
+SLOW = $(BIN)/python -m pytest -m slow
+
 # Two processes at a time, for two cores. The tests of memory look at the whole heap, and want a small one.
 test: $(READY)
-	@{ $(BIN)/python -m pytest -m "not slow" tests/autograd && $(BIN)/python -m pytest -m "not slow" tests/memory; } & \
-	first=$$!; \
-	$(BIN)/python -m pytest -m "not slow" --ignore tests/autograd --ignore tests/memory; second=$$?; \
+	@{ $(FAST) tests/autograd && $(FAST) tests/memory && $(FAST) tests/watch; } & first=$$!; \
+	$(FAST) --ignore tests/autograd --ignore tests/memory --ignore tests/watch; second=$$?; \
 	wait $$first && exit $$second
 
 slow: $(READY)
-	@$(BIN)/python -m pytest -m slow tests/memory & first=$$!; \
-	$(BIN)/python -m pytest -m slow --ignore tests/memory; second=$$?; \
+	@{ $(SLOW) tests/memory && $(SLOW) --ignore tests/memory --ignore tests/watch; } & first=$$!; \
+	$(SLOW) tests/watch; second=$$?; \
 	wait $$first && exit $$second
 
 check: $(READY)

@@ -14,6 +14,7 @@ from benchmarks.naming import naming
 from benchmarks.timing import print_table
 from benchmarks.tracking import tracking
 from benchmarks.walking import walking
+from benchmarks.watching import watching
 
 _TOPICS = {
     "walking": walking,
@@ -21,6 +22,7 @@ _TOPICS = {
     "tracking": tracking,
     "explaining": explaining,
     "memory": memory,
+    "watching": watching,
 }
 
 

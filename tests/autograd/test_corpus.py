@@ -1,5 +1,6 @@
 """Does it hold for every module of torch.nn, every optimizer, and whole families of models?"""
 
+import architectures
 import pytest
 import torch
 from torch import nn
@@ -105,31 +106,11 @@ def test_every_optimizers_state_is_named(name):
         assert eval(found[0].path, {"optimizer": optimizer, "model": model}) is tensors[index]
 
 
-ARCHITECTURES = {
-    "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 32, "n_positions": 16},
-    "bert": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32},
-    "llama": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 32},
-    "t5": {"d_model": 8, "num_layers": 2, "num_heads": 2, "d_kv": 4, "d_ff": 16, "vocab_size": 32},
-    "mistral": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 32},
-    "gpt_neox": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32},
-    "opt": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16, "vocab_size": 32, "word_embed_proj_dim": 8},
-    "distilbert": {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "vocab_size": 32},
-    "roberta": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 20},
-    "mixtral": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 32, "num_local_experts": 2},
-    "mamba": {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 32, "state_size": 4},
-    "qwen2": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 32},
-}  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers' own
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", architectures.TEXTS)
 def test_transformers_with_random_weights(name):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(name, **ARCHITECTURES[name])
-    model = transformers.AutoModel.from_config(config)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    inputs = {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
+    model, inputs = architectures.architecture(name)
     with byname.track():
         loss = model(**inputs).last_hidden_state.sum()
         assert check(loss, model)

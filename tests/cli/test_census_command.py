@@ -116,7 +116,7 @@ def test_every_so_many_steps_is_told_which_step_and_what_is_alive_in_it(trains, 
     assert re.fullmatch(r"… and \d+ rows more; .rows\(\) has them all", first[2])
 
 
-@pytest.mark.parametrize(("every", "looks"), [([], 4), (["--every", "3"], 3)])
+@pytest.mark.parametrize(("every", "looks"), [pytest.param([], 4, marks=pytest.mark.slow), (["--every", "3"], 3)])
 def test_growth_is_told_from_the_first_look_to_the_last(every, looks, trains, files):
     ours = run_started(files, ["-W", "error", "-m", "byname", "census", "--growth", *every, trains, "9"])
     same_as_plain(files, [trains, "9"], ours)
@@ -167,7 +167,7 @@ def answers(ours):
 PREPARED = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
 
 
-@pytest.mark.parametrize("command", ["run", "census"])
+@pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "census"])
 def test_a_signal_is_answered_with_a_census_and_changes_nothing(command, files, forks):
     ours = signalled(SIGNALLED, files, forks, command)
     (files / "ignores.py").write_text(PREPARED + (files / "signalled.py").read_text())

@@ -1,0 +1,184 @@
+"""How much slower is a training step while a model is watched, with a callback that is called and does nothing?
+
+Everything is on one model, attached to it and taken off again between the variants; the step that binds what is only
+known when the model runs does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.models import GPT, resnet18, resnet50
+from benchmarks.timing import Row, Variant, interleaved
+from benchmarks.tracking import NoOp, against_plain
+from byname.watch.attach import attach
+from byname.watch.event import Event
+from byname.watch.select import select
+from byname.watch.tracing.flow import Call
+
+__all__ = ["watching"]
+
+_MILLI = 1e-3
+
+_Context = Callable[[], AbstractContextManager[object]]
+
+
+def watching() -> list[Row]:
+    """A step in which the interpreter counts, one in which PyTorch computes, and attaching alone."""
+    gpt, ids = GPT(), torch.randint(64, (2, 32))
+    resnet, images = resnet18(16), torch.randn(4, 3, 32, 32)
+    return [
+        *_rows("tiny GPT, AdamW", gpt, ids, "blocks.*.attn.softmax", "**.attn.forward.scores", rounds=20, times=40),
+        *_rows("ResNet-18, AdamW", resnet, images, "stages.*.add_", "**.forward.identity", rounds=14, times=12),
+        *_attaching(),
+    ]
+
+
+def nothing(event: Event) -> None:
+    """The callback."""
+
+
+def _is_operation(call: Call) -> bool:
+    return call.kind == "operation"
+
+
+def _rows(
+    title: str, model: nn.Module, x: Tensor, operations: str, variables: str, rounds: int, times: int
+) -> list[Row]:
+    contexts: dict[str, tuple[str, _Context, float | None]] = {
+        "again": ("plain again (A/A)", nullcontext, None),
+        "hooks": ("a forward hook on every module that does nothing", lambda: _hooks(model), None),
+        "mode": ("a function mode that does nothing, around the forward", lambda: _mode(model), None),
+        "modules": ("all modules", _watched(model, "**"), 1.03),
+        "tensor hooks": ("a hook on the output of every module that does nothing", lambda: _tensor_hooks(model), None),
+        "gradients": ("the gradients of all modules", _watched(model, "**.grad"), 1.03),
+        "few": (f"operations, {operations}", _watched(model, operations), 1.10),
+        "all": ("all operations", _watched(model, select.where(_is_operation)), 1.17),
+        "variables": (f"variables, {variables}", _watched(model, variables), 1.03),
+        "every variable": ("all variables of all forwards", _watched(model, "**.forward.*"), None),
+        "disabled": ("all of these, but disabled", lambda: _disabled(model, operations, variables), 1.01),
+        "after": ("after all of these were removed", lambda: _removed(model, operations, variables), 1.01),
+    }
+    step = _step(model, x)
+    step()
+    variants = {what: _inside(context, step, times) for what, (_, context, _) in contexts.items()}
+    took = interleaved({"plain": _inside(nullcontext, step, times), **variants}, rounds)
+    return [
+        Row(f"{title}: plain step", took.each("plain", times, _MILLI), "ms"),
+        *(against_plain(words, what, took, limit) for what, (words, _, limit) in contexts.items()),
+    ]
+
+
+def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+    return step
+
+
+def _inside(context: _Context, step: Callable[[], None], times: int) -> Variant:
+    def run() -> float:
+        with context():
+            for _ in range(5):  # until places are bound and the interpreter has adapted to what runs now
+                step()
+            start = process_time()
+            for _ in range(times):
+                step()
+            return process_time() - start
+
+    return run
+
+
+def _watched(model: nn.Module, where: Any) -> _Context:
+    return lambda: attach(model, where, nothing)
+
+
+@contextmanager
+def _disabled(model: nn.Module, operations: str, variables: str) -> Iterator[None]:
+    with attach(model, ["**", "**.grad", operations, variables], nothing, enabled=False):
+        yield
+
+
+@contextmanager
+def _removed(model: nn.Module, operations: str, variables: str) -> Iterator[None]:
+    with attach(model, ["**", "**.grad", operations, variables], nothing):
+        pass
+    yield
+
+
+@contextmanager
+def _hooks(model: nn.Module) -> Iterator[None]:
+    with _registered(model, lambda module, args, output: None):
+        yield
+
+
+@contextmanager
+def _tensor_hooks(model: nn.Module) -> Iterator[None]:
+    with _registered(model, lambda module, args, output: output.register_hook(_unchanged) and None):
+        yield
+
+
+def _unchanged(gradient: Tensor) -> None:
+    return None
+
+
+@contextmanager
+def _registered(model: nn.Module, hook: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
+    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    yield
+    for one in hooks:
+        one.remove()
+
+
+@contextmanager
+def _mode(model: nn.Module) -> Iterator[None]:
+    """On from the beginning of the forward to its end, as it would be by a hook."""
+    mode: AbstractContextManager[object] = NoOp()
+    on = model.register_forward_pre_hook(lambda module, args: mode.__enter__() and None)
+    off = model.register_forward_hook(lambda module, args, output: mode.__exit__(None, None, None))
+    yield
+    on.remove()
+    off.remove()
+
+
+def _attaching(rounds: int = 15) -> list[Row]:
+    model = resnet50()
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    assert len(convolutions) == 53
+    variants = {
+        "class": _timed(model, nn.Conv2d),
+        "paths": _timed(model, convolutions),
+        "operations": _timed(model, [f"{name}.conv2d" for name in convolutions]),
+        "variables": _timed(model, "**.forward.out"),
+        "gradients": _timed(model, [f"{name}.grad" for name in convolutions]),
+    }
+    took = interleaved(variants, rounds)
+    words = {
+        "class": "nn.Conv2d",
+        "paths": "by 53 paths",
+        "operations": "53 operations",
+        "variables": "a variable of 16 blocks",
+        "gradients": "53 gradients",
+    }
+    return [
+        Row(f"ResNet-50: attach and remove, {words[what]}", took.each(what, 1, _MILLI), "ms", 200) for what in variants
+    ]
+
+
+def _timed(model: nn.Module, where: str | type | Sequence[str]) -> Variant:
+    def run() -> float:
+        start = process_time()
+        attach(model, where, nothing).remove()
+        return process_time() - start
+
+    return run
