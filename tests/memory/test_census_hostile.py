@@ -652,6 +652,7 @@ def test_inside_vmap_and_grad_the_wrapped_values_are_found():
     assert [len(rows) for rows in found] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_torch_compile_still_compiles():
     words = run_alone(
         """

@@ -75,7 +75,7 @@ def test_a_healthy_program_has_no_rows(name):
     assert grown(parse(HEALTHY / f"{name}.py")) == []
 
 
-@of_these(MINIMAL, ["stored_graph_minimal", "retained_graph_minimal", "growing_cache_minimal", "hook_closure_minimal"])
+@of_these(MINIMAL, ["retained_graph_minimal"])
 def test_marks_change_nothing_but_tell_the_pace(name):
     program = parse(LEAKS / f"{name}.py")
     rows = grown(program, marks=True)

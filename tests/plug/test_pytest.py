@@ -124,6 +124,7 @@ def test_what_fixtures_of_the_test_hold_goes_with_them_and_wider_ones_are_no_gro
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_what_a_wider_fixture_is_given_to_keep_is_growth_also_in_the_last_test(run):
     result = run(
         """
@@ -145,6 +146,7 @@ def test_what_a_wider_fixture_is_given_to_keep_is_growth_also_in_the_last_test(r
     result.shows("*more than 3999 bytes of tensors stay alive after the test: 3.9 KiB more*")
 
 
+@pytest.mark.slow
 def test_in_a_unittest_case_the_attributes_of_the_case_are_no_growth(run):
     result = run(
         """
@@ -162,6 +164,7 @@ def test_in_a_unittest_case_the_attributes_of_the_case_are_no_growth(run):
     result.shows("*ERROR at teardown of Case.test_shared*")
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_is_reported_as_such_and_its_error_is_not_growth_of_the_next(run):
     result = run(
         """
@@ -187,6 +190,7 @@ def test_a_test_that_fails_is_reported_as_such_and_its_error_is_not_growth_of_th
     result.shows("*ERROR at teardown of test_next_leaks*")
 
 
+@pytest.mark.slow
 def test_cycles_that_the_collector_frees_are_no_growth(run):
     result = run(
         MARKED
