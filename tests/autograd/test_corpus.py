@@ -108,10 +108,7 @@ def test_every_optimizers_state_is_named(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers' own
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=[pytest.mark.slow] if at % 2 else []) for at, one in enumerate(architectures.TEXTS)],
-)
+@pytest.mark.parametrize("name", architectures.TEXTS)
 def test_transformers_with_random_weights(name):
     model, inputs = architectures.architecture(name)
     with byname.track():
