@@ -729,13 +729,13 @@ def test_other_threads_may_change_everything_meanwhile():
     for thread in threads:
         thread.start()
     try:
-        found = [rows_of(byname.census(), count) for _ in range(5)]
+        found = [rows_of(byname.census(), count) for _ in range(10)]
     finally:
         stop.set()
         for thread in threads:
             thread.join()
     gc.collect()  # every later look would go through the thousands of layers that lie about
-    assert [len(rows) for rows in found] == [1] * 5
+    assert [len(rows) for rows in found] == [1] * 10
     assert {row["name"] for rows in found for row in rows} == {"kept['here'][0]"}
     assert not failures
 

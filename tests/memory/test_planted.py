@@ -20,7 +20,7 @@ def planted(way, folder):
     """What the censuses of a program that planted everything said."""
     file = folder / f"{way}.json"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import planted; planted.main({way!r}, {str(file)!r})"
-    run_alone(program, "-W", "ignore", timeout=280)
+    run_alone(program, "-W", "ignore", timeout=120)
     return json.loads(file.read_text())
 
 

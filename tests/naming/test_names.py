@@ -399,13 +399,14 @@ def test_a_text_as_root_means_the_modules_that_define_it():
         del sys.modules[module.__name__], sys.modules[other.__name__]
 
 
-def test_no_stale_name_after_many_leaves():
-    for _ in range(200):
+@pytest.mark.parametrize("leaves", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_stale_name_after_many_leaves(leaves):
+    for _ in range(leaves):
         gone = torch.ones(1, requires_grad=True)
         byname.name(gone)
     del gone
-    fresh = [torch.ones(1, requires_grad=True) for _ in range(50)]
-    assert [str(byname.name(fresh[number])) for number in range(50)] == [f"fresh[{number}]" for number in range(50)]
+    fresh = [torch.ones(1, requires_grad=True) for _ in range(100)]
+    assert [str(byname.name(fresh[number])) for number in range(100)] == [f"fresh[{number}]" for number in range(100)]
     assert byname.name(torch.ones(1)).how == "unnamed"
 
 

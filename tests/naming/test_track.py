@@ -357,7 +357,7 @@ def test_two_threads_build_graphs_and_every_site_is_right():
     def work(build, variable):
         try:
             with byname.track():
-                for _ in range(8):
+                for _ in range(20):
                     barrier.wait(10)
                     own = torch.ones(2, requires_grad=True)
                     loss = build(own)
