@@ -652,3 +652,38 @@ class TestSelectors:
         model, _ = net()
         with nothing_left(model), pytest.raises(BadArgumentError, match="example="):
             attach(model, select.softmax.last, print)
+
+
+class TestModulesThatArrive:
+    def test_one_in_the_place_of_another_is_said_to_be_untold(self):
+        model, x = net()
+        other, _ = net()
+        events = []
+        with attach(model, ["head", "blocks.0"], events.append) as handle:
+            other.head = nn.Linear(8, 2)
+            assert not handle.notes
+            model.head = nn.Linear(8, 2)
+            model(x)
+            assert [note for note in handle.notes if note.startswith("`head`: a module was put there")]
+        assert paths(events) == ["blocks.0"]
+        assert not torch.nn.modules.module._global_module_registration_hooks
+
+    def test_what_it_calls_is_not_taken_for_what_is_called_around_it(self):
+        class Owner(nn.Module):
+            def forward(self, x):
+                for inner in self.children():
+                    x = inner(x)
+                return x.relu()
+
+        class Inner(nn.Module):
+            def forward(self, x):
+                return x.relu()
+
+        model, x, events = Owner(), torch.ones(1), []
+        with nothing_left(Owner()), attach(model, "relu*", events.append):
+            model(x)
+            model.first = Inner()
+            model.second = nn.Sequential(Inner(), nn.ReLU())
+            model(x)
+        assert paths(events) == ["relu", "relu"]
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -22,6 +22,7 @@ from byname.watch.places.resolve import Meaning, modules_by_path, resolve
 from byname.watch.places.spot import Spot
 from byname.watch.running import Before, Callback, Running
 from byname.watch.selecting.selectors import Selector
+from byname.watch.taps.arrivals import Arrivals
 from byname.watch.taps.assigned import Assigned
 from byname.watch.taps.binding import Binding
 from byname.watch.taps.delivery import delivery
@@ -106,7 +107,8 @@ def _handle(
     hooked = [spot.module for spot in meaning.spots if spot.kind == "module"]
     running.notes.update(dict.fromkeys(notes_on_fast_paths(root, hooked, mode=binding.listens_to_functions)))
     variables = Assigned(running, of_kind["variable"])
-    taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, iterations]
+    arrivals = Arrivals(root, running, binding)
+    taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
     handle = Handle(taps, running.paths, running.notes)
     binding.missing = handle.remove
     return handle

@@ -61,9 +61,10 @@ class Binding:
         self._matched: set[Any] = set()
         self._exact: dict[str, Spot] = {}
         self._called: dict[str, Call] = {}
-        self._asking = self._outputs = self._hooks = Hooks(model, running)
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
         self._wide = False
+        self._arrived: list[nn.Module] = []
 
     @property
     def listens_to_functions(self) -> bool:
@@ -137,9 +138,18 @@ class Binding:
 
     def remove(self) -> None:
         """Takes everything off."""
-        for hooks in (self._asking, self._outputs, self._hooks):
+        for hooks in (self._asking, self._outputs, self._hooks, self._left_out):
             hooks.remove()
         self._functions.remove()
+
+    def leave_out(self, arriving: nn.Module) -> None:
+        """What a module calls that has come since is not what the owner around it calls."""
+        if self._owners:
+            self._left_out.remove()
+            self._arrived += [one for one in modules_in(arriving) if id(one) not in self._paths]
+            self._left_out = Hooks(self._model, self._running)
+            self._functions.hook(self._left_out, [], self._arrived)
+            self._left_out.install()
 
     def begin(self) -> None:
         """An outermost forward begins."""

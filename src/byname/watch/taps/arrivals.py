@@ -1,0 +1,61 @@
+"""What if a module is put into a watched model? It has no places, its calls are not another's, and that is said."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from byname.watch.places.resolve import modules_by_path
+from byname.watch.running import Running
+from byname.watch.taps.binding import Binding
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """Hears of modules that are assigned or added to those of a watched model.
+
+    PyTorch tells of these for the whole process; those of other models are passed over.
+
+    Args:
+        model: the watched model.
+        running: the attachment.
+        binding: the operations that it wants.
+    """
+
+    def __init__(self, model: nn.Module, running: Running, binding: Binding) -> None:
+        self._paths = {id(module): path for path, module in modules_by_path(model).items()}
+        self._running = running
+        self._binding = binding
+        self._handle: Any = None
+
+    def install(self) -> None:
+        """Hears of them from now on."""
+        held = weakref.WeakMethod(self._arrives)  # a model that is let go may go
+
+        def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
+            told = held()
+            if told is not None:
+                told(module, name, arriving)
+
+        self._handle = register_module_module_registration_hook(arrives)
+        weakref.finalize(self, self._handle.remove).atexit = False
+
+    def remove(self) -> None:
+        """Hears of no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
+        around = self._paths.get(id(module))
+        if around is None or arriving is None:
+            return
+        path = f"{around}.{name}" if around else name
+        self._running.notes.setdefault(
+            f"`{path}`: a module was put there while this is attached, and is not told of; attach again"
+        )
+        self._binding.leave_out(arriving)
