@@ -347,7 +347,7 @@ def test_gradients_of_any_call_are_told_and_changed_as_by_interject(where):
 
 
 def test_gradients_of_calls_that_work_in_place():
-    model, x = BasicBlock(3, 3), torch.randn(2, 3, 4, 4)
+    model, x = BasicBlock(3, 3, 1), torch.randn(2, 3, 4, 4)
     scaling = Scaling()
     new = rewrite(model, ["bn2", "add_", "relu"], scaling)
     new(x).sum().backward()

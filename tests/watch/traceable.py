@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from models.resnet import BasicBlock
 from torch import nn
 
 
@@ -18,30 +19,6 @@ def shaken(model):
     return model
 
 
-class BasicBlock(nn.Module):
-    """Of a ResNet-18: shared in-place activation, addition in place."""
-
-    def __init__(self, inside, outside, stride=1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outside)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outside)
-        self.downsample = None
-        if stride != 1 or inside != outside:
-            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-
-    def forward(self, x):
-        identity = x
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        return self.relu(out)
-
-
 class ResNet(nn.Module):
     def __init__(self, widths=(8, 16), depth=2, classes=5):
         super().__init__()
@@ -49,7 +26,7 @@ class ResNet(nn.Module):
         blocks, inside = OrderedDict(), widths[0]
         for number, width in enumerate(widths):
             layer = [BasicBlock(inside, width, 2 if number else 1)]
-            layer += [BasicBlock(width, width) for _ in range(depth - 1)]
+            layer += [BasicBlock(width, width, 1) for _ in range(depth - 1)]
             blocks[f"layer{number + 1}"], inside = nn.Sequential(*layer), width
         self.layers = nn.Sequential(blocks)
         self.fc = nn.Linear(inside, classes)
