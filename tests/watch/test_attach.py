@@ -654,6 +654,23 @@ class TestSelectors:
             attach(model, select.softmax.last, print)
 
 
+def test_a_model_whose_forward_is_never_called_is_said_to_be_untold():
+    class Codec(nn.Module):
+        def encode(self, x):
+            return x.relu()
+
+        def forward(self, x):
+            return self.encode(x)
+
+    model, x = Codec(), torch.ones(1)
+    with attach(model, "relu", print) as handle:
+        model.encode(x)
+    assert handle.notes[0].startswith("no forward of the model began")
+    with attach(model, "relu", lambda event: None) as handle:
+        model(x)
+    assert not handle.notes
+
+
 class TestModulesThatArrive:
     def test_one_in_the_place_of_another_is_said_to_be_untold(self):
         model, x = net()

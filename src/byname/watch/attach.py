@@ -98,6 +98,7 @@ def _handle(
             binding.bind(example)
     else:
         binding.choose_online()
+    running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_kind["state"])
     states = States(running, of_kind["state"])
     iterations = Iterations(running, states, binding.begin, lambda: _ended(running, meaning.spots, binding))
     first, outputs, last = (Hooks(root, running) for _ in range(3))

@@ -89,6 +89,7 @@ class Running:
 
     Attributes:
         order: the number of the attachment.
+        needs_forward: whether places are wanted that are told only while the model's own forward runs.
         listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
         hooked: hooks on tensors that outlive their graph.
         standing_in: what stands in the place of parameters at the moment.
@@ -102,6 +103,7 @@ class Running:
         self.before = before
         self.order = next(order_of_attaching)
         self.listening = False
+        self.needs_forward = False
         self.hooked: dict[tuple[str, int], list[Any]] = {}
         self.standing_in: list[Any] = []
         self.notes: dict[str, None] = {}
@@ -129,6 +131,11 @@ class Running:
 
     def remove(self) -> None:
         """From now on nothing is told."""
+        if self.listening and self.needs_forward and self._latest < 0:
+            self.notes.setdefault(
+                "no forward of the model began while this was attached: its operations, parameters and buffers are "
+                "told only in one"
+            )
         self.listening = False
         for hooks in self.hooked.values():
             for hook in hooks:

@@ -67,6 +67,11 @@ class Binding:
         self._arrived: list[nn.Module] = []
 
     @property
+    def wanted(self) -> bool:
+        """Whether anything is wanted of it."""
+        return bool(self._patterns or self._exact or self._modules or self._online)
+
+    @property
     def listens_to_functions(self) -> bool:
         """Whether a function mode will be on."""
         return bool(self._owners)

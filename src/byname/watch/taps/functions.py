@@ -162,9 +162,6 @@ class Functions:
             hooks.before(module, self._pause)
             hooks.after(module, self._close, always=True, first=True)
 
-    def install(self) -> None:
-        """Nothing stands ready but the hooks."""
-
     def remove(self) -> None:
         """Nothing is heard any more, also where a forward still runs; the stacks are as before once it has ended."""
         self._listening = False
