@@ -17,6 +17,7 @@ def run_file(tmp_path, program, name="program.py"):
     """The same for a program in a file, so that its source can be read."""
     file = tmp_path / name
     file.write_text(textwrap.dedent(program))
-    done = subprocess.run([sys.executable, "-W", "error", str(file)], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-W", "error", str(file)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr[-3000:]}"
     return done.stdout.splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from alone import run_alone
+from forked import run_forked
 from torch import nn
 
 import byname
@@ -70,7 +70,7 @@ def test_a_gradient_graph_of_higher_order():
 
 @pytest.mark.parametrize("nodes", [100_000, pytest.param(300_000, marks=pytest.mark.slow)])
 def test_a_long_chain_is_walked_and_freed(nodes):
-    out = run_alone(f"""
+    out = run_forked(f"""
         import gc, torch, byname
         x = torch.ones(1, requires_grad=True)
         y = x
@@ -88,7 +88,7 @@ def test_a_long_chain_is_walked_and_freed(nodes):
 
 @pytest.mark.slow
 def test_a_chain_of_a_million_nodes():
-    out = run_alone("""
+    out = run_forked("""
         import torch, byname
         y = x = torch.ones(1, requires_grad=True)
         for _ in range(1_000_000):
@@ -101,7 +101,7 @@ def test_a_chain_of_a_million_nodes():
 
 
 def test_a_walked_ladder_half_of_which_is_kept_is_freed():
-    out = run_alone("""
+    out = run_forked("""
         import gc, threading, torch, byname
         threading.stack_size(512 * 1024)
 
@@ -127,7 +127,7 @@ def test_a_walked_ladder_half_of_which_is_kept_is_freed():
 
 @pytest.mark.parametrize("look", ["leaves", "saved"])
 def test_an_interrupted_look_leaves_no_bomb(look):
-    out = run_alone(f"""
+    out = run_forked(f"""
         import signal, torch, byname
         look = byname.{look}  # imported before the interrupt can come
         x = torch.ones(1, requires_grad=True)
@@ -153,7 +153,7 @@ def test_an_interrupted_look_leaves_no_bomb(look):
 
 
 def test_a_walked_graph_is_freed_on_a_small_stack():
-    out = run_alone("""
+    out = run_forked("""
         import threading, torch, byname
 
         def work(nodes):

@@ -9,8 +9,9 @@ import sys
 from typing import NamedTuple
 
 PROGRAM = """
-import gc, json, os, signal, sys
-import torch, byname.autograd.explaining
+import atexit, gc, json, os, signal, sys
+import h5py, rich.table, torch, torch._dynamo  # which every optimizer that is made imports
+import byname.autograd.explaining, byname.memory.leaks, byname.recording.recorder, byname.recording.stores.hdf5
 from byname.cli import main
 
 gc.collect()
@@ -28,6 +29,9 @@ os.chdir(case["folder"])
 for number, name in enumerate(("in", "out", "err")):
     file = os.open(case[name], (os.O_CREAT | os.O_WRONLY | os.O_TRUNC) if number else os.O_RDONLY)
     os.dup2(file, number)
+if case["thawed"]:
+    gc.unfreeze()
+    atexit.register(gc.freeze)
 sys.exit(main(case["command"]))
 """
 
@@ -48,10 +52,20 @@ class Forks:
             [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, folder, command, given=b""):
+    def run(self, folder, command, given=b"", *, thawed=False):
+        """How the command line ended.
+
+        thawed: let a census look at a heap that is not frozen, which is quicker; at the end, what only the collector
+            would free is then left as it is.
+        """
         streams = {name: folder.parent / f"{folder.name}.{name}" for name in ("in", "out", "err")}
         streams["in"].write_bytes(given)
-        case = {"folder": str(folder), "command": command, **{name: str(path) for name, path in streams.items()}}
+        case = {
+            "folder": str(folder),
+            "command": command,
+            "thawed": thawed,
+            **{name: str(path) for name, path in streams.items()},
+        }
         self.process.stdin.write(json.dumps(case) + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())

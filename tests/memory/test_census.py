@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from alone import run_alone
+from forked import run_forked
 from training import Trainer
 
 import byname
@@ -58,7 +58,7 @@ def test_memory_that_numpy_shares_twice_is_counted_once():
         rows = byname.census().rows()
         print([row["bytes"] for row in rows], byname.census().bytes)
     """
-    assert run_alone(code) == ["[8000]", "8000"]
+    assert run_forked(code) == ["[8000]", "8000"]
 
 
 def test_totals_add_up_in_every_column():

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy
 import pytest
 import torch
-from alone import run_alone
+from forked import run_forked
 from torch.utils.checkpoint import checkpoint
 
 import byname
@@ -188,4 +188,4 @@ def test_what_a_search_of_a_large_program_did_not_reach_is_found_all_the_same():
         held = {row["held by"] for row in byname.census().rows() if row["kind"] == "saved"}
         print(*(words.partition(" in ")[2].replace(" ", "_") for words in sorted(held)))
     """
-    assert run_alone(code) == ["the_graph_of_`box.inner.losses[0]`"] * 2
+    assert run_forked(code) == ["the_graph_of_`box.inner.losses[0]`"] * 2

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy
 import pytest
 import torch
-from alone import run_alone
+from forked import run_forked
 from torch import nn
 
 import byname
@@ -217,7 +217,7 @@ def test_the_error_that_an_interactive_session_keeps():
         assert name.exact
         print(name)
     """
-    assert " ".join(run_alone(program)) == "x (local of step, kept by the traceback of sys.last_value)"
+    assert " ".join(run_forked(program)) == "x (local of step, kept by the traceback of sys.last_value)"
 
 
 def test_an_error_without_attributes_gets_no_dict_by_being_looked_at():

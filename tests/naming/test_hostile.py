@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from alone import run_alone, run_file
+from forked import run_forked, run_forked_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -358,7 +358,7 @@ def test_the_scope_of_a_leaf_overwritten_in_an_imported_module(tmp_path):
     (tmp_path / "foomod.py").write_text(
         "import torch\ndelta = torch.ones(1, requires_grad=True)\ny = torch.ones(2)\ndelta = delta / y\n"
     )
-    lines = run_file(
+    lines = run_forked_file(
         tmp_path,
         """
         import byname
@@ -410,7 +410,7 @@ def test_an_argument_is_not_made_by_a_statement_that_never_ran():
 
 
 def test_an_edited_file_is_not_believed(tmp_path):
-    lines = run_file(
+    lines = run_forked_file(
         tmp_path,
         """
         import pathlib, sys, torch, byname
@@ -490,7 +490,7 @@ def test_bad_input_is_refused_by_an_error_of_byname(ask):
 
 
 def test_a_long_log_answers_in_time():
-    out = run_alone("""
+    out = run_forked("""
         import time, torch, byname
         y = torch.ones(1, requires_grad=True)
         with byname.track():

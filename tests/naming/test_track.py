@@ -342,7 +342,8 @@ def test_training_under_track_is_bitwise_the_same():
     assert all(torch.equal(one, other) for one, other in zip(plain, tracked, strict=True))
 
 
-def test_two_threads_build_graphs_and_every_site_is_right():
+@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_two_threads_build_graphs_and_every_site_is_right(rounds):
     barrier = threading.Barrier(2)
     failures = []
 
@@ -357,7 +358,7 @@ def test_two_threads_build_graphs_and_every_site_is_right():
     def work(build, variable):
         try:
             with byname.track():
-                for _ in range(20):
+                for _ in range(rounds):
                     barrier.wait(10)
                     own = torch.ones(2, requires_grad=True)
                     loss = build(own)

@@ -9,11 +9,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from forked import run_together
 
 HEAD = """
     import pytest, torch
     kept = []
 """
+PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 MARKED = "    @pytest.mark.no_tensor_growth\n"
 
 
@@ -45,13 +47,17 @@ class Result:
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs pytest on a test file with the plugin, in a process of its own."""
+    """Runs pytest on a test file with the plugin, in a process of its own; when told, in one that has no PyTorch yet."""
 
-    def run(text, *options, head=HEAD):
+    def run(text, *options, head=HEAD, without_pytorch=False):
         (tmp_path / "test_it.py").write_text(textwrap.dedent(head + text))
         plugin = ("-p", "byname.plug.pytest", "-p", "no:cacheprovider", "-W", "error", "--strict-markers")
-        command = [sys.executable, "-m", "pytest", *plugin, *options]
-        return Result(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout)
+        if without_pytorch:
+            command = [sys.executable, "-m", "pytest", *plugin, *options]
+            return Result(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout)
+        case = {"arguments": [*plugin, *options], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}}
+        (done,) = run_together([case], PYTEST, "pytest", folder=tmp_path)
+        return Result(done.out)
 
     return run
 
@@ -231,12 +237,14 @@ def test_arguments_that_mean_nothing_are_refused(run):
 
 
 def test_a_run_that_does_not_ask_imports_nothing(run):
-    run("import sys\ndef test_it(): assert 'torch' not in sys.modules", head="").assert_outcomes(passed=1)
+    run("import sys\ndef test_it(): assert 'torch' not in sys.modules", head="", without_pytorch=True).assert_outcomes(
+        passed=1
+    )
 
 
 def test_it_works_in_the_workers_of_xdist(run):
     pytest.importorskip("xdist")
     text = MARKED + "    def test_leaks(): kept.append(torch.ones(1000))\n    def test_other(): pass"
-    result = run(text, "-p", "xdist", "-n", "1")
+    result = run(text, "-p", "xdist", "-n", "1", without_pytorch=True)
     result.assert_outcomes(passed=2, errors=1)
     result.shows("tensors stay alive after the test: 3.9 KiB more*")

@@ -77,7 +77,8 @@ def _new_block(tensor: torch.Tensor, facts: Facts) -> Block:
     if facts[STORAGE] is None:
         return Block(facts[2], _opaque_bytes(tensor, facts), 0, None)
     storage = torch._C.TensorBase.untyped_storage(tensor)
-    return Block(facts[2], size, _address(tensor, storage) if size else 0, storage)
+    start = _address(tensor, storage) if size else 0
+    return Block(facts[2], size if start else 0, start, storage)
 
 
 def _opaque_bytes(tensor: torch.Tensor, facts: Facts) -> int:
@@ -90,14 +91,19 @@ def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
     if core._is_cow_tensor(tensor):
         offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
         return int(core._data_address(tensor) - offset)
-    return storage.data_ptr()
+    return _begin(storage)
+
+
+def _begin(storage: torch.UntypedStorage) -> int:
+    """Where a storage begins; 0 for that of a fake tensor or a wrapper, which has no memory."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _bare_block(storage: torch.UntypedStorage) -> Block:
-    try:
-        start = storage.data_ptr() if storage.device.type != "meta" else 0
-    except RuntimeError:  # the storage of a fake tensor or a wrapper
-        start = 0
+    start = _begin(storage) if storage.device.type != "meta" else 0
     return Block(storage.device, storage.nbytes() if start else 0, start, storage)
 
 
