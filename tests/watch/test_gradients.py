@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from alone import run_alone
+from forked import run_forked
 from torch import nn
 
 from byname.watch.gradients.values import on_accumulated, on_gradient
@@ -279,7 +279,7 @@ def test_an_error_of_the_receiver_comes_out_and_training_goes_on():
 
 
 def test_parameters_of_fully_sharded_models():
-    words = run_alone(
+    words = run_forked(
         """
         import os, torch, warnings
         warnings.simplefilter("ignore")
@@ -299,8 +299,6 @@ def test_parameters_of_fully_sharded_models():
         hook.remove()
         print(model[0].weight._post_accumulate_grad_hooks)
         dist.destroy_process_group()
-        """,
-        "-W",
-        "ignore",
+        """
     )
     assert words == ["DTensor", "0.0", "None"]

@@ -7,7 +7,7 @@ callback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -42,6 +42,9 @@ def attach(
     example: Any = None,
     enabled: bool = True,
     before: Before | None = None,
+    begun: Callable[[int], object] | None = None,
+    reads: bool = False,
+    unmatched: Callable[[NoMatchError], None] | None = None,
 ) -> Handle:
     """Has a callback told of every value that passes a place of a model, and lets it put another there.
 
@@ -61,6 +64,11 @@ def attach(
         enabled: whether it is put in place at once.
         before: ``before(path, module, inputs, kwargs)`` is called when a matched call begins; ``event.before`` is what
             it returned.
+        begun: is called when a forward of the whole model begins, with its number, before anything of it is told.
+        reads: whether the callback only looks. Parameters are then told at the end of a forward, as buffers are, where
+            otherwise they are told at its beginning, so that another can stand in their place.
+        unmatched: is given the errors of operations that match nothing, of which the first forward raises one otherwise
+            and everything is taken off.
 
     Raises:
         NoMatchError: if nothing matches; for operations without an example at the end of the first forward.
@@ -74,7 +82,7 @@ def attach(
     running.notes.update(dict.fromkeys(meaning.notes))
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
     uncompiled = Uncompiled(model, running.notes)
-    handle = _handle(root, running, uncompiled, meaning, selectors, example)
+    handle = _handle(root, running, uncompiled, meaning, selectors, example, begun, reads, unmatched)
     handle.enabled = enabled
     return handle
 
@@ -86,21 +94,24 @@ def _handle(
     meaning: Meaning,
     selectors: list[Selector],
     example: Any,
+    begun: Callable[[int], object] | None,
+    reads: bool,
+    unmatched: Callable[[NoMatchError], None] | None,
 ) -> Handle:
     wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
     of_kind = {
         kind: [one for one in wanted if one[0].kind in kinds]
         for kind, kinds in (("module", ("module",)), ("state", ("parameter", "buffer")), ("variable", ("variable",)))
     }
-    binding = Binding(root, running, meaning, selectors)
+    binding = Binding(root, running, meaning, selectors, unmatched)
     if example is not None:
         with EAGERLY.held():
             binding.bind(example)
     else:
         binding.choose_online()
     running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_kind["state"])
-    states = States(running, of_kind["state"])
-    iterations = Iterations(running, states, binding.begin, lambda: _ended(running, meaning.spots, binding))
+    states = States(running, of_kind["state"], reads=reads)
+    iterations = Iterations(running, states, binding.begin, lambda: _ended(running, meaning.spots, binding), begun)
     first, outputs, last = (Hooks(root, running) for _ in range(3))
     iterations.begin_with(first)
     hook_outputs(outputs, running, of_kind["module"])
@@ -110,7 +121,7 @@ def _handle(
     variables = Assigned(running, of_kind["variable"])
     arrivals = Arrivals(root, running, binding)
     taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
-    handle = Handle(taps, running.paths, running.notes)
+    handle = Handle(taps, running.paths, running.notes, staying=(running, states))
     binding.missing = handle.remove
     return handle
 

@@ -27,12 +27,12 @@ from byname.quiet import eager
 from byname.watch.running import active_modes
 from byname.watch.wrappers import notes_on_scripts
 
-__all__ = ["EAGERLY", "Uncompiled"]
+__all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled"]
 
 _CHOICE = "_callback_from_stance"
 """What PyTorch's compiler calls to find out whether a compiled function is to run compiled (2.6 to 2.13)."""
 
-_NOTE = (
+RUN_EAGERLY = (
     "compiled functions and modules run eagerly while this is attached, in the whole process: nothing could be seen "
     "inside of them. Results may differ in the last digits. After remove() they run as compiled before"
 )
@@ -60,7 +60,7 @@ class Uncompiled:
         notes = self._notes
 
         def note() -> None:
-            notes.setdefault(_NOTE)
+            notes.setdefault(RUN_EAGERLY)
 
         EAGERLY.hold(note)
         # a model that goes away while watched is not kept by this process, and takes the attachment with it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol
@@ -40,8 +41,12 @@ class Handle:
             not be reached.
     """
 
-    def __init__(self, taps: list[Tap], paths: dict[str, None], notes: dict[str, None]) -> None:
+    def __init__(
+        self, taps: list[Tap], paths: dict[str, None], notes: dict[str, None], staying: Collection[Tap] = ()
+    ) -> None:
         self._taps = taps
+        self._staying = staying
+        self._paused = False
         self._paths = paths
         self._notes = notes
         self._installed = False
@@ -56,6 +61,10 @@ class Handle:
     def notes(self) -> tuple[str, ...]:
         """What is worth knowing, in sentences."""
         return tuple(self._notes)
+
+    def has_note(self, sentence: str) -> bool:
+        """Whether the notes have this sentence."""
+        return sentence in self._notes
 
     def note(self, sentence: str) -> None:
         """Adds to the notes what is not there yet."""
@@ -82,11 +91,29 @@ class Handle:
             elif self._installed and not wanted:
                 self._uninstall()
 
+    @property
+    def paused(self) -> bool:
+        """Whether new values are not told, while gradients of those that were told still are."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, wanted: bool) -> None:
+        with _CHANGING:
+            if self._installed and wanted != self._paused:
+                passing = [tap for tap in self._taps if tap not in self._staying]
+                if wanted:
+                    self._paused = True
+                    _remove(passing)
+                else:
+                    _install(passing)
+                    self._paused = False
+
     def remove(self) -> None:
         """Takes everything off for good; the model is as it was. Once more does nothing."""
         with _CHANGING:
             self.enabled = False
             self._removed = True
+            self._taps, self._staying = [], ()  # which hold the model
 
     def __enter__(self) -> Handle:
         return self
@@ -100,23 +127,31 @@ class Handle:
         return f"<{state} at {shown or 'no place yet'}>"
 
     def _install(self) -> None:
-        done: list[Tap] = []
-        try:
-            for tap in self._taps:
-                done.append(tap)
-                tap.install()
-        except BaseException:
-            for tap in reversed(done):
-                tap.remove()
-            raise
+        _install(self._taps)
         self._installed = True
 
     def _uninstall(self) -> None:
-        self._installed = False
+        self._installed = self._paused = False
         try:
-            with ExitStack() as all_of_them:  # the others also if one of them raises or is interrupted
-                for tap in self._taps:
-                    all_of_them.callback(tap.remove)
+            _remove(self._taps)
         except BaseException:
             self._installed = True  # so that it can be done again
             raise
+
+
+def _install(taps: Iterable[Tap]) -> None:
+    done: list[Tap] = []
+    try:
+        for tap in taps:
+            done.append(tap)
+            tap.install()
+    except BaseException:
+        for tap in reversed(done):
+            tap.remove()
+        raise
+
+
+def _remove(taps: Iterable[Tap]) -> None:
+    with ExitStack() as all_of_them:  # the others also if one of them raises or is interrupted
+        for tap in taps:
+            all_of_them.callback(tap.remove)

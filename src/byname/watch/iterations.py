@@ -26,13 +26,25 @@ class Iterations:
         states: the parameters and buffers that are wanted.
         began: is called when an outermost forward begins, and when it has ended: nothing is open then.
         ended: is called when an outermost forward has ended well that was told as a whole; it may raise.
+        numbered: is called with the number of an outermost forward that begins.
+        over: is called when all is done after an outermost forward, also one that raised.
     """
 
-    def __init__(self, running: Running, states: States, began: Callable[[], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        running: Running,
+        states: States,
+        began: Callable[[], None],
+        ended: Callable[[], None],
+        numbered: Callable[[int], object] | None = None,
+        over: Callable[[], object] | None = None,
+    ) -> None:
         self._running = running
         self._states = states
         self._began = began
         self._ended = ended
+        self._numbered = numbered
+        self._over = over
         self._here = _Here()
         self._time = 0
         self._whole = False
@@ -56,7 +68,9 @@ class Iterations:
         hooks.after(self._running.model, self._end, always=True)
 
     def _begin(self, *_: Any) -> None:
-        if self._running.enter():
+        if self._running.listening and self._running.enter():
+            if self._numbered is not None:
+                self._numbered(self._running.iteration)
             self._here.ended_well = False
             self._here.begun_in = self._time if self._whole else -1
             self._began()
@@ -75,3 +89,5 @@ class Iterations:
                 self._states.end()
                 if self._whole and self._here.begun_in == self._time:  # else another thread attached or removed it
                     self._ended()
+            if self._over is not None:
+                self._over()

@@ -31,6 +31,7 @@ class Arrivals:
         self._running = running
         self._binding = binding
         self._handle: Any = None
+        self._let_go: Any = None
 
     def install(self) -> None:
         """Hears of them from now on."""
@@ -42,13 +43,17 @@ class Arrivals:
                 told(module, name, arriving)
 
         self._handle = register_module_module_registration_hook(arrives)
-        weakref.finalize(self, self._handle.remove).atexit = False
+        self._let_go = weakref.finalize(self, self._handle.remove)
+        self._let_go.atexit = False
 
     def remove(self) -> None:
         """Hears of no more."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        if self._let_go is not None:
+            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
+            self._let_go = None
 
     def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
         around = self._paths.get(id(module))

@@ -48,7 +48,10 @@ class Assigned:
                 raise NoMatchError(f"`{method}` of {type(module).__name__} is no Python function any more")
             received = _Received(receivers)
             self._receiving.append(received)
-            listening = listen(function, module, [*receivers], _while_held(received), order=self._running.order)
+            exits = any(one.spot.items for found in receivers.values() for one in found)
+            listening = listen(
+                function, module, [*receivers], _while_held(received), order=self._running.order, exits=exits
+            )
             self._listenings.append(listening)
             received.replaces = listening.replaces
             if not listening.replaces:
@@ -70,11 +73,11 @@ class _Receiver:
 
     def __init__(self, spot: Spot, deliver: Deliver) -> None:
         self.spot = spot
-        self._deliver = deliver
+        self.deliver = deliver
 
     def __call__(self, activation: Activation, value: Any, moment: str) -> Any:
         if not self.spot.items:
-            return value if moment == "exit" else self._deliver(value)
+            return value if moment == "exit" else self.deliver(value)
         last: dict[Any, Any] = activation.memory.setdefault(self, {})
         found = [
             (segments, one)
@@ -88,7 +91,7 @@ class _Receiver:
         return value
 
     def _item(self, value: Any, segments: Segments, one: Any) -> Any:
-        new = self._deliver.item(segments, one)  # type: ignore[attr-defined]
+        new = self.deliver.item(segments, one)  # type: ignore[attr-defined]
         return value if new is one else put(value, segments, new)
 
 
@@ -112,9 +115,17 @@ class _Received:
 
     def __init__(self, receivers: dict[str, list[_Receiver]]) -> None:
         self._receivers = receivers
+        self._whole = {
+            variable: found[0].deliver
+            for variable, found in receivers.items()
+            if len(found) == 1 and not found[0].spot.items
+        }
         self.replaces = True
 
     def __call__(self, activation: Activation, variable: str, value: Any, moment: str) -> Any:
+        deliver = self._whole.get(variable)
+        if deliver is not None and self.replaces and moment != "exit":  # the most frequent case
+            return deliver(value)
         new = value
         for receiver in self._receivers[variable]:
             new = receiver(activation, new, moment)

@@ -39,10 +39,20 @@ class Binding:
         running: knows the calls.
         meaning: what the paths mean. Names of operations may have wildcards; modules in it are not told of twice.
         selectors: what else is wanted.
+        unmatched: is given an error for each path or selector of which the first forward came to nothing; what is
+            attached then stays, for the sake of the others.
     """
 
-    def __init__(self, model: nn.Module, running: Running, meaning: Meaning, selectors: Sequence[Selector]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        running: Running,
+        meaning: Meaning,
+        selectors: Sequence[Selector],
+        unmatched: Callable[[NoMatchError], None] | None = None,
+    ) -> None:
         self.missing: Callable[[], None] = lambda: None
+        self._tell = unmatched
         self._model = model
         self._running = running
         self._patterns = meaning.operations
@@ -184,6 +194,8 @@ class Binding:
         self._narrow()
 
     def _give_up(self, why: str) -> None:
+        if self._tell is not None:
+            return self._tell(NoMatchError(why))
         self.missing()
         raise NoMatchError(f"{why}. It is removed again")
 

@@ -71,6 +71,7 @@ class Hooks:
         self._handles: list[tuple[nn.Module, RemovableHandle]] = []
         self._hooks: list[tuple[nn.Module, Hook]] = []
         self._classes: list[type[nn.Module]] = []
+        self._let_go: weakref.finalize[Any, Hooks] | None = None
 
     def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
         """A hook ``(module, args, kwargs)`` that runs before the forward."""
@@ -105,7 +106,7 @@ class Hooks:
     def install(self) -> None:
         """Puts the hooks in place, those of later attachments after them."""
         self._classes = [*{type(module): None for module in modules_in(self._model)}] if self._wanted else []
-        _unhooked_copies.add(self, self._classes)
+        self._let_go = _unhooked_copies.add(self, self._classes)
         for register in self._wanted:
             module, handle = register()
             self._handles.append((module, handle))
@@ -118,7 +119,9 @@ class Hooks:
         for module, hook in self._hooks:  # an interrupt may have come before the handle of one was noted
             _take_out(module, hook)
         _unhooked_copies.discard(self, self._classes)
-        self._classes = []
+        if self._let_go is not None:
+            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
+        self._classes, self._let_go = [], None
 
     def keep(self, modules: Container[int]) -> None:
         """Takes the hooks off all modules but these, which are known by ``id``."""
@@ -157,14 +160,18 @@ class _UnhookedCopies:
         self._lock = threading.RLock()  # the collector may let go of a model at any moment
         self._users: dict[type[nn.Module], set[int]] = {}
 
-    def add(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
-        if classes:
-            weakref.finalize(user, self._discard, id(user), classes).atexit = False  # a model that is let go
+    def add(self, user: Hooks, classes: list[type[nn.Module]]) -> weakref.finalize[Any, Hooks] | None:
+        """Returns what discards them when the user is let go with its model."""
+        if not classes:
+            return None
+        let_go = weakref.finalize(user, self._discard, id(user), classes)
+        let_go.atexit = False
         with self._lock:
             for kind in classes:
                 self._users.setdefault(kind, set()).add(id(user))
                 if kind not in copyreg.dispatch_table:
                     copyreg.dispatch_table[kind] = _without_hooks
+        return let_go
 
     def discard(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
         self._discard(id(user), classes)

@@ -50,12 +50,14 @@ class States:
     Args:
         running: knows the iterations.
         spots: the places, and where their values go.
+        reads: whether nothing is put in the place of parameters; they are then told when a forward ends.
     """
 
-    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]], *, reads: bool = False) -> None:
         self._running = running
-        self._parameters = [one for one in spots if one[0].kind == "parameter" and not one[0].gradient]
-        self._buffers = [one for one in spots if one[0].kind == "buffer"]
+        values = [one for one in spots if not one[0].gradient]
+        self._at_begin = [] if reads else [one for one in values if one[0].kind == "parameter"]
+        self._at_end = values if reads else [one for one in values if one[0].kind == "buffer"]
         self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
         self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
         self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
@@ -70,7 +72,7 @@ class States:
 
     def _await(self, spot: Spot) -> None:
         """Waits for the gradient of what is the parameter now, which may be another than before, or be frozen."""
-        parameter = spot.module.__dict__["_parameters"].get(spot.name)
+        parameter = self._own(spot.module.__dict__["_parameters"].get(spot.name))
         awaited, _ = self._awaited.get(spot.full, (None, None))
         if parameter is awaited and parameter is not None:
             return
@@ -107,7 +109,7 @@ class States:
         self.put_back()
         for spot in self._gradients:
             self._await(spot)
-        for spot, deliver in self._parameters:
+        for spot, deliver in self._at_begin:
             registry: dict[str, Any] = spot.module.__dict__["_parameters"]
             value = registry.get(spot.name)
             if value is None:
@@ -136,10 +138,19 @@ class States:
         if not runs(self._running.model):
             self.put_back()
 
+    def _own(self, value: Any) -> Any:
+        """The model's own parameter, in whose place another attachment may have put something."""
+        standing_in = [one for other in attachments_of(self._running.model) for one in other.standing_in]
+        for one in reversed(standing_in):  # the latest has put its own in the place of what the others had put there
+            if value is one.new:
+                value = one.value
+        return value
+
     def end(self) -> None:
         """An outermost forward has ended well."""
-        for spot, deliver in self._buffers:
-            value = spot.module.__dict__["_buffers"].get(spot.name)
+        for spot, deliver in self._at_end:
+            held = spot.module.__dict__["_buffers" if spot.kind == "buffer" else "_parameters"].get(spot.name)
+            value = held if spot.kind == "buffer" else self._own(held)
             if value is None:
                 continue
             new = deliver(value)

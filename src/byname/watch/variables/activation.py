@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from byname.quiet import eager, untouched
 
@@ -35,6 +37,7 @@ class Listener(Protocol):
     """Who listens: what a `Run` has to know of it."""
 
     active: bool
+    exits: bool
     variables: frozenset[str]
     receive: Receive
 
@@ -42,15 +45,20 @@ class Listener(Protocol):
 class Run:
     """One run of a rewritten function that somebody listens to; a hidden local variable of its frame.
 
-    It knows which of the wanted variables are bound, and the version of each that is a tensor; it holds none of them.
-    Nothing here is traced by ``torch.compile``: a compiled function is interrupted for it.
+    It holds none of the variables' values. Nothing here is traced by ``torch.compile``: a compiled function is
+    interrupted for it. A small model pays for every call in here, and there are several for each value.
+
+    Attributes:
+        exits: whether somebody wants to know the last values.
+        known: the variables that are bound, and the version of each that is a tensor.
     """
 
-    __slots__ = ("_known", "_listeners")
+    __slots__ = ("_listeners", "exits", "known")
 
     def __init__(self, listeners: Sequence[tuple[Listener, Activation]]) -> None:
         self._listeners = listeners
-        self._known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
+        self.exits = listeners[0][0].exits if len(listeners) == 1 else any(one.exits for one, _ in listeners)
+        self.known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
 
     @eager
     def nested(self, scope: str) -> Run:
@@ -63,13 +71,15 @@ class Run:
         for listener, activation in self._listeners:
             if listener.active and variable in listener.variables:
                 value = listener.receive(activation, variable, value, moment)
-        self._known[variable] = _state(value)
+        version = version_of(value)
+        self.known[variable] = None if version is None else (weakref.ref(value), version)
         return value
 
+    @eager
     def show(self, variable: str, value: Any, moment: str) -> None:
-        """Tells every receiver, where nothing can be replaced."""
+        """Tells every receiver who wants to know, where nothing can be replaced."""
         for listener, activation in self._listeners:
-            if listener.active and variable in listener.variables:
+            if listener.active and variable in listener.variables and (listener.exits or moment != "exit"):
                 listener.receive(activation, variable, value, moment)
 
     @eager
@@ -81,40 +91,41 @@ class Run:
     @eager
     def forget(self, variable: str) -> None:
         """The variable was deleted."""
-        self._known.pop(variable, None)
+        self.known.pop(variable, None)
 
     @eager
     def has(self, variable: str) -> bool:
         """Whether the variable is bound."""
-        return variable in self._known
+        return variable in self.known
 
     @eager
     def has_moved(self, variable: str) -> bool:
         """Whether the variable's tensor was changed in place since it was last told."""
-        known = self._known.get(variable)
-        if known is None:
-            return False
-        tensor = known[0]()
-        return tensor is not None and version_of(tensor) != known[1]
+        known = self.known.get(variable)
+        return known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]
 
     @eager
     def moved(self) -> bool:
         """Whether that is so for any variable."""
-        return any(map(self.has_moved, tuple(self._known)))
-
-
-def _state(value: Any) -> tuple[weakref.ref[Any], int] | None:
-    version = version_of(value)
-    return None if version is None else (weakref.ref(value), version)
+        for known in tuple(self.known.values()):
+            if known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
+                return True
+        return False
 
 
 def version_of(value: Any) -> int | None:
     """How often a tensor was changed in place; None for what is no tensor, or keeps no count."""
     kind = type(value)
-    if kind is not torch.Tensor and not issubclass(kind, torch.Tensor):
+    plain = kind is Tensor or kind is Parameter
+    if not plain and not issubclass(kind, Tensor):
         return None
     try:
+        if plain and not _mode_is_on():  # then nobody's code runs for it, and the context takes longer than all else
+            return value._version  # type: ignore[no-any-return]
         with untouched():
             return int(value._version)
     except RuntimeError:  # an inference tensor keeps no count
         return None
+
+
+_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled

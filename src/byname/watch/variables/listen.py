@@ -34,7 +34,13 @@ RETURN = "return"
 
 
 def listen(
-    function: FunctionType, owner: Any, variables: Sequence[str], receive: Receive, *, order: int = 0
+    function: FunctionType,
+    owner: Any,
+    variables: Sequence[str],
+    receive: Receive,
+    *,
+    order: int = 0,
+    exits: bool = True,
 ) -> Listening:
     """Tells of the variables of a function each time it runs with `owner` as its first argument.
 
@@ -54,6 +60,7 @@ def listen(
         variables: names from `variables_of`; ``return`` or ``inner.return`` for what is returned.
         receive: the receiver.
         order: who has a lower one is told earlier.
+        exits: whether the last values are to be told.
 
     Raises:
         BadArgumentError: a variable that the function does not have.
@@ -71,7 +78,7 @@ def listen(
     if not isinstance(function, FunctionType):
         raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
     _check(function, variables)
-    listening = Listening(function, owner, variables, receive, order)
+    listening = Listening(function, owner, variables, receive, order, exits)
     with _CHANGING:
         tap = _tap_of(function)
         listening._tap = tap
@@ -110,14 +117,16 @@ class Listening:
         function: the function listened to.
         variables: what is told.
         order: who has a lower one is told earlier.
+        exits: whether the last values are told.
         active: whether it has not been removed.
     """
 
     def __init__(
-        self, function: FunctionType, owner: Any, variables: Sequence[str], receive: Receive, order: int
+        self, function: FunctionType, owner: Any, variables: Sequence[str], receive: Receive, order: int, exits: bool
     ) -> None:
         self.function = function
         self.order = order
+        self.exits = exits
         self.variables = frozenset(variables)
         self.receive = receive
         self.active = True
@@ -139,7 +148,7 @@ class Listening:
 
     def is_about(self, first: object) -> bool:
         """Whether a run with this first argument is told of."""
-        return self.every_run or self._owner() is first
+        return self._owner() is first or self.every_run
 
     def remove(self) -> None:
         """Stops telling; the last to leave puts the function's own code back. Does nothing the second time.
@@ -234,6 +243,9 @@ class _Tap:
     def enter(self, first: object) -> Run | None:
         """A run begins, with this first argument."""
         candidates = self.listenings if self.every_run else self.by_owner.get(id(first), ())
+        if len(candidates) == 1:  # nearly always, and each value of a small model pays for what is done here
+            one = candidates[0]
+            return Run(((one, Activation()),)) if one.is_about(first) else None
         concerned = [(one, Activation()) for one in candidates if one.is_about(first)]
         return Run(concerned) if concerned else None
 
@@ -264,7 +276,7 @@ _CHANGING = threading.RLock()
 def _enter(key: int, first: object) -> Run | None:
     """What rewritten code calls when it begins to run: None when nobody listens to this run."""
     tap = _TAPS.get(key)
-    if tap is None or not (tap.every_run or id(first) in tap.by_owner):
+    if tap is None or not (id(first) in tap.by_owner or tap.every_run):
         return None
     return tap.enter(first)
 

@@ -49,27 +49,47 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
     """The code of a function that reports these variables; None where there is no source that can be believed.
 
     It has the file name, lines and columns of the original, its name and its variables from outside, so that it can
-    take the original's place in a function.
+    take the original's place in a function. What was made once is kept: an attachment may be switched off and on again
+    all the time, and the making takes milliseconds.
     """
+    try:
+        made = _recompiled(code, code.co_filename, code.co_qualname, frozenset(wanted))
+    except _NoSourceError:  # which is not kept: the source may be found later
+        return None
+    consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]
+    fitted = made.replace(co_consts=tuple(consts))
+    _note(fitted, code)
+    return fitted
+
+
+_KEY = 0x6279_6E61_6D65_0001
+"""Stands for the key in code that is kept."""
+
+
+class _NoSourceError(Exception):
+    """There is no source that can be believed."""
+
+
+@lru_cache(maxsize=256)
+def _recompiled(code: CodeType, file: str, name: str, wanted: frozenset[str]) -> CodeType:
+    """The code that reports these variables, but for its key. Codes of two files or classes may be equal (3.11)."""
     definition = definition_of(code)
     if definition is None:
-        return None
+        raise _NoSourceError
     node = _copy(definition)
     _without_signature(node)
-    rewrite(node, wanted, key)
+    rewrite(node, wanted, _KEY)
     tree = _in_its_shell(node, code, _class_around(definition))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
         try:
-            made: Any = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
-        except SyntaxError:  # too many blocks inside of each other
-            return None
+            made: Any = compile(tree, file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+        except SyntaxError as error:  # too many blocks inside of each other
+            raise _NoSourceError from error
     inner = _find(made, code)
     if inner is None or inner.co_freevars != code.co_freevars:
-        return None
-    fitted = _fitted(inner, code)
-    _note(fitted, code)
-    return fitted
+        raise _NoSourceError
+    return _fitted(inner, code)
 
 
 def _note(made: CodeType, original: CodeType) -> None:

@@ -234,7 +234,7 @@ class _Rewriting:
         changing = isinstance(statement, CHANGING_STATEMENTS) or any(may_change(head) for head in heads(statement))
         if not names or not changing:
             return []
-        lines = [f"if {run} is not None and {run}.moved():"]
+        lines = [f"if {run} is not None and {run}.known and {run}.moved():"]
         for name in names:
             variable = repr(wanted[name])
             lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.tell({variable}, {name}, 'changed')")
@@ -249,7 +249,7 @@ class _Rewriting:
             lines.append(f"if {run}.has_moved({variable}): {name}, {_VALUE} = {run}.last({variable}, {name}, {_VALUE})")
         for name in self.last:
             variable = repr(wanted[name])
-            lines.append(f"if {run}.has({variable}): {run}.tell({variable}, {name}, 'exit')")
+            lines.append(f"if {run}.exits and {run}.has({variable}): {run}.show({variable}, {name}, 'exit')")
         if "return" in wanted:
             lines.append(f"{_VALUE} = {run}.tell({wanted['return']!r}, {_VALUE}, 'returned')")
         told = "\n  ".join([f"if {run} is not None:", *(lines or ["pass"])])
