@@ -15,12 +15,18 @@ __all__ = [
     "InterjectionError",
     "NoGraphError",
     "NoMatchError",
+    "NoRecordingError",
+    "NotARecordingError",
     "NotAModuleError",
     "NotASelectorError",
     "NotATensorError",
     "NotAnErrorError",
     "NotAnInterjectionError",
     "NotAnOptimizerError",
+    "NotStorableError",
+    "RecordingError",
+    "RecordingExistsError",
+    "RecordingWarning",
     "RewriteError",
 ]
 
@@ -83,3 +89,27 @@ class InterjectionError(BynameError, ValueError):
 
 class RewriteError(BynameError, ValueError):
     """A model cannot be written as a graph; the message says which statement of it is in the way."""
+
+
+class NotStorableError(BynameError, TypeError):
+    """A value at a recorded place is of a type that no recording can hold."""
+
+
+class RecordingError(BynameError, OSError):
+    """A recording could not be written to its end, or cannot be read; the message says what is in the file."""
+
+
+class NoRecordingError(RecordingError, FileNotFoundError):
+    """There is no file where a recording was to be opened."""
+
+
+class RecordingExistsError(RecordingError, FileExistsError):
+    """A recording was to be written to a file that is there already; ``overwrite=True`` replaces it."""
+
+
+class RecordingWarning(UserWarning):
+    """Something is missing in a recording; the program that is recorded goes on."""
+
+
+class NotARecordingError(BynameError, ValueError):
+    """A file was to be opened that is no recording of byname."""

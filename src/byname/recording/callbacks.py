@@ -1,0 +1,199 @@
+"""How are the callbacks of a recording called? What they return fits or is refused, and they can spoil nothing."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from byname.card import fact, is_tensor
+from byname.errors import BadArgumentError, BynameError
+from byname.quiet import untouched
+from byname.recording.series import Series
+from byname.recording.views.stacking import stack, stack_padded
+from byname.table import counted
+
+__all__ = ["Callbacks", "applied", "callables", "stack", "stack_padded", "values_called"]
+
+Callback: TypeAlias = Callable[..., Any]
+Callbacks: TypeAlias = Callback | Sequence[Callback] | None
+
+_COLUMNS = ("iterations", "ranks", "calls", "modes", "shapes")
+_DEPTH = 16
+"""Levels of nested containers that are looked into; what is deeper, or contains itself, is passed on as it is."""
+
+
+def callables(callbacks: Callbacks, moment: str) -> tuple[Callback, ...]:
+    """The callbacks in order; refuses what cannot be called.
+
+    >>> callables(print, "on_value")
+    (<built-in function print>,)
+    """
+    every = () if callbacks is None else (callbacks,) if callable(callbacks) else callbacks
+    if not issubclass(type(every), list | tuple):
+        raise BadArgumentError(f"{moment}= takes a function or a list of functions, not {type(callbacks).__name__}")
+    for one in every:
+        if not callable(one):
+            raise BadArgumentError(f"{moment}= takes functions, and one of these is of type {type(one).__name__}")
+    return tuple(every)
+
+
+def applied(callbacks: Callbacks, path: str, series: Series, moment: str) -> Series:
+    """What the callbacks make of a series, each of what the one before it returned. One without records is not shown.
+
+    Args:
+        callbacks: functions ``(path, series)``. None as a result keeps the series, a `Series` of the same place
+            replaces it, and any other value stands for all its records.
+        path: the place.
+        series: is not changed, and neither are its lists.
+        moment: ``"before_gather"``, ``"after_gather"`` or ``"at_end"``, for messages.
+
+    Raises:
+        BynameError: a callback returned a series that does not fit, or changed a value in place.
+
+    >>> series = Series("loss", [1.0, 3.0], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2)
+    >>> applied(lambda path, series: sum(series) / len(series), "loss", series, "at_end").values
+    [2.0]
+    """
+    kept = _versions(series.values)
+    for callback in callables(callbacks, moment):
+        if not len(series):
+            break
+        with _noted(callback, moment, path):
+            result = callback(path, _own(series))
+            _unchanged(kept, "return series.with_values(...) with new tensors instead")
+            series = _taken(result, path, series)
+    return series
+
+
+def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -> Any:
+    """What the callbacks of the moment ``on_value`` make of one value; None as a result keeps it.
+
+    They see tensors without their graph, and containers of Python's own types as copies.
+
+    Raises:
+        BynameError: a callback changed a tensor in place, which would change the training.
+
+    >>> values_called(lambda path, value, iteration: value.mean(), "fc1", torch.ones(4), 0)
+    tensor(1.)
+    """
+    every = callables(callbacks, "on_value")
+    if not every:
+        return value
+    kept = _versions(value)
+    shown = given = _alias(value)
+    replaced = False
+    with torch.no_grad():
+        for callback in every:
+            with _noted(callback, "on_value", path):
+                result = callback(path, shown, iteration)
+                _unchanged(kept, "it belongs to the running program; return a new tensor instead")
+            if result is not None and not (result is given and is_tensor(given)):
+                shown, replaced = result, True
+    return shown if replaced else value
+
+
+@contextmanager
+def _noted(callback: Callback, moment: str, path: str) -> Iterator[None]:
+    """Errors keep their type and say where they come from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"byname: in {moment} callback `{_name(callback)}` at `{path}`")
+        raise
+
+
+def _name(callback: Callback) -> str:
+    if type(callback) in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
+        return str(callback.__name__)
+    return type(callback).__name__
+
+
+def _own(series: Series) -> Series:
+    """The same with lists of its own."""
+    values = list(series.values) if type(series.values) is list else series.values
+    columns: dict[str, Any] = {name: list(getattr(series, name)) for name in (*_COLUMNS, "shards")}
+    return replace(series, values=values, **columns)
+
+
+def _taken(result: Any, path: str, series: Series) -> Series:
+    """The series that a result stands for."""
+    if result is None:
+        return series
+    if not issubclass(type(result), Series):
+        return _standing_for_all(result, series)
+    if result.path != path:
+        raise BynameError(f"the callback returned a series of {result.path}, and has to return one of {path}")
+    _fitting(result)
+    return _own(result)
+
+
+def _fitting(series: Series) -> None:
+    """Refuses columns of different lengths."""
+    values = series.values
+    size = values.shape[0] if issubclass(type(values), Tensor) and values.ndim else len(values)  # type: ignore[union-attr]
+    wrong = [
+        f"{counted(len(getattr(series, name)), 'entry', 'entries')} in {name}"
+        for name in _COLUMNS
+        if len(getattr(series, name)) != size
+    ]
+    if len(series.shards) not in (0, size):
+        wrong.append(f"{counted(len(series.shards), 'entry', 'entries')} in shards")
+    if wrong:
+        raise BynameError(
+            f"the callback returned a series with {counted(size, 'value')} and {', '.join(wrong)}: "
+            "series.with_values(...) keeps the columns, series[a:b] takes some records"
+        )
+
+
+def _standing_for_all(value: Any, series: Series) -> Series:
+    rank = series.ranks[-1] if len(set(series.ranks)) == 1 else -1
+    shape = tuple(value.shape) if is_tensor(value) else ()
+    return Series(series.path, [value], [series.iterations[-1]], [rank], [0], [series.modes[-1]], [shape])
+
+
+def _alias(value: Any, depth: int = 0) -> Any:
+    """The value for others to look at: tensors without their graph, containers of Python's own types copied."""
+    if is_tensor(value):
+        with untouched():
+            return torch._C.TensorBase.detach(value)
+    if depth == _DEPTH:
+        return value
+    if type(value) is dict:
+        return {key: _alias(inner, depth + 1) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_alias(inner, depth + 1) for inner in value)
+    return value
+
+
+def _versions(values: Any) -> list[tuple[Tensor, int]]:
+    """The tensors in a value, and how often each has been changed so far."""
+    with untouched():
+        # Tensors made in inference mode count no changes.
+        return [(one, fact(one, "_version")) for one in _inside(values) if not torch._C.TensorBase.is_inference(one)]
+
+
+def _inside(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    if is_tensor(value):
+        yield value
+    elif depth < _DEPTH and issubclass(type(value), dict | list | tuple):
+        for inner in _members(value):
+            yield from _inside(inner, depth + 1)
+
+
+def _members(value: Any) -> Iterable[Any]:
+    """What is in a container, read past any method that its class puts in the way."""
+    if issubclass(type(value), dict):
+        return dict.values(value)
+    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
+
+
+def _unchanged(kept: list[tuple[Tensor, int]], instead: str) -> None:
+    with untouched():
+        if any(fact(tensor, "_version") != version for tensor, version in kept):
+            raise BynameError(f"the callback changed a value in place: {instead}")

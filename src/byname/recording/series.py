@@ -1,0 +1,283 @@
+"""What values did one place take over a run? A `Series`: the values, and when, where and how often they came."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from byname.errors import BadArgumentError, NoMatchError
+from byname.recording.processes.shard import Shard
+from byname.recording.views import arrays, frames, labelled, summary
+from byname.recording.views.reading import Positions, after_each_other, one_each, taken
+from byname.table import Row, counted, text, to_html
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+__all__ = ["Series", "concatenated", "joined", "without_repeats"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Series:
+    """The values of one place, in the order in which they were recorded.
+
+    ``series[3]`` is the value of the fourth record and iterating gives the values; ``series[2:5]`` is a `Series` again.
+
+    Attributes:
+        path: the place, without wildcards.
+        values: tensors or plain values, one a record; a sequence that reads from the file what is asked for, or, after
+            `byname.stack`, one tensor whose first dimension is the record.
+        iterations: the iteration of each record, from 0; where only changes were recorded, that of the change.
+        ranks: the process of each record, 0 for the only one; -1 for a value that stands for several.
+        calls: which of several values of the place in one iteration each is, from 0.
+        modes: ``"train"`` or ``"eval"`` for each record; iterations of the two are counted apart.
+        shapes: of each value, ``()`` for plain values; those from before it was padded.
+        shards: for each record the part of a distributed tensor that it is, or None.
+
+    >>> series = Series("loss", [0.5, 0.25, 0.125], [0, 1, 5], [0, 0, 0], [0, 0, 0], ["train"] * 3, [()] * 3)
+    >>> series[1], list(series[1:]), series.at(3)
+    (0.25, [0.25, 0.125], 0.25)
+    >>> series.to_numpy()
+    array([0.5  , 0.25 , 0.125])
+    """
+
+    path: str
+    values: Sequence[Any] | Tensor
+    iterations: Sequence[int]
+    ranks: Sequence[int]
+    calls: Sequence[int]
+    modes: Sequence[str]
+    shapes: Sequence[tuple[int, ...]]
+    shards: Sequence[Shard | None] = ()
+
+    def __len__(self) -> int:
+        return len(self.iterations)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return self._within(which)
+        number = operator.index(which)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"there is no record {number} of {self.path}: it has {counted(len(self), 'record')}")
+        return self.values[number % len(self)]
+
+    def _within(self, which: slice) -> Series:
+        return Series(self.path, taken(self.values, which), *(column[which] for column in _columns(self)))
+
+    def at(self, iteration: int, rank: int = 0, call: int = 0, mode: str | None = None) -> Any:
+        """The value in force at an iteration and call: the last that was stored then or before.
+
+        Args:
+            iteration: from 0.
+            rank: the process; a value that stands for all ranks is one of each.
+            call: which of several values in an iteration.
+            mode: ``"train"`` or ``"eval"``; needed where the series has both, for these are counted apart.
+
+        Raises:
+            NoMatchError: nothing was stored yet; says at which iterations something was.
+            BadArgumentError: the value may have changed in the other mode, and no record tells which came first.
+        """
+        several = len(set(self.modes)) > 1
+        if mode is None and several:
+            raise BadArgumentError(
+                f'{self.path} was recorded in training and evaluation: say mode="train" or mode="eval"'
+            )
+        here = [number for number in range(len(self)) if self.ranks[number] in (rank, -1)]
+        mine = [number for number in here if mode in (None, self.modes[number])]
+        before = [number for number in mine if (self.iterations[number], self.calls[number]) <= (iteration, call)]
+        if not before:
+            raise NoMatchError(self._nothing_at(iteration, rank, call, mine))
+        last = max(before, key=lambda number: (self.iterations[number], self.calls[number], number))
+        if several and self.iterations[last] < iteration:
+            following = here[here.index(last) + 1 :]
+            if following and self.modes[following[0]] != mode:
+                raise BadArgumentError(
+                    f"{self.path} was stored at {mode} iteration {self.iterations[last]}, then changed in the other "
+                    f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
+                )
+        return self.values[last]
+
+    def _nothing_at(self, iteration: int, rank: int, call: int, here: list[int]) -> str:
+        if not len(self):
+            return f"{self.path} has no records"
+        asked = f"{self.path} has no value at iteration {iteration} or before it for rank {rank}, call {call}"
+        there = sorted({self.iterations[number] for number in here})
+        if there:
+            return f"{asked}; its iterations are {_some(there)}"
+        ranks, calls = (_some(sorted(set(column))) for column in (self.ranks, self.calls))
+        return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted(set(self.modes)))}"
+
+    def with_values(self, values: Sequence[Any] | Tensor) -> Series:
+        """The same records with other values, one for each: what a callback returns.
+
+        Args:
+            values: a sequence as long as the series, or a tensor whose first dimension is the record.
+
+        >>> series = Series("fc1", [1.0, 2.0], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2)
+        >>> list(series.with_values([value * 10 for value in series]))
+        [10.0, 20.0]
+        """
+        new, old = one_each(values, len(self), self.path), self.values
+        before = [tuple(shape) for shape in self.shapes]
+        as_before = isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape  # padded or not
+        shapes = before if as_before else [_shape(value) for value in new]
+        same = shapes == before
+        return replace(self, values=new, shapes=shapes, shards=self.shards if same else ())
+
+    def rows(self) -> list[Row]:
+        """One dict a record: iteration, mode, rank, call, shape, type, and the value, or mean, min and max of a tensor.
+
+        A tensor of one element has a value and no range. Every value is read.
+        """
+        return [summary.row(self, number, value) for number, value in enumerate(self)]
+
+    def head(self, most: int = summary.SHOWN, *, width: int | None = None) -> str:
+        """The table; that of a long series has its first and last records, and no other value is read.
+
+        Args:
+            most: how many rows.
+            width: in characters; by default that of the terminal which shows the standard output.
+        """
+        rows, notes = summary.shown(self, max(most, 1))
+        return text(rows, title=summary.title(self), notes=notes, spare=summary.SPARE, width=width, most=len(rows))
+
+    def __repr__(self) -> str:
+        return self.head()
+
+    def _repr_html_(self) -> str:
+        rows, notes = summary.shown(self)
+        return to_html(rows, title=summary.title(self), notes=notes)
+
+    def to_numpy(self) -> arrays.AnyArray:
+        """All values as one array, the record first, where their shapes agree; else an array of objects, one a record.
+
+        Every number stays what it is. bfloat16 and float8 become float32, which holds each of their values. Values of
+        types with nothing in common (integers and floats as tensors, numbers and None), strings, None and containers
+        make an array of objects.
+
+        >>> zeros = torch.zeros(2, 3)
+        >>> Series("fc1", [zeros, zeros], [0, 1], [0, 0], [0, 0], ["train"] * 2, [(2, 3)] * 2).to_numpy().shape
+        (2, 2, 3)
+        """
+        return arrays.to_numpy(self.values, self.shapes)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row a record: iteration, mode, rank, call and value. Needs pandas (``pip install "byname[frames]"``).
+
+        Where every value is a single number the column holds numbers; tensors with more elements are arrays in it.
+        """
+        return frames.to_pandas(self)
+
+    def to_xarray(
+        self, *, fill: bool | Sequence[int] = False, chunks: int | str | Mapping[str, int | str] | None = None
+    ) -> xarray.DataArray:
+        """The values by iteration, rank, call and their own dimensions (``dim_0`` ...). Needs xarray.
+
+        Where both modes were recorded, ``mode`` comes first. The coordinate ``recorded`` tells where there is a record;
+        elsewhere stand NaN, or 0, False, "" or None where there is no NaN. Values of different sizes are padded in the
+        same way at the end of each dimension; the coordinate ``mask`` is then true where there is a value.
+
+        Args:
+            fill: True carries each value on, within its mode, rank and call, to the later iterations of the series at
+                which nothing was stored; iterations (``range(100)``) carry it to these instead. The coordinate
+                ``filled`` tells where. Right where nothing was stored because nothing had changed.
+            chunks: read lazily with dask, for what is larger than memory: so many iterations in a piece, ``"auto"``, or
+                a dict of sizes by dimension. For numbers of one shape.
+
+        Raises:
+            BynameError: the values differ in their number of dimensions or have no type in common, two records are of
+                the same iteration, rank and call, or the array would be huge and nearly empty.
+
+        >>> ones = [torch.ones(3), torch.ones(3)]
+        >>> Series("fc1", ones, [0, 4], [0, 0], [0, 0], ["train"] * 2, [(3,)] * 2).to_xarray().sizes
+        Frozen({'iteration': 2, 'rank': 1, 'call': 1, 'dim_0': 3})
+        """
+        return labelled.to_xarray(self, fill, chunks)
+
+
+def concatenated(parts: Sequence[Series]) -> Series:
+    """Series of one place, one after the other.
+
+    No value is read from a file. Tensors of stacked values become one where shape and type agree, else a list in which
+    each has lost its padding.
+    """
+    paths = sorted({one.path for one in parts})
+    if len(paths) != 1:
+        raise BadArgumentError(f"series of one place can be joined, not of {', '.join(paths) or 'none'}")
+    if len(parts) == 1:
+        return parts[0]
+    sharded = any(len(one.shards) for one in parts)
+    columns: list[list[Any]] = [[], [], [], [], []]
+    shards: list[Any] = []
+    for one in parts:
+        for column, more in zip(columns, _columns(one), strict=False):
+            column.extend(more)
+        shards.extend(one.shards if len(one.shards) else [None] * len(one) if sharded else ())
+    columns.append(shards)
+    values = after_each_other([one.values for one in parts], [one.shapes for one in parts])
+    return Series(paths[0], values, *columns)
+
+
+def joined(parts: Sequence[Series]) -> Series:
+    """Series of one place, of several processes, as one: by iteration, then rank and call, else in their own order.
+
+    Where training and evaluation took turns, so do they here. No value is read from a file.
+
+    >>> later = Series("loss", [0.2], [1], [0], [0], ["train"], [()])
+    >>> first = Series("loss", [0.4], [0], [0], [0], ["train"], [()])
+    >>> joined([later, first]).iterations
+    [0, 1]
+    """
+    whole = concatenated(parts)
+    turns = np.concatenate([_turns(one.modes) for one in parts])
+    numbers = (np.array(column, np.int64) for column in (whole.calls, whole.ranks, whole.iterations))
+    order = np.lexsort((*numbers, turns))
+    if (order == np.arange(len(order))).all():
+        return whole
+    return _picked(whole, order)
+
+
+def without_repeats(series: Series) -> Series:
+    """The same without records that were stored twice: a process that was given up may have kept what did arrive."""
+    seen: set[tuple[Any, ...]] = set()
+    order = []
+    for number, record in enumerate(zip(series.modes, series.iterations, series.ranks, series.calls, strict=True)):
+        if record not in seen:
+            seen.add(record)
+            order.append(number)
+    return series if len(order) == len(series) else _picked(series, np.array(order))
+
+
+def _picked(series: Series, order: Positions) -> Series:
+    columns = ([column[number] for number in order] if len(column) else [] for column in _columns(series))
+    return Series(series.path, taken(series.values, order), *columns)
+
+
+def _turns(modes: Sequence[str]) -> Positions:
+    """How often training and evaluation have taken turns before each record."""
+    now = np.array(list(modes), np.str_)
+    changed = now[1:] != now[:-1]
+    return np.concatenate([np.zeros(min(len(now), 1), np.int64), np.cumsum(changed, dtype=np.int64)])
+
+
+def _columns(series: Series) -> tuple[Any, ...]:
+    return series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.shards
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    return tuple(value.shape) if issubclass(type(value), Tensor) else ()  # type: ignore[attr-defined]
+
+
+def _some(numbers: list[int]) -> str:
+    return (
+        ", ".join(map(str, numbers)) if len(numbers) <= 8 else f"{', '.join(map(str, numbers[:7]))}, ... {numbers[-1]}"
+    )

@@ -1,0 +1,218 @@
+"""Has the value of a place changed since it was last stored?"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from byname.card import PLAIN, is_tensor
+from byname.errors import NotStorableError
+from byname.quiet import untouched
+from byname.recording.values.copying import copied
+from byname.recording.values.kinds import ATOMS
+from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
+
+__all__ = ["Last", "same"]
+
+_NOTHING = object()
+
+
+class Last:
+    """What was stored last at a place, and whether a value is another.
+
+    A tensor counts as changed when it lies in other memory than the one stored last, is seen in another way (another
+    part, other strides), or was written to since, as its version counter tells. Where none of this is so its content
+    is compared bit by bit with the copy that was stored: ``x.data`` and some of PyTorch's own kernels (batch norm's
+    running mean) write without counting. Numbers, strings and containers are compared by content: NaN is the same as
+    NaN, ``0.0`` is not ``-0.0``, and ``1``, ``1.0`` and ``True`` are three values.
+
+    The program's tensor is held weakly. The stored copy is kept while it may be needed for a comparison: at most one
+    for each place, and for a tensor only as long as its memory is alive.
+
+    Args:
+        form: what is made of a value before it is copied (a reduction, a conversion), where something is: contents are
+            then compared in this form. It is called only if nothing else tells a change.
+        by_content: whether new memory with the old content is no change. Such a comparison costs about as much as
+            another copy.
+
+    Attributes:
+        doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell,
+            for which the program would have to wait. `same` tells it for the copies, once they are there.
+
+    >>> from byname.recording.values.copying import plain_copy
+    >>> last, weight = Last(), torch.zeros(2)
+    >>> last.changed(weight)
+    True
+    >>> last.stored(weight, plain_copy(weight, path="weight"))
+    >>> last.changed(weight)
+    False
+    >>> _ = weight.add_(1)
+    >>> last.changed(weight)
+    True
+    """
+
+    __slots__ = ("__weakref__", "_by_content", "_copies", "_form", "_memory", "_state", "doubtful")
+
+    def __init__(self, form: Callable[[Any], Any] | None = None, *, by_content: bool = False) -> None:
+        self.doubtful = False
+        self._form = form
+        self._by_content = by_content
+        self._copies: dict[Any, Any] = {}  # one at most, by the weak reference to the memory that it is a copy of
+        self._memory: weakref.ref[Any] | None = None
+        self._state: tuple[Any, ...] | None = None
+
+    def changed(self, value: Any, told: Any = _NOTHING) -> bool:
+        """Whether this is another value than the one stored last; true where nothing was stored.
+
+        Args:
+            value: the value itself.
+            told: what callbacks made of it; it is what the copy stored last is compared with.
+        """
+        told = value if told is _NOTHING else told
+        self.doubtful = False
+        memory = self._memory
+        copy = self._copies.get(memory, _NOTHING)
+        if copy is _NOTHING:
+            return True
+        if self._by_content or memory is None:
+            return self._differs(told, copy)
+        if type(value) not in PLAIN and not is_tensor(value):
+            return True
+        last = memory()
+        if last is None:
+            return True
+        found, state = _memory_of(value)
+        if found is not last or state != self._state:
+            return True
+        return self._differs(told, copy)
+
+    def stored(self, value: Any, copy: Any) -> None:
+        """Takes note of a value that has been stored, and of the copy that was made of it."""
+        memory, state = _memory_of(value) if type(value) in PLAIN or is_tensor(value) else (None, None)
+        self.forget()
+        if memory is not None:
+            # When the memory is gone whatever comes next has changed. What lets go of the copy then must not be
+            # written in Python: an interrupt that comes in a callback of a weak reference is lost (CPython).
+            self._memory = weakref.ref(memory, None if self._by_content else self._copies.__delitem__)
+            self._state = state
+        self._copies[self._memory] = copy
+
+    def forget(self) -> None:
+        """Lets go of the copy that was stored last."""
+        self._memory = self._state = None
+        self._copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
+
+    def _differs(self, value: Any, copy: Any) -> bool:
+        """Whether the content differs, or may differ and lies where nobody should wait for it."""
+        try:
+            return not same(value if self._form is None else self._form(value), copy)
+        except _Elsewhere:
+            self.doubtful = True
+            return True
+        except NotStorableError:  # whoever copies it hears why, with the path
+            return True
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...] | None]:
+    """A tensor's storage, and how and in which version it is seen; None for those without (sparse, wrapped)."""
+    try:
+        if type(tensor) in PLAIN and not functions_listen():  # the context takes as long as all that is read
+            return _read(tensor)
+        with untouched():
+            return _read(tensor)
+    except (RuntimeError, NotImplementedError):  # what sparse, nested and wrapper tensors answer
+        return None, None
+
+
+def _read(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+    version = None if _is_inference(tensor) else _version_of(tensor)
+    return _storage_of(tensor), (version, _offset_of(tensor), _strides_of(tensor))
+
+
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+_offset_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.storage_offset
+_strides_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.stride
+_is_inference: Callable[[torch.Tensor], bool] = torch._C.TensorBase.is_inference
+_version_of: Callable[[torch.Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
+
+
+class _Elsewhere(Exception):
+    """The content of a tensor is not on the CPU."""
+
+
+def same(value: Any, copy: Any) -> bool:
+    """Whether a value has the same content as a copy, bit by bit. The order of a dict's keys belongs to it.
+
+    Args:
+        value: anything that `plain_copy` copies, on the CPU.
+        copy: what that once returned.
+    """
+    if not _is_plain(value):
+        value = copied(value, "the value", _refuse_to_wait)
+    if type(value) in PLAIN:
+        return type(copy) is torch.Tensor and _same_numbers(value, copy)
+    if type(value) is not type(copy):
+        return False
+    if type(value) is dict:
+        return _same_items(list(value.items()), list(copy.items()))
+    return _same_items(value, copy) if type(value) in _CONTAINERS else _same_atom(value, copy)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be compared as it is."""
+    if type(value) in PLAIN:
+        if is_ordinary(value):
+            return True
+        with untouched():
+            if value.device.type != "cpu":
+                raise _Elsewhere
+        return False
+    return type(value) in ATOMS or type(value) in _CONTAINERS
+
+
+_CONTAINERS = frozenset((dict, list, tuple))
+
+
+def _refuse_to_wait(tensor: torch.Tensor) -> torch.Tensor:
+    raise _Elsewhere
+
+
+def _same_items(items: Sequence[Any], copies: Sequence[Any]) -> bool:
+    return len(items) == len(copies) and all(map(same, items, copies))
+
+
+def _same_atom(value: Any, copy: Any) -> bool:
+    if type(value) is float:
+        return _BITS.pack(value) == _BITS.pack(copy)
+    if type(value) is complex:
+        return _same_atom(value.real, copy.real) and _same_atom(value.imag, copy.imag)
+    return bool(value == copy)
+
+
+_BITS = struct.Struct("d")
+
+
+def _same_numbers(value: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Whether two dense tensors have the same bits; no memory is taken for it."""
+    with untouched() if nothing_listens() else undisturbed():
+        if value.dtype != copy.dtype or value.shape != copy.shape:
+            return False
+        return torch.equal(*_bits(bare(value), copy))
+
+
+def _bits(value: torch.Tensor, copy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as whole numbers, where possible of eight bytes: that is two to eight times as fast."""
+    size, begin = value.nbytes, value.storage_offset() * value.element_size()
+    if size % 8 == 0 and begin % 8 == 0 and value.is_contiguous():
+        return value.view(-1).view(torch.int64), copy.view(-1).view(torch.int64)
+    if value.is_complex():
+        value, copy = torch.view_as_real(value), torch.view_as_real(copy)
+    whole = _WHOLE[value.element_size()]
+    return value.view(whole), copy.view(whole)
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

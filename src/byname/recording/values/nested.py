@@ -1,0 +1,188 @@
+"""How is a nested value written as text? JSON with tags for what JSON has not, the tensors' bytes beside it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from byname.errors import NotStorableError, RecordingError
+
+__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "tensor_of"]
+
+_DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
+_DEEPEST = 200
+"""Containers within one another; deeper ones would reach Python's recursion limit while they are read."""
+_LONGEST = 10_000
+"""Bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name by which a dtype is written: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: object) -> torch.dtype:
+    """The dtype that a file names.
+
+    Raises:
+        RecordingError: if PyTorch has none of that name.
+    """
+    found = _DTYPES.get(name) if type(name) is str else None
+    if found is None:
+        raise RecordingError(f"this PyTorch has no dtype {name!r:.60}; a newer version of PyTorch may have it")
+    return found
+
+
+def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
+    """The elements of a CPU tensor as bytes, in order and without a copy where they lie in order."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
+
+
+def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A tensor that owns its memory, from the bytes of its elements.
+
+    Args:
+        data: a buffer of bytes, as many as the shape needs.
+        dtype: of the elements.
+        shape: of the tensor.
+    """
+    raw = numpy.frombuffer(data, numpy.uint8)
+    if raw.size != math.prod(shape) * dtype.itemsize:
+        raise RecordingError(f"{raw.size} bytes are no {dtype} of shape {tuple(shape)}")
+    if not raw.size:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(bytearray(raw), dtype=dtype).view(tuple(shape))
+
+
+def encoded(value: Any) -> tuple[str, list[Tensor]]:
+    """A plain value as JSON, and the tensors in it, whose bytes are to be stored one after another.
+
+    Args:
+        value: None, a bool, number, text, bytes, tensor, dtype or device, or dicts, lists and tuples of these.
+
+    Raises:
+        NotStorableError: if something in it is none of these, or is nested deeper than 200 containers.
+
+    Examples:
+        >>> encoded({"k": (1, 2.5)})
+        ('{"dict":[["k",{"tuple":[1,2.5]}]]}', [])
+    """
+    tensors: list[Tensor] = []
+    size = 0
+
+    def keep(tensor: Tensor) -> int:
+        nonlocal size
+        tensors.append(tensor)
+        start, size = size, size + tensor.numel() * tensor.element_size()
+        return start
+
+    return json.dumps(_tagged(value, keep, 0), separators=(",", ":"), allow_nan=False), tensors
+
+
+def decoded(text: str | bytes, data: Any = b"") -> Any:
+    """The value that `encoded` wrote.
+
+    Args:
+        text: the JSON.
+        data: the bytes of its tensors, one after another.
+
+    Raises:
+        RecordingError: if the text is no value of this form, or speaks of bytes that are not there.
+    """
+    try:
+        return _untagged(json.loads(text), memoryview(data).cast("B"))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, RuntimeError, OverflowError) as reason:
+        if isinstance(reason, RecordingError):
+            raise
+        shown = text[:60]
+        raise RecordingError(f"a stored value cannot be read: {shown!r} ({type(reason).__name__})") from reason
+
+
+def _tagged(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _LONGEST else {"int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if kind in (list, tuple, dict):
+        return _tagged_container(value, keep, depth + 1)
+    if kind is Tensor:
+        return {"tensor": [dtype_name(value.dtype), list(value.shape), keep(value)]}
+    if kind is complex:
+        return {"complex": [_tagged(value.real, keep, depth), _tagged(value.imag, keep, depth)]}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if kind is torch.dtype:
+        return {"dtype": dtype_name(value)}
+    if kind is torch.device:
+        return {"device": str(value)}
+    raise NotStorableError(f"a value of type {kind.__module__}.{kind.__qualname__} has no form in a file")
+
+
+def _tagged_container(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise NotStorableError(f"a value is nested deeper than {_DEEPEST} containers; record a part of it")
+    if type(value) is dict:
+        return {"dict": [[_tagged(key, keep, depth), _tagged(one, keep, depth)] for key, one in value.items()]}
+    items = [_tagged(one, keep, depth) for one in value]
+    return items if type(value) is list else {"tuple": items}
+
+
+def _untagged(form: Any, data: memoryview) -> Any:
+    if type(form) is list:
+        return [_untagged(one, data) for one in form]
+    if type(form) is not dict:
+        return form
+    ((tag, inside),) = form.items()
+    return _READERS[tag](inside, data)
+
+
+def _tensor(inside: Any, data: memoryview) -> Tensor:
+    name, shape, start = inside
+    dtype = dtype_named(name)
+    if type(start) is not int or start < 0 or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("a place or size of a tensor that no tensor can have")
+    length = math.prod(shape) * dtype.itemsize
+    if start + length > len(data):
+        raise ValueError("a tensor outside of the stored bytes")
+    return tensor_of(data[start : start + length], dtype, shape)
+
+
+def _complex(inside: Any, data: memoryview) -> complex:
+    real, imaginary = (_untagged(part, data) for part in inside)
+    return complex(real, imaginary)
+
+
+def _float(inside: Any, data: memoryview) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inside]
+
+
+def _bytes(inside: Any, data: memoryview) -> bytes:
+    try:
+        return base64.b64decode(inside, validate=True)
+    except binascii.Error as wrong:
+        raise ValueError("not base64") from wrong
+
+
+_READERS: dict[str, Callable[[Any, memoryview], Any]] = {
+    "tensor": _tensor,
+    "tuple": lambda inside, data: tuple(_untagged(one, data) for one in inside),
+    "dict": lambda inside, data: {_untagged(key, data): _untagged(one, data) for key, one in inside},
+    "float": _float,
+    "int": lambda inside, data: int(inside, 16),
+    "bytes": _bytes,
+    "complex": _complex,
+    "dtype": lambda inside, data: dtype_named(inside),
+    "device": lambda inside, data: torch.device(inside),
+}

@@ -1,0 +1,1 @@
+"""Series as arrays, tables and text: numpy, pandas, xarray."""
