@@ -1,0 +1,117 @@
+"""What does a file hold after its last commit, also while it is written, or after its writer was killed?
+
+Without a journal that is what lies in the file. With one, the frames of the journal stand over the bytes of the file;
+neither is changed, so that a directory may be read-only. A shared lock keeps the writer from applying its journal while
+somebody reads (see `byname.recording.stores.journal.journal`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from byname.errors import RecordingError
+from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, shared
+from byname.recording.stores.journal.extents import Extents
+from byname.recording.stores.journal.frames import IDENTITY, Frame, frames
+
+__all__ = ["CommittedFile", "committed"]
+
+
+class CommittedFile:
+    """What h5py reads instead of a path: the bytes of a file, and the frames of its journal over them."""
+
+    def __init__(self, descriptor: int, changes: Extents, end: int) -> None:
+        self._descriptor = descriptor
+        self._changes = changes
+        self._end = end
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Goes to a byte, counted from the start or from the end."""
+        self._position = offset + (self._end if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fills the buffer; bytes that no file holds are 0."""
+        view = memoryview(buffer).cast("B")
+        got = read_at(self._descriptor, view, self._position)
+        view[got:] = bytes(len(view) - got)
+        self._changes.cover(self._position, view)
+        self._position += len(view)
+        return len(view)
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, all by default."""
+        left = max(0, self._end - self._position)
+        data = bytearray(left if size < 0 else min(size, left))
+        self.readinto(memoryview(data))
+        return bytes(data)
+
+
+@contextmanager
+def committed(path: str | os.PathLike[str]) -> Iterator[Path | CommittedFile]:
+    """What to give to ``h5py.File(..., "r")``: the path itself, or, with a journal beside it, a file object.
+
+    It must not be used after the context ends; until then a writer leaves what is committed as it is.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecordingError: nothing was committed yet, the journal is damaged, or a writer is stopped in the middle.
+    """
+    descriptor = opened(path, os.O_RDONLY)
+    try:
+        with shared(descriptor, path):
+            if same_file(descriptor, path):
+                yield _source(descriptor, Path(path))
+                return
+    finally:
+        os.close(descriptor)
+    with committed(path) as source:  # another file took the name meanwhile
+        yield source
+
+
+def _source(descriptor: int, path: Path) -> Path | CommittedFile:
+    changes = Extents()
+    last = _journaled(descriptor, path, changes)
+    if last is not None:
+        changes.cut(last.end)
+        return CommittedFile(descriptor, changes, last.end)
+    if not any(_start(descriptor, 0, 8)):
+        raise RecordingError(f"{path} is empty: its writer has committed nothing yet, or was killed before it could.")
+    return path
+
+
+def _journaled(descriptor: int, path: Path, changes: Extents) -> Frame | None:
+    """The last frame of the journal, if it belongs to this file; takes the changes of all its frames."""
+    try:
+        journal = opened(beside(path), os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    last = None
+    try:
+        for frame in frames(journal):
+            if _start(descriptor, frame.marked_at, IDENTITY) != frame.identity:
+                return None  # of an older file of this name
+            changes.update(frame.changes)
+            last = frame
+    except RecordingError as error:
+        raise RecordingError(f"{path} cannot be read: {error} ({beside(path)}).") from None
+    finally:
+        os.close(journal)
+    if last is not None and last.end > os.fstat(descriptor).st_size:
+        raise RecordingError(f"{path} was cut off: it should have {last.end:,} bytes.")
+    return last
+
+
+def _start(descriptor: int, offset: int, size: int) -> bytes:
+    data = bytearray(size)
+    if offset >= 2**63 - size:
+        return b""
+    return bytes(data[: read_at(descriptor, memoryview(data), offset)])

@@ -1,0 +1,98 @@
+"""What does HDF5 write to, so that nothing it does touches what was committed, and no error breaks it?"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from byname.recording.stores.journal.descriptors import read_at, write_at
+from byname.recording.stores.journal.extents import Extents
+
+__all__ = ["SUPERBLOCK", "GuardedFile"]
+
+SUPERBLOCK = 2048
+"""Before the first commit these first bytes stay in memory: without a superblock the file is none of HDF5's."""
+
+
+class GuardedFile:
+    """The file object that h5py calls: what lies before the fence is kept in memory, the rest goes to the file.
+
+    HDF5 never hears of an error: its state would be broken, and closing it would crash. From the first error on, and in
+    a forked process, everything is kept in memory, and what HDF5 reads back is what it wrote.
+
+    Args:
+        descriptor: of the file, empty and open for reading and writing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._process = os.getpid()
+        self._fresh = Extents()  # since the last commit
+        self._unapplied = Extents()  # committed, and not yet in place
+        self._fence = SUPERBLOCK  # what lies before it was committed, and changes only through the journal
+        self._end = self._position = 0
+        self._error: OSError | None = None
+        self._closed = False
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Goes to a byte, counted from the start or from the end."""
+        self._position = offset + (self._end if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """The byte that is read or written next."""
+        return self._position
+
+    def write(self, data: Any) -> int:
+        """Takes bytes at the position; those behind all commits go to the file without a copy."""
+        view = memoryview(data)
+        start, size = self._position, len(view)
+        held = min(max(self._fence - start, 0), size) if self._writable() else size
+        if held:
+            self._fresh.write(start, view[:held])
+        if held < size:
+            try:
+                write_at(self._descriptor, view[held:], start + held)
+            except OSError as error:
+                self._fail(error)
+                self._fresh.write(start + held, view[held:])
+        self._position = start + size
+        self._end = max(self._end, self._position)
+        return size
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer with what was written, committed or not; what never was is 0."""
+        view = memoryview(buffer).cast("B")
+        got = 0
+        if not self._closed:
+            with suppress(OSError):  # HDF5 refuses zeros; an error would come up inside of its own code
+                got = read_at(self._descriptor, view, self._position)
+        view[got:] = bytes(len(view) - got)
+        self._unapplied.cover(self._position, view)
+        self._fresh.cover(self._position, view)
+        self._position += len(view)
+        return len(view)
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, all by default."""
+        left = max(0, self._end - self._position)
+        data = bytearray(left if size < 0 else min(size, left))
+        self.readinto(memoryview(data))
+        return bytes(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Sets the end; the file itself follows with the commit."""
+        self._end = self._position if size is None else size
+        self._fresh.cut(self._end)
+        return self._end
+
+    def flush(self) -> None:
+        """Nothing: what was written is seen with `commit`."""
+
+    def _writable(self) -> bool:
+        return self._error is None and not self._closed and os.getpid() == self._process
+
+    def _fail(self, error: OSError) -> None:
+        if self._error is None:
+            self._error = error

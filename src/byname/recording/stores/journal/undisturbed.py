@@ -1,0 +1,80 @@
+"""How is HDF5 kept from being torn out of its work by Ctrl-C?
+
+HDF5 calls back into Python to write. A ``KeyboardInterrupt``, or what any other handler of a signal raises, would come
+up inside such a call; HDF5 takes it for a failed write, and its state is broken from then on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["undisturbed"]
+
+Handler = Callable[[int, FrameType | None], Any]
+NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+"""Signals that programs handle in Python: Ctrl-C, time limits, the notices of a cluster's scheduler, and the death of a
+``DataLoader`` worker, of which PyTorch's handler raises an error."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Holds back the signals that Python functions handle until the context ends, which then raises what they raise.
+
+    Only the main thread runs such functions; in another thread there is nothing to do.
+
+    Examples:
+        >>> import signal
+        >>> try:
+        ...     with undisturbed():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         print("written")
+        ... except KeyboardInterrupt:
+        ...     print("and then interrupted")
+        written
+        and then interrupted
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers: dict[int, Handler] = {}
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    try:
+        for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, later)
+        yield
+    finally:
+        raised = _put_back(handlers)
+        with ExitStack() as stack:  # all that came, whatever the others raise
+            if raised is not None:
+                stack.callback(_raise, raised)
+            for number in reversed(came):
+                stack.callback(signal.raise_signal, number)
+
+
+def _put_back(handlers: dict[int, Handler]) -> BaseException | None:
+    """Puts all handlers back; returns what one of them raised meanwhile."""
+    raised = None
+    while handlers:
+        try:
+            for number in list(handlers):
+                signal.signal(number, handlers[number])
+                del handlers[number]
+        except BaseException as error:  # noqa: BLE001 - of a handler that is back already; its caller raises it
+            raised = error
+    return raised
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,1 @@
+"""How values lie in an HDF5 file."""

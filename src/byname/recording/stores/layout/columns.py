@@ -1,0 +1,182 @@
+"""How do values lie in the file? One part of a place: its values, and what is needed to find each of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from byname.recording.stores.layout.arrays import Array, Settings, dimension
+from byname.recording.stores.layout.dtypes import file_type, strings
+from byname.recording.stores.layout.indexes import Columns, Index, columns_of
+from byname.recording.stores.layout.parts import Batch, Form
+from byname.recording.values.nested import bytes_of, dtype_named, encoded
+
+__all__ = ["Part"]
+
+_COPIED = 64 * 1024
+"""Rows of fewer bytes are put together in memory first; writing each would cost more than the copy."""
+_NUMPY = {"int": "<i8", "float": "<f8", "bool": "bool", "complex": "<c16"}
+
+
+class Part:
+    """The arrays of a part of a place, in a file that is being written.
+
+    Args:
+        group: of the file, empty.
+        form: of its values.
+        settings: of the file.
+    """
+
+    def __init__(self, group: Any, form: Form, settings: Settings) -> None:
+        self.group = group
+        self.form = form
+        self.count = 0
+        self.elements = 0
+        self.index: Index | None = None
+        self.fresh: list[Columns] = []
+        self._arrays: dict[str, Array] = {}
+        self._along: list[Array] = []  # a row of each is a record
+        self._settings = settings
+        self._describe()
+        self._make_values()
+
+    def write(self, batch: Batch, *, ordered: bool) -> None:
+        """Adds records at the end; ``ordered`` is whether their numbers in the place are to be kept too.
+
+        Their iterations, ranks, calls and modes are `fresh` until the index takes them (see `write_all`).
+        """
+        start = self.count
+        getattr(self, f"_write_{self.form.layout}")(start, batch)
+        if "shapes" in self._arrays:
+            self._put("shapes", start, numpy.asarray(batch.shapes, "<i8").reshape(len(batch), -1))
+        if ordered:
+            self._order(start, batch.order)
+        self.fresh.append(columns_of(batch.iterations, batch.ranks, batch.calls, batch.modes))
+        self.count = start + len(batch)
+
+    def take(self, index: Index) -> None:
+        """Has another index from now on."""
+        before, self.index = self.index, index
+        if before is not None:
+            before.members.remove(self)
+            for array in self._along:
+                array.dataset.dims[0].detach_scale(before.scale)
+            for name in index.arrays:
+                if self.group[name] == before.arrays[name].dataset:
+                    del self.group[name]
+        index.members.append(self)
+        index.link(self.group)
+        for array in self._along:
+            array.dataset.dims[0].attach_scale(index.scale)
+
+    def _order(self, start: int, order: Sequence[int]) -> None:
+        if "order" not in self._arrays:  # until now this was the only part, whose records came one after another
+            self._add("order", numpy.dtype("<i8"), ())
+            self._put("order", 0, numpy.arange(start, dtype="<i8"))
+        self._put("order", start, numpy.asarray(order, "<i8"))
+
+    def _describe(self) -> None:
+        notes = {"kind": self.form.kind, "dtype": self.form.dtype, "layout": self.form.layout}
+        for name, note in notes.items():
+            self.group.attrs[name] = note
+        if self.form.shard is not None:
+            self.group.attrs["shard"] = json.dumps(asdict(self.form.shard))
+
+    def _make_values(self) -> None:
+        form = self.form
+        if form.layout == "rows":
+            self._add("values", _type_of(form), form.shape, filtered=True)
+        elif form.layout == "flat":
+            self._add("values", _type_of(form), (), along="elements", filtered=True)
+        else:
+            self._add("values", strings(), ())
+            self._add("bytes", numpy.dtype("<u1"), (), along="elements", filtered=True)
+        if form.layout != "rows":
+            self._add("offsets", numpy.dtype("<i8"), ())
+        if form.layout == "flat" or form.padded:
+            self._add("shapes", numpy.dtype("<i8"), (len(form.shape),), dims=("axes",))
+        self._arrays["values"].dataset.attrs["coordinates"] = "ranks calls modes"
+
+    def _add(
+        self,
+        name: str,
+        kind: Any,
+        shape: tuple[int, ...],
+        *,
+        along: str = "iterations",
+        dims: Sequence[str] = (),
+        filtered: bool = False,
+    ) -> None:
+        """Makes an array and names its dimensions, as netCDF does, so that xarray knows them."""
+        array = self._arrays[name] = Array(self.group, name, kind, shape, self._settings, filtered=filtered)
+        if along == "iterations":
+            self._along.append(array)
+            if self.index is not None:
+                array.dataset.dims[0].attach_scale(self.index.scale)
+        else:
+            if along not in self._arrays:
+                self._arrays[along] = dimension(self.group, along, None, self._settings)
+            array.dataset.dims[0].attach_scale(self._arrays[along].dataset)
+        for number, size in enumerate(shape):
+            scale = dims[number] if dims else f"dim_{number}"
+            if scale not in self._arrays:
+                self._arrays[scale] = dimension(self.group, scale, size, self._settings)
+            array.dataset.dims[number + 1].attach_scale(self._arrays[scale].dataset)
+
+    def _put(self, name: str, start: int, rows: numpy.ndarray[Any, Any]) -> None:
+        self._arrays[name].put(start, rows)
+
+    def _write_rows(self, start: int, batch: Batch) -> None:
+        array, kind = self._arrays["values"], self.form.kind
+        if kind == "str":
+            array.put_objects(start, list(batch.values))
+        elif kind != "tensor":
+            array.put(start, numpy.asarray(batch.values, _NUMPY[kind]))
+        elif type(batch.values) is Tensor:
+            array.put_bytes(start, len(batch), bytes_of(batch.values))
+        elif array.row_bytes >= _COPIED:
+            array.grow(start + len(batch))
+            for number, value in enumerate(batch.values, start):
+                array.put_bytes(number, 1, bytes_of(value))
+        else:
+            array.put_bytes(start, len(batch), bytes_of(torch.stack(list(batch.values))))
+
+    def _write_flat(self, start: int, batch: Batch) -> None:
+        flat = torch.cat([value.reshape(-1) for value in batch.values])
+        sizes = [math.prod(shape) for shape in batch.shapes]
+        self._put_elements("values", start, sizes, bytes_of(flat), flat.numel())
+
+    def _write_nested(self, start: int, batch: Batch) -> None:
+        texts, pieces, sizes = [], [numpy.zeros(0, numpy.uint8)], []
+        for value in batch.values:
+            text, tensors = encoded(value)
+            texts.append(text)
+            pieces.extend(map(bytes_of, tensors))
+            sizes.append(sum(piece.size for piece in pieces[len(pieces) - len(tensors) :]))
+        self._arrays["values"].put_objects(start, texts)
+        data = numpy.concatenate(pieces)
+        self._put_elements("bytes", start, sizes, data, data.size)
+
+    def _put_elements(self, name: str, start: int, sizes: list[int], data: Any, count: int) -> None:
+        """Adds to a flat array; `offsets` says where the elements of each record begin."""
+        begins = self.elements + numpy.cumsum([0, *sizes], dtype="<i8")[:-1]
+        self._put("offsets", start, begins)
+        if count:
+            self._arrays["elements"].grow(self.elements + count)
+            self._arrays[name].put_bytes(self.elements, count, data)
+        self.elements += count
+
+
+def _type_of(form: Form) -> Any:
+    return (
+        file_type(dtype_named(form.dtype))
+        if form.kind == "tensor"
+        else (strings() if form.kind == "str" else numpy.dtype(_NUMPY[form.kind]))
+    )

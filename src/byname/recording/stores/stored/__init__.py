@@ -1,0 +1,1 @@
+"""What is read back from a file, of which nothing is believed."""

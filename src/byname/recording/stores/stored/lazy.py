@@ -1,0 +1,272 @@
+"""How are values read from a file? When they are asked for, and only those."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, overload
+
+import numpy
+import torch
+
+from byname.recording.stores.layout.dtypes import file_type, numbers, strings, taken_as
+from byname.recording.stores.layout.parts import Form
+from byname.recording.stores.stored.trust import broken, dataset_in, group_in, stored
+from byname.recording.values.nested import decoded, dtype_named
+
+__all__ = ["Numbers", "PartAt", "Source", "StoredValues"]
+
+BLOCK = 4 * 2**20
+"""Bytes that are read at once where values are asked for one after another."""
+
+
+class Source(Protocol):
+    """A file from which values are read."""
+
+    def reading(self) -> AbstractContextManager[Any]:
+        """The file (``h5py.File``), for as long as the context lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartAt:
+    """Where a part of a place is, and what was in it when it was looked at.
+
+    Attributes:
+        groups: the names that lead to it.
+        form: of its values.
+        count: of its records.
+    """
+
+    groups: tuple[str, ...]
+    form: Form
+    count: int
+
+    def group(self, file: Any) -> Any:
+        """Its group in the open file."""
+        for name in self.groups:
+            file = group_in(file, name)
+        return file
+
+
+class StoredValues(Sequence[Any]):
+    """The values of one part of a place, or some of them.
+
+    Args:
+        source: the file.
+        part: which values.
+        rows: the rows of the part that these are; all by default.
+    """
+
+    __slots__ = ("_checked", "part", "rows", "source")
+
+    def __init__(self, source: Source, part: PartAt, rows: range | None = None) -> None:
+        self.source = source
+        self.part = part
+        self.rows = range(part.count) if rows is None else rows
+        self._checked = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> StoredValues: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return StoredValues(self.source, self.part, self.rows[which])
+        row = self.rows[operator.index(which)]
+        return self._read(row, row + 1)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if abs(self.rows.step) != 1:
+            yield from (self[number] for number in range(len(self)))
+            return
+        block = self._block()
+        for start in range(0, len(self.rows), block):
+            rows = self.rows[start : start + block]
+            values = self._read(min(rows), max(rows) + 1)
+            yield from values if rows.step > 0 else values[::-1]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} values in a file>"
+
+    @property
+    def array(self) -> Numbers | None:
+        """The values as one array that reads what is asked of it; None where they are no numbers of one shape."""
+        return Numbers(self) if self.part.form.layout == "rows" and self.part.form.kind != "str" else None
+
+    def _block(self) -> int:
+        form = self.part.form
+        row = math.prod(form.shape) * dtype_named(form.dtype).itemsize if form.dtype and form.layout == "rows" else 1024
+        return max(1, BLOCK // max(row, 8))
+
+    def _read(self, start: int, stop: int) -> list[Any]:
+        with self.source.reading() as file:
+            group = self.part.group(file)
+            return _READERS[self.part.form.layout](self, group, start, stop)
+
+    def _rows(self, group: Any, start: int, stop: int) -> list[Any]:
+        form = self.part.form
+        if form.kind == "str":
+            return [one.decode() for one in self._texts(group, start, stop)]
+        dataset = self.dataset(group)
+        if form.kind != "tensor":
+            read: list[Any] = dataset[start:stop].tolist()
+            return read
+        raw = _bytes_of_rows(dataset, start, stop)
+        whole = _tensor(raw, form.dtype, (stop - start, *form.shape))
+        return [whole[0]] if stop - start == 1 else [one.clone() for one in whole]
+
+    def _flat(self, group: Any, start: int, stop: int) -> list[Any]:
+        form, ndim = self.part.form, len(self.part.form.shape)
+        values = dataset_in(group, "values", file_type(dtype_named(form.dtype)), (None,))
+        shapes = dataset_in(group, "shapes", numbers("<i8"), (None, ndim))[start:stop].tolist()
+        found = []
+        for shape, (low, high) in zip(shapes, self._bounds(group, start, stop, values), strict=True):
+            if min(shape, default=0) < 0 or math.prod(shape) != high - low:
+                raise broken(f"a shape that does not fit its elements: {shape}")
+            found.append(_tensor(_bytes_of_rows(values, low, high), form.dtype, tuple(shape)))
+        return found
+
+    def _nested(self, group: Any, start: int, stop: int) -> list[Any]:
+        data = dataset_in(group, "bytes", numbers("<u1"), (None,))
+        bounds = self._bounds(group, start, stop, data)
+        texts = self._texts(group, start, stop)
+        return [decoded(text, data[low:high].data) for text, (low, high) in zip(texts, bounds, strict=True)]
+
+    def _texts(self, group: Any, start: int, stop: int) -> list[bytes]:
+        texts = dataset_in(group, "values", strings(), (None,))
+        self._check(texts)
+        read: list[bytes] = texts[start:stop].tolist()
+        return read
+
+    def _bounds(self, group: Any, start: int, stop: int, elements: Any) -> list[tuple[int, int]]:
+        """Where the elements of each record are; no record can name others than there are."""
+        offsets = dataset_in(group, "offsets", numbers("<i8"), (None,))
+        self._check(offsets)
+        self._check_size(elements, len(elements))
+        begins = offsets[start : stop + 1].tolist()
+        if len(begins) == stop - start:
+            begins.append(len(elements))
+        if begins != sorted(begins) or begins[0] < 0 or begins[-1] > len(elements):
+            raise broken("offsets that lead outside of the values")
+        return list(itertools.pairwise(begins))
+
+    def dataset(self, group: Any) -> Any:
+        """The array of the values, after a look at whether all of it is there."""
+        form = self.part.form
+        kind = file_type(dtype_named(form.dtype)) if form.kind == "tensor" else numbers(_NUMPY[form.kind])
+        found = dataset_in(group, "values", kind, (None, *form.shape))
+        self._check(found)
+        return found
+
+    def _check(self, dataset: Any) -> None:
+        if len(dataset) < self.part.count:
+            raise broken(f"{dataset.name} has {len(dataset)} records, and {self.part.count} were there before")
+        self._check_size(dataset, self.part.count)
+
+    def _check_size(self, dataset: Any, count: int) -> None:
+        needed = count * math.prod(dataset.shape[1:]) * dataset.id.get_type().get_size()
+        if not self._checked and stored(dataset) < needed:
+            raise broken(f"{dataset.name} says that it has {needed} bytes, and the file has {stored(dataset)} of them")
+
+
+class Numbers:
+    """Values of one shape as an array: what is asked for is read, and given as NumPy does.
+
+    Args:
+        values: of which this is the array.
+    """
+
+    __slots__ = ("_tail", "dtype", "values")
+
+    def __init__(self, values: StoredValues) -> None:
+        form = values.part.form
+        self.values = values
+        self._tail = form.shape
+        kind = _numpy_dtype(taken_as(dtype_named(form.dtype))) if form.dtype else numpy.dtype(_NUMPY[form.kind])
+        self.dtype: numpy.dtype[Any] = kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of records, then the shape of each."""
+        return (len(self.values), *self._tail)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, which: Any) -> Any:
+        key = which if isinstance(which, tuple) else (which,)
+        first, rest = (key[0], key[1:]) if key and key[0] is not Ellipsis else (slice(None), key)
+        if isinstance(first, slice):
+            return self._read(self.values.rows[first])[(slice(None), *rest)]
+        if isinstance(first, int | numpy.integer) and not isinstance(first, bool):
+            row = self.values.rows[int(first)]
+            return self._read(range(row, row + 1))[(0, *rest)]
+        picked = numpy.arange(len(self))[first]  # a list or array of positions, or of truth values
+        there, back = numpy.unique(picked, return_inverse=True)
+        rows = [self[int(one)] for one in there]
+        block = numpy.stack(rows) if rows else numpy.empty((0, *self._tail), self.dtype)
+        return block[back.reshape(picked.shape)][(slice(None), *rest)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
+        return numpy.asarray(self[:], dtype)
+
+    def _read(self, rows: range) -> numpy.ndarray[Any, Any]:
+        if not rows:
+            return numpy.empty((0, *self._tail), self.dtype)
+        part = self.values.part
+        with self.values.source.reading() as file:
+            dataset = self.values.dataset(part.group(file))
+            block = dataset[min(rows) : max(rows) + 1 : abs(rows.step)]
+        block = _as_numbers(block, part.form)
+        return block if rows.step > 0 else block[::-1]
+
+
+_READERS = {"rows": StoredValues._rows, "flat": StoredValues._flat, "nested": StoredValues._nested}
+_NUMPY = {"int": "<i8", "float": "<f8", "bool": "bool", "complex": "<c16"}
+
+
+def _bytes_of_rows(dataset: Any, start: int, stop: int) -> numpy.ndarray[Any, Any]:
+    """Rows as the bytes that the file holds, without any conversion."""
+    from h5py import h5s
+
+    kind = dataset.id.get_type()
+    shape = (stop - start, *dataset.shape[1:])
+    out = numpy.empty(math.prod(shape) * kind.get_size(), numpy.uint8)
+    if out.size:
+        there = dataset.id.get_space()
+        there.select_hyperslab((start, *(0 for _ in shape[1:])), shape)
+        dataset.id.read(h5s.create_simple(shape), there, out, kind)
+    return out
+
+
+def _tensor(raw: numpy.ndarray[Any, Any], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    dtype = dtype_named(name)
+    if not raw.size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)
+
+
+def _as_numbers(block: numpy.ndarray[Any, Any], form: Form) -> numpy.ndarray[Any, Any]:
+    """What h5py read, as numbers: it has made float32 of bfloat16, and knows nothing of eight-bit floats."""
+    dtype = dtype_named(form.dtype) if form.dtype else torch.float32
+    if dtype is torch.bfloat16 or taken_as(dtype) == dtype:
+        return block
+    raw = numpy.ascontiguousarray(block).reshape(-1).view(numpy.uint8)
+    numbers: numpy.ndarray[Any, Any] = _tensor(raw, form.dtype, block.shape).to(taken_as(dtype)).numpy()
+    return numbers
+
+
+def _numpy_dtype(dtype: torch.dtype) -> numpy.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -1,0 +1,140 @@
+"""How is a file held while it is read? Open, when its writer is done; else opened again each time it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from byname.errors import NotARecordingError, RecordingError
+from byname.recording.stores.hdf5 import FORMAT, VERSION
+from byname.recording.stores.journal.committed import committed
+from byname.recording.stores.stored.trust import attribute, broken
+from byname.table import printable
+
+__all__ = ["FileSource"]
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_OWN = ("format", "version", "closed", "complete", "json", "missing", "last_iteration")
+
+
+class FileSource:
+    """A recording's file, to be read.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        NotARecordingError: if it is something else.
+        RecordingError: if it is cut off or damaged, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shown = printable(str(path))
+        self._held = ExitStack()
+        self._file: Any = None
+        self._closed = False
+        self._mark = ""
+        with self._described(), self._opened() as file:
+            self.run, self.complete, self.ended, self.missing = _facts(file)
+            self._mark = _mark(file)
+        if self.ended:
+            self._file = self._held.enter_context(self._opened())
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """The file, for as long as the context lasts."""
+        if self._closed:
+            raise RecordingError(f"{self.shown} was closed; open it again with byname.open")
+        with self._described():
+            if self._file is not None:
+                yield self._file
+                return
+            with self._opened() as file:
+                yield file
+
+    def close(self) -> None:
+        """Closes the file; once more does nothing."""
+        self._closed, self._file = True, None
+        self._held.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        import h5py
+
+        _check_start(self.path)
+        with committed(self.path) as source, h5py.File(source, "r") as file:
+            if self._mark and _mark(file) != self._mark:
+                raise RecordingError(f"{self.shown} was replaced by another recording; open it again with byname.open")
+            yield file
+
+    @contextmanager
+    def _described(self) -> Iterator[None]:
+        """What goes wrong in HDF5 is said in one form, with the file."""
+        try:
+            yield
+        except (NotARecordingError, RecordingError) as reason:
+            if self.shown in str(reason):
+                raise
+            raise type(reason)(f"{self.shown}: {reason}") from reason.__cause__
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as reason:  # HDF5's errors become one of these
+            raise RecordingError(f"{self.shown} is damaged or cut off: {printable(str(reason))}") from reason
+
+
+def _check_start(path: Path) -> None:
+    """Whether this is a file of HDF5 at all, before HDF5 has a look."""
+    with path.open("rb", buffering=0) as file:
+        start = file.read(len(_SIGNATURE))
+        size = os.fstat(file.fileno()).st_size
+    if not size:
+        raise NotARecordingError(f"{printable(str(path))} is empty: nothing was written to it yet, or it was cut off")
+    if start != _SIGNATURE and any(start):
+        found = (
+            "Python's pickle or a zip file"
+            if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
+            else "no HDF5"
+        )
+        raise NotARecordingError(f"{printable(str(path))} is no recording: it begins as {found}, with {start!r}")
+
+
+def _mark(file: Any) -> str:
+    """What tells this recording from others that were written to the same file."""
+    return f"{attribute(file, 'started', str)} {attribute(file, 'run_id', str, '')}"
+
+
+def _facts(file: Any) -> tuple[dict[str, Any], bool, bool, list[str]]:
+    """The attributes of the run, whether it came to its end, and what it is known to have lost."""
+    if attribute(file, "format", object, "") != FORMAT:
+        inside = ", ".join(list(file)[:8])
+        raise NotARecordingError(
+            f"{printable(file.filename)} is HDF5, but no recording of byname; in it: {printable(inside)}"
+        )
+    version = attribute(file, "version", int)
+    if version > VERSION:
+        raise RecordingError(f"it was written in version {version} of the format, and this byname reads {VERSION}")
+    coded = _json(attribute(file, "json", str), list)
+    run = {name: attribute(file, name, object) for name in file.attrs if name not in _OWN}
+    run.update({name: _json(run[name], object) for name in coded if name in run})
+    complete, ended = attribute(file, "complete", bool), attribute(file, "closed", bool)
+    missing = [str(one) for one in _json(attribute(file, "missing", str), list)]
+    if not ended:
+        last = attribute(file, "last_iteration", int)
+        after = f"what came after iteration {last}" if last >= 0 else "what was recorded"
+        missing.append(
+            f"the recording was not closed: it still runs, or its process ended before; {after} is not in the file"
+        )
+    return run, complete, ended, [printable(one) for one in missing]
+
+
+def _json(text: Any, kind: type) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as reason:
+        raise broken(f"an attribute that is not JSON: {text!r:.60}") from reason
+    if not isinstance(found, kind):
+        raise broken(f"an attribute that is not a {kind.__name__}: {text!r:.60}")
+    return found

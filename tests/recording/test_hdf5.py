@@ -1,0 +1,415 @@
+"""What is put into an HDF5 file comes out bit by bit, by byname, by h5py alone and by xarray."""
+
+import os
+import warnings
+from pathlib import Path
+
+import h5py
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stored_runs import bits, series, written
+
+import byname
+from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning
+from byname.recording.processes.shard import Shard
+from byname.recording.stores.hdf5 import Hdf5Store
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+def random_bits(dtype, shape):
+    """Any bits: also NaN with payloads, infinities, denormal numbers."""
+    if dtype is torch.bool:
+        return torch.rand(shape) < 0.5
+    if not shape:
+        return random_bits(dtype, (1,))[0].clone()
+    raw = torch.randint(0, 256, (*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8)
+    return raw.view(dtype) if raw.numel() else torch.empty(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back_bit_by_bit(dtype, tmp_path):
+    values = [random_bits(dtype, (3, 4)) for _ in range(5)]
+    with byname.open(written(tmp_path / "run.h5", {"a": values, "scalar": [random_bits(dtype, ())]})) as recording:
+        assert bits(list(recording["a"].values)) == bits(values)
+        assert recording["scalar"].values[0].shape == ()
+        assert recording["a"].values[2].dtype == dtype
+        assert recording["a"].values.array.shape == (5, 3, 4)
+        if not dtype.is_complex and dtype.itemsize > 1:
+            wanted = torch.stack(values)
+            wanted = wanted.float() if dtype is torch.bfloat16 else wanted
+            numpy.testing.assert_array_equal(recording["a"].values.array[1:4, 0], wanted.numpy()[1:4, 0])
+
+
+def test_complex32_comes_back(tmp_path):
+    warnings.filterwarnings("ignore", "ComplexHalf support")
+    values = [random_bits(torch.complex32, (4,)) for _ in range(3)]
+    recording = byname.open(written(tmp_path / "run.h5", {"a": values}))
+    assert bits(list(recording["a"].values)) == bits(values)
+    recording.close()
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+tensors = st.tuples(st.sampled_from(DTYPES), shapes).map(lambda pair: random_bits(*pair))
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.complex_numbers(),
+    st.lists(st.integers() | tensors, max_size=3), st.dictionaries(st.text(max_size=2), tensors | st.none(), max_size=2),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(tensors | plain, max_size=12), min_size=1, max_size=4))
+def test_any_mixture_in_any_order_comes_back(tmp_path, windows):
+    path = tmp_path / "mixed.h5"
+    store = Hdf5Store(path, run={}, overwrite=True)
+    done = []
+    for window in windows:
+        store.append({"x": series("x", window, start=len(done))})
+        done += window
+        store.flush()
+        if done:
+            assert bits(list(store.results()["x"].values)) == bits(done)
+    store.close()
+    with byname.open(path) as recording:
+        if done:
+            found = recording["x"]
+            assert bits(list(found.values)) == bits(done)
+            assert list(found.iterations) == list(range(len(done)))
+            assert [tuple(shape) for shape in found.shapes] == [getattr(one, "shape", ()) for one in done]
+            assert bits(found.values[-1]) == bits(done[-1])
+
+
+def test_many_shapes_lie_flat_and_come_back_in_order(tmp_path):
+    values = [torch.randn(number % 30, 2) for number in range(90)]
+    path = written(tmp_path / "run.h5", {"ragged": values})
+    with byname.open(path) as recording:
+        found = recording["ragged"]
+        assert bits(list(found.values)) == bits(values)
+        assert found.values[17].shape == (17, 2)
+        assert len(found.values[10:20]) == 10
+    with h5py.File(path) as file:
+        assert len(file["ragged/more"]) == 8
+
+
+def test_rows_larger_than_a_chunk_and_chunks_that_divide_no_row(tmp_path):
+    values = [torch.randn(3, 700, 331) for _ in range(2)] + [torch.randn(3, 700, 331)]
+    values64 = [torch.arange(300_001, dtype=torch.float64) for _ in range(3)]
+    path = written(tmp_path / "run.h5", {"a": values, "b": values64})
+    with byname.open(path) as recording:
+        assert bits(list(recording["a"].values)) == bits(values)
+        assert bits(list(recording["b"].values)) == bits(values64)
+    with h5py.File(path) as file:
+        numpy.testing.assert_array_equal(file["a/values"][1], values[1].numpy())
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf", ("gzip", 9), None])
+def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    done = []
+    for length in (1, 200, 3, 77, 129, 1):
+        window = [torch.full((1024,), float(len(done) + one)) for one in range(length)]
+        store.append(
+            {
+                "a": series("a", window, start=len(done)),
+                "n": series("n", [float(v[0]) for v in window], start=len(done)),
+            }
+        )
+        store.flush()
+        done += window
+    store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert torch.equal(torch.stack(list(recording["a"].values)), torch.stack(done))
+        assert list(recording["n"].values) == [float(one) for one in range(len(done))]
+        assert recording["a"].values.array[::-50, 5].tolist() == [float(one) for one in range(len(done))][::-50]
+
+
+def test_iterations_ranks_calls_and_modes_come_back(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={"rank": 3})
+    store.append({"a": series("a", [0.5] * 3, rank=3)})
+    store.append({"a": series("a", [1.5] * 2, start=3, rank=1, call=2, mode="eval")})
+    store.append({"a": series("a", [2.5] * 2, start=9, rank=3)})
+    store.close()
+    found = byname.open(tmp_path / "run.h5")["a"]
+    assert (list(found.iterations), list(found.ranks)) == ([0, 1, 2, 3, 4, 9, 10], [3, 3, 3, 1, 1, 3, 3])
+    assert (list(found.calls), list(found.modes)) == (
+        [0, 0, 0, 2, 2, 0, 0],
+        ["train"] * 3 + ["eval"] * 2 + ["train"] * 2,
+    )
+
+
+def test_stacked_and_padded_values_keep_the_shapes_from_before(tmp_path):
+    stacked = torch.randn(3, 4)
+    one = series("a", list(stacked))
+    padded = type(one)("p", torch.zeros(2, 5), [0, 1], [0, 0], [0, 0], ["train"] * 2, [(3,), (5,)])
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append(
+        {"a": type(one)("a", stacked, one.iterations, one.ranks, one.calls, one.modes, one.shapes), "p": padded}
+    )
+    store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert torch.equal(torch.stack(list(recording["a"].values)), stacked)
+        assert list(recording["p"].shapes) == [(3,), (5,)]
+        assert recording["p"].values[0].shape == (5,)
+
+
+def test_shards_come_back(tmp_path):
+    shard = Shard((2, 2), ("dp", "tp"), (1, 0), ("Replicate()", "Shard(0)"), (8, 4), (4, 0))
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"w": series("w", [torch.ones(4, 4)] * 2, shard=shard)})
+    store.append({"w": series("w", [torch.ones(8, 4)], start=2)})
+    store.close()
+    assert list(byname.open(tmp_path / "run.h5")["w"].shards) == [shard, shard, None]
+
+
+@pytest.mark.parametrize("path", ["a/b", "forward.x['a/b%2F']", ".", "..", "byname", "%", "naïve.π", "a b", "**"])
+def test_any_path_can_be_the_name_of_a_place(path, tmp_path):
+    with byname.open(written(tmp_path / "run.h5", {path: [1.0]})) as recording:
+        assert recording.paths == (path,)
+        assert list(recording._series(path).values) == [1.0]
+
+
+def test_h5py_alone_reads_numbers_of_every_kind(tmp_path):
+    bf16 = torch.randn(4, 3).bfloat16()
+    path = written(tmp_path / "run.h5", {
+        "half": list(bf16), "flag": [True, False], "text": ["a", "ä"], "z": [torch.tensor([1 + 2j])], "big": [2**40],
+    })  # fmt: skip
+    with h5py.File(path) as file:
+        numpy.testing.assert_array_equal(file["half/values"][:], bf16.float().numpy())
+        assert file["flag/values"][:].tolist() == [True, False]
+        assert file["text/values"].asstr()[:].tolist() == ["a", "ä"]
+        assert file["z/values"][0, 0] == 1 + 2j
+        assert file["big/values"][0] == 2**40
+        assert h5py.check_enum_dtype(file["half/modes"].dtype) == {"train": 0, "eval": 1}
+        assert dict(file["half"].attrs)["dtype"] == "bfloat16"
+        assert file["half/values"].dims[0][0].name.endswith("iterations")
+
+
+def test_xarray_opens_a_place_with_named_dimensions(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    values = [torch.randn(3, 4) for _ in range(5)]
+    ragged = [torch.randn(number % 20) for number in range(40)]
+    path = written(tmp_path / "run.h5", {"a": values, "loss": [0.5, 0.25], "r": ragged, "n": [{"k": torch.ones(3)}]})
+    with xarray.open_dataset(path, group="a", engine="h5netcdf") as found:
+        assert found["values"].dims == ("iterations", "dim_0", "dim_1")
+        assert set(found["values"].coords) == {"iterations", "ranks", "calls", "modes"}
+        numpy.testing.assert_array_equal(found["values"].sel(iterations=3), values[3].numpy())
+    for group in ("loss", "r", "r/more/8", "n"):
+        with xarray.open_dataset(path, group=group, engine="h5netcdf") as found:
+            assert not [name for name in found.dims if str(name).startswith("phony")]
+
+
+def test_an_existing_file_is_left_alone(tmp_path):
+    path = tmp_path / "run.h5"
+    path.write_bytes(b"precious")
+    with pytest.raises(RecordingExistsError, match="overwrite=True"):
+        Hdf5Store(path, run={})
+    with pytest.raises(FileExistsError):
+        Hdf5Store(path, run={})
+    assert path.read_bytes() == b"precious"
+    Hdf5Store(path, run={}, overwrite=True).close()
+    assert byname.open(path).complete
+
+
+def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(
+        RecordingError, match=r"no directory .*/rums/deep to write to; the closest there is: .*; in it: runs"
+    ):
+        Hdf5Store(tmp_path / "rums" / "deep" / "run.h5", run={})
+    with pytest.raises(RecordingError, match="is a directory"):
+        Hdf5Store(tmp_path / "runs", run={})
+    assert not (tmp_path / "rums").exists()
+
+
+@pytest.mark.parametrize("compression", ["zip", ("gzip", 10), ("lzf", 3), 99_999, ("gzip", "high"), [], True])
+def test_a_compression_that_is_none_is_refused_before_anything_is_written(compression, tmp_path):
+    with pytest.raises(BadArgumentError, match="gzip"):
+        Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_and_containers_can_be_in_a_compressed_file(tmp_path):
+    values = ["a", {"k": torch.zeros(2000)}, None, torch.zeros(0, 2), torch.tensor(True), torch.ones(3).bfloat16()]
+    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=("gzip", 1))
+    store.append({"a": series("a", values)})
+    store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert bits(list(recording["a"].values)) == bits(values)
+
+
+def test_compression_makes_the_file_smaller(tmp_path):
+    sizes = []
+    for compression in (None, "gzip"):
+        store = Hdf5Store(tmp_path / f"{compression}.h5", run={}, compression=compression)
+        store.append({"a": series("a", [torch.zeros(64, 1024)] * 8)})
+        store.close()
+        sizes.append((tmp_path / f"{compression}.h5").stat().st_size)
+    assert sizes[1] * 10 < sizes[0]
+
+
+def test_a_file_that_is_lost_is_warned_of_once_and_said_at_flush_and_close(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [1.0, 2.0])})
+    store.flush()
+    (tmp_path / "run.h5").unlink()
+    store.append({"a": series("a", [3.0], start=2)})
+    with pytest.warns(RecordingWarning, match="can no longer be written") as seen:
+        with pytest.raises(RecordingError, match="2 records up to iteration 1"):
+            store.flush()
+    assert len(seen) == 1
+    store.append({"a": series("a", [4.0], start=3)})
+    with pytest.raises(RecordingError):
+        store.flush()
+    with pytest.raises(RecordingError):
+        store.close()
+    store.close()
+
+
+def test_a_full_disk_leaves_what_was_flushed(tmp_path, monkeypatch):
+    """A limit on the size of files stands for the disk: writes fail with the same kind of error."""
+    import resource
+    import signal
+
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [torch.ones(1000)] * 4)})
+    store.flush()
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        store.append({"a": series("a", [torch.ones(1000)] * 400, start=4)})
+        with pytest.warns(RecordingWarning), pytest.raises(RecordingError):
+            store.flush()
+        with pytest.raises(RecordingError):
+            store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert len(recording["a"]) == 4 and not recording.complete
+        assert torch.equal(recording["a"].values[3], torch.ones(1000))
+
+
+def test_a_forked_child_writes_nothing(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [1.0])})
+    child = os.fork()
+    if not child:
+        store.append({"a": series("a", [2.0])})
+        store.flush()
+        store.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    store.append({"a": series("a", [3.0], start=1)})
+    store.close()
+    assert list(byname.open(tmp_path / "run.h5")["a"].values) == [1.0, 3.0]
+
+
+def test_results_show_what_is_only_buffered(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [1.0])})
+    assert list(store.results()["a"].values) == [1.0]
+    store.append({"a": series("a", [2.0], start=1)})
+    assert list(store.results()["a"].values) == [1.0, 2.0]
+    store.close()
+    assert list(store.results()["a"].values) == [1.0, 2.0]
+
+
+def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(tmp_path):
+    path = tmp_path / "run.h5"
+    store = Hdf5Store(path, run={})
+    store.append({name: series(name, [torch.ones(2)] * 3) for name in "abcd"})
+    store.flush()
+    with byname.open(path) as recording:
+        assert [list(recording[name].iterations) for name in "ad"] == [[0, 1, 2]] * 2
+    store.append(
+        {
+            "a": series("a", [torch.ones(2)], start=3),
+            "b": series("b", [torch.ones(2)], start=3),
+            "c": series("c", [torch.ones(3)], start=7, call=1),
+        }
+    )
+    store.flush()
+    store.append({name: series(name, [torch.zeros(2)], start=9) for name in "abcd"})
+    store.append({name: series(name, [torch.zeros(2)], start=10, mode="eval") for name in "abc"})
+    store.close()
+    with h5py.File(path) as file:
+        assert file["a/iterations"] == file["b/iterations"] != file["d/iterations"]
+    with byname.open(path) as recording:
+        found = {name: list(recording[name].iterations) for name in "abcd"}
+        assert found == {
+            "a": [0, 1, 2, 3, 9, 10],
+            "b": [0, 1, 2, 3, 9, 10],
+            "c": [0, 1, 2, 7, 9, 10],
+            "d": [0, 1, 2, 9],
+        }
+        assert list(recording["c"].calls) == [0, 0, 0, 1, 0, 0] and list(recording["c"].modes)[-1] == "eval"
+        assert [tuple(value.shape) for value in recording["c"].values] == [(2,)] * 3 + [(3,)] + [(2,)] * 2
+    xarray = pytest.importorskip("xarray")
+    for name in "abcd":
+        with xarray.open_dataset(path, group=name, engine="h5netcdf") as opened:
+            assert opened["values"].dims == ("iterations", "dim_0")
+            assert set(opened["values"].coords) == {"iterations", "ranks", "calls", "modes"}
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_long_recording_of_places_that_come_and_go_is_exact(compression, tmp_path):
+    chance = torch.Generator().manual_seed(0)
+    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    wanted = {f"p{number}": [] for number in range(8)}
+    for window in range(60):
+        for number, path in enumerate(wanted):
+            if torch.rand((), generator=chance) < 0.7 or window < 20:
+                wanted[path] += range(window * 5, window * 5 + 5 - (number % 2 and window % 7 == 0))
+        store.append(
+            {
+                path: series(path, [float(i) for i in its if i >= window * 5], start=window * 5)
+                for path, its in wanted.items()
+                if its[-1] >= window * 5
+            }
+        )
+        store.flush()
+        if window % 9 == 0:  # what is read meanwhile must not stand in the way of what is written
+            found = {path: list(one.values) for path, one in store.results().items()}
+            assert found == {path: list(map(float, its)) for path, its in wanted.items()}
+    store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert {path: list(recording[path].iterations) for path in wanted} == wanted
+        assert {path: list(recording[path].values) for path in wanted} == wanted
+
+
+def test_a_disk_that_is_full_at_the_very_end_is_said_and_nothing_stays_open(tmp_path, monkeypatch):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [1.0])})
+    store.flush()
+    before, commit = len([*Path("/proc/self/fd").iterdir()]), store._disk.commit
+
+    def full_after_the_file_is_closed():
+        if store._file is None:
+            raise OSError(28, "No space left on device")
+        commit()
+
+    monkeypatch.setattr(store._disk, "commit", full_after_the_file_is_closed)
+    with pytest.warns(RecordingWarning, match="No space left"), pytest.raises(RecordingError):
+        store.close()
+    store.close()
+    assert len([*Path("/proc/self/fd").iterdir()]) < before
+    assert list(byname.open(tmp_path / "run.h5")["a"].values) == [1.0]
+
+
+def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    values = [torch.full((number,), float(number)) for number in range(2000)]
+    for start in range(0, 2000, 100):
+        store.append({"a": series("a", values[start : start + 100], start=start)})
+        store.flush()
+    store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert len(recording._results[0].places["a"].parts) == 9
+        assert all(torch.equal(one, value) for one, value in zip(recording["a"].values, values, strict=True))

@@ -1,0 +1,149 @@
+"""A recording that is opened says what is in it, what is missing, and reads nothing before it is asked."""
+
+import h5py
+import numpy
+import pytest
+import torch
+from stored_runs import bits, series, written
+
+import byname
+from byname.errors import NoMatchError, RecordingError
+from byname.recording.stores.hdf5 import Hdf5Store
+
+
+@pytest.fixture
+def recording(tmp_path):
+    places = {
+        f"layers.{number}.forward": [torch.full((2, 3), float(number + one)) for one in range(4)] for number in range(3)
+    }
+    with byname.open(written(tmp_path / "run.h5", {**places, "loss": [0.5, 0.25]}, model="Net", seeds=[1, 2])) as found:
+        yield found
+
+
+def test_a_path_gives_a_series_and_a_wildcard_a_dict(recording):
+    assert list(recording["loss"].values) == [0.5, 0.25]
+    assert list(recording["layers.*.forward"]) == ["layers.0.forward", "layers.1.forward", "layers.2.forward"]
+    assert recording["layers.*.forward"]["layers.1.forward"].values[1].tolist() == [[2.0] * 3] * 2
+    assert list(recording) == [*recording["layers.**"], "loss"] and len(recording) == 4
+
+
+def test_an_unknown_path_names_the_closest(recording):
+    with pytest.raises(NoMatchError, match=r"layers\.0\.forwad.*layers\.0\.forward"):
+        recording["layers.0.forwad"]
+    with pytest.raises(NoMatchError):
+        recording["encoder.*"]
+
+
+def test_the_attributes_of_the_run_come_back(recording):
+    assert recording.run["model"] == "Net" and recording.run["seeds"] == [1, 2]
+    assert recording.run["world_size"] == 1 and recording.complete and recording.missing == ()
+
+
+def test_rows_say_what_is_inside(recording):
+    first, *_, last = recording.rows(ranges=True)
+    assert first == {"path": "layers.0.forward", "kind": "float32", "shape": (2, 3), "records": 4, "iterations": "0-3",
+                     "ranks": (0,), "bytes": 96, "min": 0.0, "max": 3.0, "mean": 1.5}  # fmt: skip
+    assert (last["kind"], last["shape"], last["max"]) == ("float", (), 0.5)
+    assert "loss" in str(recording) and "<td>loss</td>" in recording._repr_html_()
+
+
+def test_values_are_sliced_like_a_list_and_their_array_like_numpy(recording):
+    values, array = recording["layers.0.forward"].values, recording["layers.0.forward"].values.array
+    whole = numpy.stack([one.numpy() for one in values])
+    assert bits(list(values[::-1])) == bits(list(values)[::-1]) and bits(values[-1]) == bits(list(values)[3])
+    assert bits(list(values[1:][1:])) == bits(list(values)[2:])
+    for key in (
+        2,
+        -1,
+        slice(1, 3),
+        slice(None, None, -2),
+        (slice(None), 0),
+        (..., 1),
+        (1, 1, 1),
+        ([0, 3, 0],),
+        (slice(2, 2),),
+    ):
+        numpy.testing.assert_array_equal(array[key], whole[key])
+    numpy.testing.assert_array_equal(array[[True, False, True, False]], whole[[True, False, True, False]])
+    numpy.testing.assert_array_equal(numpy.asarray(values[1:3].array), whole[1:3])
+    with pytest.raises(IndexError):
+        values[4]
+
+
+def test_a_closed_recording_says_so(recording):
+    found = recording["loss"]
+    recording.close()
+    with pytest.raises(RecordingError, match="closed"):
+        found.values[0]
+
+
+def test_while_it_is_written_the_moment_of_opening_is_seen(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [torch.zeros(4), torch.ones(4)])})
+    store.flush()
+    early = byname.open(tmp_path / "run.h5")
+    for start in range(2, 40):
+        store.append({"a": series("a", [torch.full((4,), float(start))], start=start), f"b{start}": series("b", [1.0])})
+        store.flush()
+        assert len(early["a"]) == 2 and early["a"].values[1].tolist() == [1.0] * 4
+    assert not early.complete and "after iteration 1 " in early.missing[0]
+    late = byname.open(tmp_path / "run.h5")
+    assert len(late["a"]) == 40 and late["a"].values[-1].tolist() == [39.0] * 4
+    store.close()
+    assert late["a"].values[7].tolist() == [7.0] * 4
+    assert byname.open(tmp_path / "run.h5").complete
+
+
+def test_what_a_recorder_lost_is_said(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.lose("3 windows of rank 1 came too late")
+    store.close()
+    recording = byname.open(tmp_path / "run.h5")
+    assert recording.missing == ("3 windows of rank 1 came too late",)
+    recording.close()
+
+
+def test_the_files_of_all_ranks_are_one_recording(tmp_path):
+    for rank in range(2):
+        store = Hdf5Store(tmp_path / f"run.rank{rank}.h5", run={"rank": rank, "world_size": 2, "run_id": "x"})
+        store.append({"a": series("a", [torch.tensor([float(rank), float(one)]) for one in range(3)], rank=rank)})
+        store.close()
+    with byname.open(tmp_path / "run.h5") as recording:
+        found = recording["a"]
+        assert recording.complete and recording.missing == ()
+        assert sorted(zip(found.iterations, found.ranks)) == [(one, rank) for one in range(3) for rank in range(2)]
+        for iteration, rank, value in zip(found.iterations, found.ranks, found.values):
+            assert value.tolist() == [float(rank), float(iteration)]
+        assert recording.rows()[0]["ranks"] == (0, 1)
+
+
+def test_a_rank_that_is_missing_foreign_or_broken_is_said_and_never_read_as_zeros(tmp_path):
+    for rank, run in enumerate(["x", "x", "old", "x"]):
+        store = Hdf5Store(
+            tmp_path / f"run.rank{rank}.h5",
+            run={"rank": rank, "world_size": 5, "run_id": run, "started": "2026-01-0" + ("1" if run == "old" else "2")},
+        )
+        store.append({"a": series("a", [1.0 + rank], rank=rank)})
+        store.close()
+    (tmp_path / "run.rank3.h5").write_bytes(b"not a recording at all")
+    recording = byname.open(tmp_path / "run.h5")
+    assert list(recording["a"].values) == [1.0, 2.0] and not recording.complete
+    said = " | ".join(recording.missing)
+    assert (
+        "rank 3:" in said and "run.rank2.h5 is of another run" in said and "rank 4 of 5: no file run.rank4.h5" in said
+    )
+    recording.close()
+
+
+def test_a_large_recording_opens_without_reading_it(tmp_path):
+    """More values than could be read in the time of the test: the chunks are there, and hold nothing."""
+    path = written(tmp_path / "run.h5", {"a": [torch.ones(1024, 256)] * 2})
+    count = 10_000
+    with h5py.File(path, "r+") as file:
+        for name in ("iterations", "ranks", "calls", "modes", "values"):
+            file["a"][name].resize(count, 0)
+        file["a/iterations"][:] = numpy.arange(count)
+    with byname.open(path) as recording:
+        assert recording["a"].values.array.shape == (count, 1024, 256)
+        assert recording["a"].values[1].sum() == 1024 * 256
+        assert recording.rows()[0]["bytes"] == count * 2**20
