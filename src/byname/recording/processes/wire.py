@@ -1,0 +1,123 @@
+"""How do windows travel from one process to another? As two tensors of bytes, and never as a pickle.
+
+The first says how long the second is, which must be known in advance: gloo ends a process at once, whatever it was
+doing, when more arrives than it has room for (PyTorch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byname.errors import RecordingError
+from byname.recording.processes.shard import Shard
+from byname.recording.series import Series
+from byname.recording.values.nested import bytes_of, decoded, encoded
+
+__all__ = ["HEADER", "Parcel", "Window", "body_length", "header", "last_iteration", "packed", "unpacked", "weight"]
+
+Window = Mapping[str, Series]
+Parcel = Sequence[tuple[int, Window]]
+"""Windows with their numbers, in order; an empty one says that no more will come."""
+
+HEADER = 3
+"""Numbers in the first tensor."""
+_MARK = 0x62796E616D6501
+"""What a header begins with: who sends, and in which form."""
+_LONGEST = 1 << 40
+"""Bytes of one parcel that no sender comes near."""
+
+
+def last_iteration(window: Window, before: int | None = None) -> int | None:
+    """The last iteration of which a window has something; ``before`` where it has nothing."""
+    return max((series.iterations[-1] for series in window.values() if len(series)), default=before)
+
+
+def weight(window: Window) -> int:
+    """About how many bytes a window holds."""
+    return sum(_weight(series.values) + 64 * len(series) for series in window.values()) + 64
+
+
+def _weight(value: Any) -> int:
+    kind = type(value)
+    if kind is Tensor:
+        return int(value.nbytes) + 64
+    if kind in (str, bytes):
+        return len(value) + 48
+    if kind is dict:
+        return 64 + sum(_weight(key) + _weight(one) for key, one in value.items())
+    if kind in (list, tuple):
+        return 64 + sum(map(_weight, value))
+    return 32
+
+
+def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:
+    """The two tensors to send.
+
+    Raises:
+        NotStorableError: if a value in it has no form.
+    """
+    if not parcel:
+        return header(0, 0), torch.empty(0, dtype=torch.uint8)
+    text, tensors = encoded([[number, [_columns(series) for series in window.values()]] for number, window in parcel])
+    words = text.encode()
+    sizes = [one.numel() * one.element_size() for one in tensors]
+    body = torch.empty(len(words) + sum(sizes), dtype=torch.uint8)
+    into = body.numpy()
+    into[: len(words)] = bytearray(words)
+    start = len(words)
+    for one, size in zip(tensors, sizes, strict=True):
+        into[start : start + size] = bytes_of(one)
+        start += size
+    return header(len(words), len(body)), body
+
+
+def header(words: int, length: int) -> Tensor:
+    """The first tensor: the bytes of JSON at the beginning of the second, and its bytes in all."""
+    return torch.tensor([_MARK, words, length], dtype=torch.int64)
+
+
+def body_length(head: Tensor) -> tuple[int, int]:
+    """What a header says: the bytes of JSON, and of the whole second tensor; (0, 0) is the end.
+
+    Raises:
+        RecordingError: if it is not one that this version writes.
+    """
+    mark, words, length = (int(number) for number in head)
+    if mark != _MARK or not 0 <= words <= length <= _LONGEST:
+        raise RecordingError("another process sent what this version of byname does not know: is it the same?")
+    return words, length
+
+
+def unpacked(words: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
+    """The parcel that these tensors carry; its tensors own their memory.
+
+    Raises:
+        RecordingError: if they carry none.
+    """
+    data = memoryview(body.numpy().data)
+    try:
+        return [
+            (int(number), {columns[0]: _series(columns) for columns in window})
+            for number, window in decoded(bytes(data[:words]), data[words:])
+        ]
+    except (TypeError, ValueError, IndexError) as wrong:
+        raise RecordingError(f"another process sent values that cannot be read ({wrong})") from wrong
+
+
+def _columns(series: Series) -> list[Any]:
+    values = series.values if type(series.values) is Tensor else list(series.values)
+    shards = [None if shard is None else astuple(shard) for shard in series.shards]
+    shapes = [tuple(shape) for shape in series.shapes]
+    moments = [[*column] for column in (series.iterations, series.ranks, series.calls, series.modes)]
+    return [series.path, values, *moments, shapes, shards]
+
+
+def _series(columns: Sequence[Any]) -> Series:
+    path, values, iterations, ranks, calls, modes, shapes, shards = columns
+    parts = [None if shard is None else Shard(*shard) for shard in shards]
+    return Series(path, values, iterations, ranks, calls, modes, shapes, parts)

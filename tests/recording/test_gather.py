@@ -1,0 +1,406 @@
+"""Do the values of all ranks come to rank 0, whatever becomes of the others?"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from several import KILLED, run_ranks
+
+from byname.errors import BadArgumentError, NotStorableError, RecordingError
+from byname.recording.processes.combining import combined
+from byname.recording.processes.gather import Gatherer
+from byname.recording.processes.shard import Shard
+from byname.recording.processes.wire import body_length, header, packed, unpacked, weight
+from byname.recording.series import Series
+
+gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+GATHER = """
+from byname.recording.processes.gather import Gatherer
+from byname.recording.series import Series
+
+def window(*iterations, path="x", width=None, times=1):
+    n = len(iterations)
+    values = [torch.full((rank + 1, i % 3) if width is None else (width,), float(i)) for i in iterations]
+    shapes = [tuple(value.shape) for value in values]
+    return {path: Series(path, values, list(iterations), [rank] * n, [0] * n, ["train"] * n, shapes)}
+
+got = []
+
+def collect(gatherer):
+    got.extend(gatherer.ready())
+    gatherer.stored()
+
+def finish(gatherer, **options):
+    got.extend(gatherer.closing(**options))
+    gatherer.close()
+    told = [[one["x"].iterations, one["x"].ranks, [v.flatten().tolist() for v in one["x"].values]] for one in got if "x" in one]
+    kept = [i for one in gatherer.undelivered() for i in one["x"].iterations]
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("byname")]
+    tell(got=told, kept=kept, lost=gatherer.lost(), threads=threads, groups=len(dist.distributed_c10d._world.pg_map))
+"""
+
+
+def series(path="x", rank=0, values=(), iterations=None, calls=None, modes=None, shards=()):
+    values = values if isinstance(values, torch.Tensor) else list(values)
+    n = len(values)
+    shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in values]
+    iterations = list(range(n)) if iterations is None else iterations
+    return Series(path, values, iterations, [rank] * n, calls or [0] * n, modes or ["train"] * n, shapes, shards)
+
+
+def one(told):
+    (fact,) = told
+    return fact
+
+
+def moments(told):
+    """The iterations and ranks that came, window by window."""
+    return [(tuple(iterations), tuple(ranks)) for iterations, ranks, _ in told["got"]]
+
+
+# what travels
+
+
+def test_a_parcel_arrives_as_it_was_sent():
+    shard = Shard((2,), ("dp",), (1,), ("Shard(0)",), (4, 2), (2, 0))
+    values = [
+        torch.tensor([1.5, float("nan")]).bfloat16(),
+        torch.tensor(3 + 4j),
+        torch.zeros(0, 3, dtype=torch.bool),
+        torch.tensor([2**40]),
+        torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+        {"k": [1, (2.5, None, "text"), b"bytes"], (1, "a"): torch.ones(2)},
+        "text",
+        float("inf"),
+        1j,
+        torch.float32,
+    ]
+    sent = series(values=values, shards=[None] * 9 + [shard])
+    head, body = packed([(4, {"x": sent}), (7, {}), (8, {"x": series(values=torch.eye(3), rank=1)})])
+    (number, window), empty, (_, stacked) = unpacked(body_length(head)[0], body)
+    arrived = window["x"]
+    assert (number, empty) == (4, (7, {}))
+    for name in ("path", "iterations", "ranks", "calls", "modes", "shapes", "shards"):
+        assert getattr(arrived, name) == getattr(sent, name)
+    for mine, due in zip(arrived.values[:5], values[:5], strict=True):
+        assert (mine.dtype, mine.shape) == (due.dtype, due.shape)
+        assert torch.equal(mine.view(-1).view(torch.uint8), due.view(-1).view(torch.uint8))
+    assert str(arrived.values[5:]) == str(values[5:])
+    assert torch.equal(stacked["x"].values, torch.eye(3)) and stacked["x"].ranks == [1, 1, 1]
+
+
+def test_what_is_no_parcel_is_refused_before_anything_is_allocated():
+    for head in ([0, 1, 2], header(5, 4).tolist(), header(-1, 4).tolist(), header(1, 1 << 50).tolist()):
+        with pytest.raises(RecordingError, match="does not know"):
+            body_length(torch.tensor(head))
+    with pytest.raises(RecordingError):
+        unpacked(2, torch.tensor(list(b"[1,2]"), dtype=torch.uint8))
+    with pytest.raises(RecordingError):
+        unpacked(7, torch.tensor(list(b"[[1,2]]"), dtype=torch.uint8))
+    with pytest.raises(NotStorableError):
+        packed([(0, {"x": series(values=[object()])})])
+
+
+def test_the_weight_of_a_window_is_about_its_bytes():
+    assert 4000 < weight({"x": series(values=[torch.ones(1000), {"k": [torch.ones(3), "text"]}])}) < 5000
+
+
+# several ranks' windows as one
+
+
+def test_records_of_all_ranks_are_ordered_by_iteration_then_rank():
+    first = series(rank=0, values=[1, 2, 3], iterations=[4, 4, 5], calls=[0, 1, 0])
+    second = series(rank=1, values=[10, 20], iterations=[3, 5])
+    other = series(path="y", rank=1, values=["only here"], iterations=[5])
+    found = combined([{"x": first}, {"x": second, "y": other}, {}])
+    assert found["x"].iterations == [3, 4, 4, 5, 5]
+    assert found["x"].ranks == [1, 0, 0, 0, 1]
+    assert found["x"].calls == [0, 0, 1, 0, 0]
+    assert found["x"].values == [10, 1, 2, 3, 20]
+    assert found["y"].values == ["only here"]
+
+
+def test_training_and_evaluation_stay_in_their_turns():
+    turns = ["train", "train", "eval", "train"]
+    parts = [{"x": series(rank=rank, values=[1, 2, 3, 4], iterations=[8, 9, 0, 10], modes=turns)} for rank in (0, 1)]
+    found = combined(parts)["x"]
+    assert found.iterations == [8, 8, 9, 9, 0, 0, 10, 10]
+    assert found.modes == [mode for mode in turns for _ in range(2)]
+
+
+def test_stacked_values_stay_stacked_where_they_fit():
+    fits = combined([{"x": series(values=torch.ones(2, 3))}, {"x": series(rank=1, values=torch.zeros(2, 3))}])["x"]
+    assert torch.equal(fits.values[:, 0], torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    differs = combined([{"x": series(values=torch.ones(2, 3))}, {"x": series(rank=1, values=torch.zeros(2, 4))}])["x"]
+    assert [tuple(value.shape) for value in differs.values] == [(3,), (4,), (3,), (4,)]
+
+
+def test_one_process_alone_gets_its_own_windows_at_once():
+    gatherer = Gatherer()
+    gatherer.offer(0, {"x": series(values=[1])})
+    assert [window["x"].values for window in gatherer.ready()] == [[1]]
+    gatherer.offer(1, {"x": series(values=[2])})
+    assert [window["x"].values for window in gatherer.closing()] == [[2]]
+    gatherer.close()
+    assert (gatherer.undelivered(), gatherer.lost()) == ([], [])
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"limit": 0}, {"timeout": float("nan")}])
+def test_impossible_limits_are_refused(options):
+    with pytest.raises(BadArgumentError, match="above 0"):
+        Gatherer(**options)
+
+
+# with real processes
+
+
+@gloo
+def test_windows_of_two_ranks_come_together_at_rank_0_and_nothing_is_left(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=30)
+for number in range(12):
+    if rank == 0 or number % 4:  # a rank may have nothing in a window, or less
+        gatherer.offer(number, window(2 * number) if rank == 0 else window(2 * number, 2 * number + 1))
+    elif number == 4:
+        gatherer.offer(number, {})
+    collect(gatherer)
+if rank == 1:
+    gatherer.offer(12, window(24, 25))  # and one more than the other
+finish(gatherer)
+leave()
+""",
+    )
+    first, second = one(first), one(second)
+    both = [((2 * n, 2 * n, 2 * n + 1), (0, 1, 1)) if n % 4 else ((2 * n,), (0,)) for n in range(12)]
+    assert moments(first) == [*both, ((24, 25), (1, 1))]
+    assert first["got"][1][2] == [[2.0, 2.0], [2.0] * 4, []]
+    assert second["got"] == []
+    for told in (first, second):
+        assert (told["kept"], told["lost"], told["threads"], told["groups"]) == ([], [], [], 1)
+
+
+@gloo
+def test_when_a_rank_is_killed_the_others_go_on_and_rank_0_says_what_is_missing(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=30)
+for number in range(10):
+    gatherer.offer(number, window(number))
+    collect(gatherer)
+    while rank == 1 and number == 5 and gatherer._end._bytes:  # until rank 0 has stored the sixth
+        time.sleep(0.01)
+    if rank == 1 and number == 5:
+        kill()
+    while rank == 0 and number == 5 and not any(5 in one["x"].iterations for one in got):
+        collect(gatherer)
+        time.sleep(0.01)
+finish(gatherer)
+leave()
+""",
+        ends={1: KILLED},
+    )
+    told = one(first)
+    assert moments(told) == [((n, n), (0, 1)) if n < 6 else ((n,), (0,)) for n in range(10)]
+    (lost,) = told["lost"]
+    assert "rank 1 ended without closing" in lost and "after iteration 5 are missing" in lost
+    assert told["threads"] == []
+
+
+@gloo
+def test_when_rank_0_is_killed_the_others_keep_what_it_had_not_stored(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=30)
+for number in range(10):
+    gatherer.offer(number, window(number))
+    collect(gatherer)
+    if rank == 0 and number == 5:
+        while len(got) < 6:
+            collect(gatherer)
+        gatherer._end._changed.acquire()  # the sixth was handed on, and a seventh may wait: neither is let go
+        tell(stored=[one["x"].iterations for one in got])
+        kill()
+    time.sleep(0.02)
+finish(gatherer)
+leave()
+""",
+        ends={0: KILLED},
+    )
+    stored = {i for iterations in one(first)["stored"] for i in iterations}
+    told = one(second)
+    assert stored == set(range(6))
+    assert set(told["kept"]) | stored == set(range(10))
+    assert told["kept"] == sorted(told["kept"])
+    (lost,) = told["lost"]
+    assert "rank 0 cannot be reached" in lost and "file of this rank's own" in lost
+    assert told["threads"] == []
+
+
+@gloo
+@pytest.mark.slow
+def test_a_stopped_rank_holds_nobody_up_and_keeps_its_own(tmp_path):
+    first, second, third = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=3)
+for number in range(20):
+    gatherer.offer(number, window(number))
+    collect(gatherer)
+    time.sleep(0.02)
+    if rank == 1 and number == 10:
+        if os.fork() == 0:  # wakes it when the others are done
+            time.sleep(8)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+finish(gatherer)
+leave()
+""",
+        world=3,
+    )
+    first, second, third = one(first), one(second), one(third)
+    came = {(i, r) for iterations, ranks in moments(first) for i, r in zip(iterations, ranks)}
+    assert {(i, r) for i in range(20) for r in (0, 2)} <= came
+    assert {i for i, r in came if r == 1} | set(second["kept"]) == set(range(20))
+    assert any("rank 1 had not closed" in sentence for sentence in first["lost"])
+    assert (third["kept"], third["lost"]) == ([], [])
+
+
+@gloo
+@pytest.mark.slow
+def test_a_stopped_rank_0_holds_nobody_up_and_what_is_too_much_is_kept(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=20, limit=1 << 20)
+gatherer.offer(0, window(0))
+if rank == 0:
+    if os.fork() == 0:
+        time.sleep(4)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for number in range(1, 40):
+        gatherer.offer(number, window(number))
+else:
+    for number in range(1, 40):  # 400 KB each
+        gatherer.offer(number, window(number, width=100_000))
+finish(gatherer)
+leave()
+""",
+    )
+    first, second = one(first), one(second)
+    came = {i for iterations, ranks in moments(first) for i, r in zip(iterations, ranks) if r == 1}
+    assert came | set(second["kept"]) == set(range(40))
+    assert not came & set(second["kept"])
+    assert came and second["kept"]
+    assert any("1 MiB are waiting" in sentence for sentence in second["lost"])
+
+
+@gloo
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(0)", 0), ("raise ValueError('oh')", 1), ("dist.destroy_process_group(); sys.exit(3)", 3)],
+)
+def test_a_rank_that_forgets_to_close_ends_as_it_would_without(tmp_path, end, code):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + f"""
+gatherer = Gatherer(timeout=20)
+for number in range(6):
+    gatherer.offer(number, window(number))
+    collect(gatherer)
+    if rank == 1 and number == 3:
+        {end}
+finish(gatherer)
+leave()
+""",
+        ends={1: code},
+    )
+    (lost,) = one(first)["lost"]
+    assert "rank 1 ended without closing" in lost
+    assert [iterations[0] for iterations, _ in moments(one(first))] == list(range(6))
+
+
+@gloo
+@pytest.mark.slow
+def test_a_rank_that_never_records_is_an_error_of_the_others_in_time(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        """
+from byname.errors import RecordingError
+from byname.recording.processes.gather import Gatherer
+if rank == 0:
+    try:
+        Gatherer(timeout=2)
+    except RecordingError as error:
+        tell(error=str(error), threads=threading.active_count())
+else:
+    time.sleep(5)
+leave()
+""",
+    )
+    told = one(first)
+    assert "needs all 2 ranks to call byname.record" in told["error"] and told["threads"] == 1
+
+
+@gloo
+@pytest.mark.slow
+def test_steps_longer_than_the_timeout_lose_nothing(tmp_path):
+    first, second = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=1)
+for number in range(4):
+    time.sleep(2 + rank * (number % 2) * 2)
+    gatherer.offer(number, window(number))
+    collect(gatherer)
+dist.barrier()
+finish(gatherer, timeout=20)
+leave()
+""",
+    )
+    first, second = one(first), one(second)
+    came = sorted((i, r) for iterations, ranks in moments(first) for i, r in zip(iterations, ranks))
+    assert came == [(i, r) for i in range(4) for r in (0, 1)]
+    assert (first["lost"], second["lost"], second["kept"]) == ([], [], [])
+
+
+@gloo
+@pytest.mark.slow
+def test_large_windows_of_four_ranks_arrive_whole(tmp_path):
+    told = run_ranks(
+        tmp_path,
+        GATHER
+        + """
+gatherer = Gatherer(timeout=60)
+for number in range(30):
+    gatherer.offer(number, window(number, width=500_000 * (rank + number % 2)))
+    collect(gatherer)
+    time.sleep(0.05)
+got.extend(gatherer.closing())
+gatherer.close()
+right = all(
+    (value == iteration).all() and len(value) == 500_000 * (whose + iteration % 2)
+    for one in got
+    for value, iteration, whose in zip(one["x"].values, one["x"].iterations, one["x"].ranks)
+)
+tell(right=bool(right), ranks=[one["x"].ranks for one in got], lost=gatherer.lost(), kept=len(gatherer.undelivered()))
+leave()
+""",
+        world=4,
+    )
+    assert one(told[0])["ranks"] == [[0, 1, 2, 3]] * 30
+    assert all(one(fact)["right"] and not one(fact)["lost"] and not one(fact)["kept"] for fact in told)
