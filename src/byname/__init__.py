@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from byname.naming.names import name, names
     from byname.naming.tags import tag
     from byname.naming.track import Tracker, track
+    from byname.recording.callbacks import stack, stack_padded
+    from byname.recording.opening import open
+    from byname.recording.processes.assembling import assembled
+    from byname.recording.record import record
+    from byname.recording.recorder import Recorder
+    from byname.recording.recording import Recording
+    from byname.recording.series import Series
     from byname.site import Site
     from byname.watch.drawing.draw import Drawing, draw
     from byname.watch.interject import interject
@@ -49,13 +56,17 @@ __all__ = [
     "Leaves",
     "Name",
     "Points",
+    "Recorder",
+    "Recording",
     "Saved",
     "SavedTensor",
     "Selector",
+    "Series",
     "Site",
     "Tracker",
     "WrappedForwardBackwardInterjection",
     "WrappedForwardInterjection",
+    "assembled",
     "census",
     "check",
     "draw",
@@ -68,12 +79,16 @@ __all__ = [
     "leaves",
     "name",
     "names",
+    "open",
     "path",
+    "record",
     "replace",
     "rewrite",
     "points",
     "saved",
     "select",
+    "stack",
+    "stack_padded",
     "tag",
     "track",
 ]
@@ -92,13 +107,17 @@ _PLACES = {
     "Leaves": "byname.autograd.leaves",
     "Name": "byname.naming.name",
     "Points": "byname.watch.points",
+    "Recorder": "byname.recording.recorder",
+    "Recording": "byname.recording.recording",
     "Saved": "byname.autograd.saved",
     "SavedTensor": "byname.autograd.saved",
     "Selector": "byname.watch.select",
+    "Series": "byname.recording.series",
     "Site": "byname.site",
     "Tracker": "byname.naming.track",
     "WrappedForwardBackwardInterjection": "byname.watch.interjections",
     "WrappedForwardInterjection": "byname.watch.interjections",
+    "assembled": "byname.recording.processes.assembling",
     "census": "byname.memory.census",
     "check": "byname.autograd.check",
     "draw": "byname.watch.drawing.draw",
@@ -111,12 +130,16 @@ _PLACES = {
     "leaves": "byname.autograd.leaves",
     "name": "byname.naming.names",
     "names": "byname.naming.names",
+    "open": "byname.recording.opening",
     "path": "byname.autograd.graph",
+    "record": "byname.recording.record",
     "replace": "byname.watch.replace",
     "rewrite": "byname.watch.rewrite",
     "points": "byname.watch.points",
     "saved": "byname.autograd.saved",
     "select": "byname.watch.select",
+    "stack": "byname.recording.callbacks",
+    "stack_padded": "byname.recording.callbacks",
     "tag": "byname.naming.tags",
     "track": "byname.naming.track",
     # Not for users: what the rewritten code of a watched method calls, wherever that code is.

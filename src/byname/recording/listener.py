@@ -1,0 +1,202 @@
+"""How does a value get from a place of the model into the recording? What is due and has changed is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from byname.card import PLAIN
+from byname.errors import BadArgumentError, NoMatchError, NotStorableError
+from byname.recording.callbacks import callables, values_called
+from byname.recording.clock import Clock
+from byname.recording.columns import Column, Record
+from byname.recording.numbering import InOrder, Numbers, OfBackwards, OfSteps
+from byname.recording.options import Options
+from byname.recording.processes.shards import is_distributed, local_part
+from byname.recording.schedule import Time
+from byname.recording.times import Times
+from byname.recording.values.change import Last
+from byname.recording.values.form import form_of
+from byname.recording.windows import Windows
+from byname.table import printable
+from byname.watch.attach import attach
+from byname.watch.compiling import RUN_EAGERLY
+from byname.watch.event import Event
+from byname.watch.handle import Handle
+
+__all__ = ["Listener"]
+
+
+class Listener:
+    """Listens at all places of which the same is asked.
+
+    Args:
+        model: the model.
+        where: the places.
+        options: what is asked of them.
+        clock: knows the iteration.
+        windows: where the copies go.
+        exact: the places that were asked for by their own paths.
+
+    Attributes:
+        asked: the places in words.
+        handle: of what is attached to the model.
+    """
+
+    label = "record"
+
+    def __init__(
+        self, model: nn.Module, where: Any, options: Options, clock: Clock, windows: Windows, exact: frozenset[str]
+    ) -> None:
+        self.asked = _in_words(where)
+        self._options = options
+        self._schedule = options.schedule
+        self._clock = clock
+        self._windows = windows
+        self._exact = exact
+        self._columns: dict[str, Column] = {}
+        self._times = Times()
+        self._called = bool(callables(options.on_value, "on_value"))
+        self._begun_once = False
+        self._judged: tuple[Time | None, bool] = (None, False)
+        self.handle: Handle = attach(
+            model, where, self._receive, begun=self._begun, reads=True, enabled=False, unmatched=self._unmatched
+        )
+
+    def prepare(self) -> None:
+        """A forward has ended: is in place in the next if something may be due in it, in either mode."""
+        if not self.handle.enabled:
+            self.handle.enabled = True
+        elif self.handle.paused and self._wanted():
+            self.handle.paused = False
+
+    def rest(self) -> None:
+        """A forward begins: out of its way if nothing can be due in it. Gradients of earlier ones are still told.
+
+        Where something is compiled it is so only for good: compiled code is then used again, and tells the clock of no
+        forward.
+        """
+        if self._begun_once and not self.handle.paused and not self._wanted():
+            over = self._schedule.over(*self._clock.coming())
+            self.handle.paused = over or not self.handle.has_note(RUN_EAGERLY)
+
+    def _wanted(self) -> bool:
+        train, evaluation = self._clock.coming()
+        return self._schedule.due(train) or self._schedule.due(evaluation)
+
+    def _unmatched(self, error: NoMatchError) -> None:
+        """The first forward came to none of what was asked for."""
+        if self._windows.tell is None:
+            self.handle.remove()
+            raise NoMatchError(f"{error}. It is removed again")
+        self._windows.tell(error)
+
+    def _begun(self, iteration: int) -> None:
+        self._begun_once = True
+        now = self._clock.now()
+        # by steps only the mode is asked for; numbered so that many forwards are one stretch
+        self._times.note(iteration, Time(now.mode, iteration) if self._clock.by_steps else now)
+
+    def _receive(self, event: Event) -> None:
+        """What `attach` calls with every value."""
+        column = self._columns.get(event.path) or self._column(event)
+        if event.recomputed and not column.gradient:
+            return
+        time = self._time_of(event, column)
+        if time is None or column.refused or not self._is_due(time):
+            return
+        call = event.call if column.numbers is None else column.numbers.next(time, event)
+        try:
+            self._record(column, time, call, event.value)
+        except NotStorableError as error:
+            self._refuse(column, error, event.value)
+
+    def _is_due(self, time: Time) -> bool:
+        """Asked once for all places of a forward."""
+        known, due = self._judged
+        if known is not time:
+            due = self._schedule.due(time)
+            self._judged = time, due
+        return due
+
+    def _time_of(self, event: Event, column: Column) -> Time | None:
+        """The iteration that a value belongs to; None for a gradient from before the listener was there."""
+        clock = self._clock
+        if not column.gradient:
+            return self._times.of(event.iteration) if column.by_forward else clock.latest
+        if isinstance(column.numbers, InOrder) or event.recomputed:  # it is not known of which forward
+            return clock.differentiable
+        time = self._times.of(event.iteration)
+        return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
+
+    def _record(self, column: Column, time: Time, call: Any, value: Any) -> None:
+        shard = None
+        if type(value) not in PLAIN and is_distributed(value):
+            value, shard = local_part(value)
+        last = column.last
+        told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
+        if last is not None and not last.changed(value, told):
+            return
+        copy = self._windows.copies.take(told if column.form is None else column.form(told), column.path)
+        if last is not None:
+            last.stored(value, copy)
+        column.stored = True
+        column.records.append(Record(time, call, copy, shard if told is value and column.form is None else None))
+        if type(copy) is Tensor:
+            self._windows.bytes += copy.nbytes
+
+    def _column(self, event: Event) -> Column:
+        path = event.path
+        if path in self._windows.columns:
+            raise BadArgumentError(
+                f"`{path}` is matched by two entries that ask for different things, one of them {self.asked}; "
+                "leave it out of one"
+            )
+        gradient, by_steps = path.endswith(".grad"), self._clock.by_steps
+        of_parameter = gradient and _is_parameters(event)
+        form = form_of(self._options, path)
+        column = Column(
+            path,
+            last=Last(form, by_content=_is_buffer(event)) if self._options.on_change else None,
+            form=form,
+            exact=path in self._exact,
+            gradient=gradient,
+            by_forward=not (by_steps or of_parameter),
+            numbers=_numbers(by_steps, gradient, of_parameter),
+        )
+        self._columns[path] = self._windows.columns[path] = column
+        return column
+
+    def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
+        """An error where the user asked for this very place and it never could be stored; else a warning."""
+        if column.exact and not column.stored and self._windows.tell is None:
+            raise error
+        column.refused = not column.stored
+        if column.refused and not column.exact and isinstance(value, nn.Module):
+            return  # a wildcard over variables meets `self`
+        sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
+        self._windows.warn(sentence)
+
+
+def _in_words(where: Any) -> str:
+    """The places as they were asked for, for messages."""
+    several = where if isinstance(where, list | tuple) else (where,)
+    return ", ".join(f"`{printable(str(one)[:60])}`" for one in several[:4])
+
+
+def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> Numbers | None:
+    """What numbers the values of a place; None where the calls of a forward do."""
+    if of_parameter or (by_steps and not gradient):
+        return InOrder()
+    return OfSteps() if by_steps else OfBackwards() if gradient else None
+
+
+def _is_buffer(event: Event) -> bool:
+    return event.path.rpartition(".")[2] in event.module.__dict__["_buffers"]
+
+
+def _is_parameters(event: Event) -> bool:
+    """Whether a gradient is that of a parameter: it belongs to no forward, but to the time when it is accumulated."""
+    owner, name, _ = f".{event.path}".rsplit(".", 2)
+    return name in event.module.__dict__["_parameters"] and not owner.endswith(".forward")

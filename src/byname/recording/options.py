@@ -1,0 +1,94 @@
+"""What is asked of each place? The keywords of `record`, and what a mapping of places says instead of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from byname.errors import BadArgumentError
+from byname.recording.callbacks import Callbacks, callables
+from byname.recording.schedule import Schedule
+from byname.recording.values.reductions import conversion, reduction
+
+__all__ = ["Options", "Reduce", "options_of", "placed"]
+
+Reduce = str | Callable[[Any], Any] | Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the values of a place are recorded; the arguments of `byname.record` of the same names."""
+
+    every: int = 1
+    start: int = 0
+    stop: int | None = None
+    mode: str = "train"
+    on_change: bool = True
+    reduce: Reduce = None
+    dtype: Any = None
+    on_value: Callbacks = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        """In which iterations."""
+        return Schedule(self.every, self.start, self.stop, self.mode)
+
+    def check(self, path: str) -> None:
+        """Refuses what has no meaning; the path is for messages."""
+        _ = self.schedule
+        reduction(self.reduce, path)
+        conversion(self.dtype)
+        callables(self.on_value, "on_value")
+
+
+def options_of(**given: Any) -> Options:
+    """Options that have been looked at; what is wrong with one is said before anything is installed."""
+    options = Options(**given)
+    options.check("")
+    return options
+
+
+def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
+    """The places by what is asked of them: each is one attachment.
+
+    Args:
+        where: what `record` was given: places, or a mapping of places to their own options.
+        defaults: the keywords of `record`.
+
+    Raises:
+        BadArgumentError: for options that there are not.
+    """
+    if not isinstance(where, Mapping):
+        return [(defaults, where)]
+    if not where:
+        raise BadArgumentError("where is an empty mapping: it maps places to their options, {'fc1': {'every': 10}}")
+    found: list[tuple[Options, list[Any]]] = []
+    for place, own in where.items():
+        options = _own(place, own, defaults)
+        same = next((places for known, places in found if known == options), None)
+        if same is None:
+            found.append((options, [place]))
+        else:
+            same.append(place)
+    return [*found]
+
+
+def _own(place: Any, own: Any, defaults: Options) -> Options:
+    names = [field.name for field in fields(Options)]
+    if not isinstance(own, Mapping):
+        raise BadArgumentError(
+            f"`{place}` is mapped to {type(own).__name__}: a place is mapped to its options, {{'every': 10}}"
+        )
+    for name in own:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, 1)
+            advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+            raise BadArgumentError(f"`{place}`: no place has an option {name!r}; {advice}")
+    try:
+        options = replace(defaults, **own)
+        options.check(str(place))
+    except BadArgumentError as error:
+        raise BadArgumentError(f"`{place}`: {error}") from None
+    return options

@@ -1,0 +1,196 @@
+"""What holds a recording until its end? A `Recorder`: its clock, its listeners and its windows."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+
+from byname.errors import RecordingError
+from byname.recording.callbacks import Callbacks, applied
+from byname.recording.clock import Clock
+from byname.recording.listener import Listener
+from byname.recording.results import Results
+from byname.recording.series import Series
+from byname.recording.stores.store import Store
+from byname.recording.windows import Windows
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Records until it is closed; what `byname.record` returns, and a context manager.
+
+    Args:
+        clock: counts the iterations.
+        windows: take what the listeners record.
+        listeners: what is attached to the model.
+        at_end: the callbacks for everything that was recorded.
+
+    Attributes:
+        paths: the places that are listened to, as far as they are known: operations are once they have run.
+        notes: what is worth knowing, in sentences: what could not be recorded, what has changed by looking.
+    """
+
+    def __init__(self, clock: Clock, windows: Windows, listeners: list[Listener], at_end: Callbacks) -> None:
+        self._clock = clock
+        self._windows = windows
+        self._listeners = listeners
+        self._at_end = at_end
+        self._ended: dict[str, Series] = {}
+        self._paths: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
+        self._closed = False
+        self._process = os.getpid()
+        self._exit = _exiting(weakref.ref(self))
+
+    def begin(self, store: Store) -> None:
+        """Records from now on, into this store."""
+        self._windows.store = store
+        try:
+            self._clock.start(self._iteration, self._prepare)
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+        atexit.register(self._exit)
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that values belong to now, in the mode of the latest forward."""
+        return self._clock.latest.iteration
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places without wildcards."""
+        return self._paths or tuple(dict.fromkeys(path for one in self._listeners for path in one.handle.paths))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences."""
+        told = (note for listener in self._listeners for note in listener.handle.notes)
+        return tuple(dict.fromkeys([*self._notes, *told, *self._windows.lost]))
+
+    @property
+    def results(self) -> Results:
+        """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard gives a dict."""
+        found = self._windows.results(early=not self._closed)
+        return Results({**found, **self._ended}, self.paths)
+
+    def tell(self, told: Callable[[Exception], None]) -> None:
+        """From now on errors of places come out of no forward: they are told, and the other places are recorded."""
+        self._windows.tell = told
+
+    def step(self) -> None:
+        """Counts a step, where steps are counted: what comes now belongs to the next iteration.
+
+        Raises:
+            BadArgumentError: if forwards or an optimizer's steps are counted.
+        """
+        if not self._closed:
+            self._clock.step()
+
+    def flush(self) -> None:
+        """Has all that was recorded so far outlive this process; windows that are gathered only when they are full.
+
+        Raises:
+            RecordingError: if the file cannot be written.
+        """
+        self._windows.flush()
+
+    def close(self) -> None:
+        """Ends the recording: the model is as before, and everything is stored. Once more does nothing.
+
+        Raises:
+            RecordingError: if the file could not be written to its end; what was written can be read.
+        """
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._exit)
+        if error is not None:
+            self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
+        with ExitStack() as steps:  # from the last to the first, each also if one before it raises
+            steps.callback(self._finish)
+            steps.callback(self._windows.close_store, complete=error is None)
+            steps.callback(self._windows.end, hurry=error is not None)
+            steps.callback(self._let_go)
+            for listener in self._listeners:
+                steps.callback(listener.handle.remove)
+            steps.callback(self._clock.stop)
+
+    def _let_go(self) -> None:
+        """The model is not kept by what was recorded of it."""
+        self._paths, self._notes = self.paths, self.notes
+        self._listeners.clear()
+        for column in self._windows.columns.values():
+            if column.last is not None:
+                column.last.forget()
+
+    def _finish(self) -> None:
+        if self._at_end:
+            found = self._windows.results(early=False)
+            self._ended = {path: applied(self._at_end, path, series, "at_end") for path, series in found.items()}
+
+    def _at_exit(self) -> None:
+        """The program ends, and has not closed this.
+
+        A fork only lets go of the file: HDF5 would close it when Python is gone, through h5py's Python (h5py 3.16).
+        """
+        if os.getpid() == self._process:
+            self._close(getattr(sys, "last_value", None))
+        else:
+            self._windows.store.close()
+
+    def _iteration(self) -> None:
+        self._windows.iteration()
+        for listener in self._listeners:
+            listener.rest()
+        if self._clock.by_steps:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        if self._windows.store.failed:
+            for listener in self._listeners:
+                listener.handle.enabled = False
+            return
+        for listener in self._listeners:
+            listener.prepare()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._close(error)
+        except RecordingError as lost:
+            if error is None:
+                raise
+            error.add_note(f"byname: {lost}")  # what ended the program is the error to be seen
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
+        state = "closed" if self._closed else f"at iteration {self.iteration}"
+        return f"<Recorder {state}: {shown or 'no place yet'}>"
+
+
+def _exiting(held: weakref.ref[Recorder]) -> Callable[[], None]:
+    """What is called when the program ends; it does not keep a recorder that everybody else has let go of."""
+
+    def exiting() -> None:
+        recorder = held()
+        if recorder is not None:
+            recorder._at_exit()
+
+    return exiting
+
+
+def _named(error: BaseException) -> str:
+    return type(error).__name__

@@ -1,0 +1,203 @@
+"""When do values go on their way? Window by window: through the callbacks, to rank 0, into the store."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+
+from torch import Tensor
+
+from byname.errors import RecordingError, RecordingWarning
+from byname.recording.callbacks import Callbacks, applied
+from byname.recording.columns import Column
+from byname.recording.interrupts import interrupts_wait
+from byname.recording.processes.gather import Gatherer
+from byname.recording.series import Series
+from byname.recording.stores.memory import MemoryStore
+from byname.recording.stores.store import Store
+from byname.recording.values.copying import Copies, plain_copy
+
+__all__ = ["Windows"]
+
+_SECONDS = 1.0
+_HURRY = 5.0
+_BYTES = 8 << 20
+
+
+class Windows:
+    """Gathers what the listeners record, and hands it on.
+
+    Args:
+        rank: of this process.
+        gather_every: the iterations of a window; None has it end when it holds 8 MiB or is a second old, or, if there
+            are callbacks for windows, with the run.
+        before, after: the callbacks for a window, as recorded and as gathered.
+
+    Attributes:
+        store: where it goes.
+        own: makes a store for what did not come to rank 0.
+        gatherer: brings it to rank 0 first, where it is asked to.
+        columns: the places, each with what came since the last window.
+        copies: makes the copies.
+        bytes: how much the open window holds.
+        lost: what is missing, in sentences.
+        tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
+    """
+
+    def __init__(self, rank: int, gather_every: int | None, before: Callbacks = (), after: Callbacks = ()) -> None:
+        self.store: Store = MemoryStore()
+        self.columns: dict[str, Column] = {}
+        self.copies = Copies()
+        self.bytes = 0
+        self.lost: dict[str, None] = {}
+        self.tell: Callable[[Exception], None] | None = None
+        self._rank = rank
+        self._every = gather_every
+        self._before = before
+        self._after = after
+        self.own: Callable[[], Store] | None = None
+        self.gatherer: Gatherer | None = None
+        self._number = 0
+        self._begun = 0
+        self._opened = time.monotonic()
+        self._lock: AbstractContextManager[object] = threading.RLock()
+        self._process = os.getpid()
+
+    def iteration(self) -> None:
+        """An iteration begins: the window of those before may be closed."""
+        self._begun += 1
+        if self._every is not None:
+            if self._begun > 1 and not (self._begun - 1) % self._every:
+                self.close()
+        elif self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS:
+            self.close_early()
+
+    def close_early(self) -> None:
+        """The same, unless callbacks or other processes wait for whole windows."""
+        if self._every is None and not (self._before or self._after):
+            self.close()
+
+    def close(self) -> None:
+        """Hands on what came since the last window."""
+        with self._alone(), interrupts_wait():
+            self._close()
+
+    def flush(self) -> None:
+        """Has what was recorded so far outlive the process, as far as windows may be closed.
+
+        Raises:
+            RecordingError: if the file cannot be written.
+        """
+        with self._alone(), interrupts_wait():
+            self.close_early()
+            self.store.flush()
+
+    def results(self, *, early: bool) -> dict[str, Series]:
+        """What was recorded so far, with the open window if it is still filled and may be closed."""
+        with self._alone(), interrupts_wait():
+            if early:
+                self.close_early()
+            return {**self.store.results()}
+
+    def close_store(self, *, complete: bool) -> None:
+        """Nothing comes any more."""
+        with self._alone(), interrupts_wait():
+            self.store.close(complete=complete)
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """One thread at a time: a program may flush and read results in another than the one that trains."""
+        if os.getpid() != self._process:  # a fork does not take along the thread that may hold the lock
+            self._process, self._lock = os.getpid(), threading.RLock()
+        return self._lock
+
+    def _close(self) -> None:
+        self.copies.settle()
+        window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
+        self.bytes = 0
+        self._opened = time.monotonic()
+        window = _through(self._before, window, "before_gather")
+        if self.gatherer is None:
+            self._hand_on(window)
+        else:
+            self.gatherer.offer(self._number, window)
+            self._number += 1
+            self._collect(self.gatherer.ready())
+
+    def end(self, *, hurry: bool = False) -> None:
+        """The last window, which may be a short one, and what other processes still have to send.
+
+        Args:
+            hurry: whether to wait for them for a few seconds only, for somebody waits to see an error.
+        """
+        with self._alone(), ExitStack() as steps:
+            if self.gatherer is not None:
+                steps.callback(self._account)
+                steps.callback(self.gatherer.close)
+            self.close()
+            if self.gatherer is not None:
+                self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None))
+
+    def _collect(self, windows: Iterable[dict[str, Series]]) -> None:
+        """Hands on the windows of all processes that have come together."""
+        assert self.gatherer is not None
+        for window in windows:
+            self._hand_on(window)
+            if self.store.failed:
+                self.gatherer.close()  # so that the other processes keep theirs in files of their own
+                break
+        else:
+            self.gatherer.stored()
+        self._account()
+
+    def _account(self) -> None:
+        """What did not come to rank 0 is kept here, and what went wrong is said."""
+        assert self.gatherer is not None
+        for kept in self.gatherer.undelivered():
+            if self.own is not None:
+                self.store, self.own = self.own(), None
+            self._hand_on({**kept})
+        for sentence in self.gatherer.lost():
+            self.warn(sentence)
+
+    def _hand_on(self, window: dict[str, Series]) -> None:
+        gathered = _through(self._after, window, "after_gather")
+        if gathered:
+            self.store.append(gathered)
+            with suppress(RecordingError):  # the store has warned; the program goes on, and closing raises it
+                self.store.flush()
+
+    def warn(self, sentence: str) -> None:
+        """Notes it, and says so at once."""
+        if self.lose(sentence):
+            if self.tell is None:
+                warnings.warn(f"byname: {sentence}", RecordingWarning, stacklevel=3)
+            else:
+                self.tell(RecordingWarning(sentence))
+
+    def lose(self, sentence: str) -> bool:
+        """Notes that something is missing; whether that is new."""
+        if sentence in self.lost:
+            return False
+        self.lost[sentence] = None
+        self.store.lose(sentence)
+        return True
+
+
+def _through(callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
+    if not callbacks:
+        return window
+    return {path: _kept(series, applied(callbacks, path, series, moment)) for path, series in window.items()}
+
+
+def _kept(given: Series, returned: Series) -> Series:
+    """What a callback returned, with copies of its own: it may be anything, and the program may go on changing it."""
+    if returned is given:
+        return given
+    values, path = returned.values, returned.path
+    copies = plain_copy(values, path=path) if type(values) is Tensor else [plain_copy(one, path=path) for one in values]
+    return replace(returned, values=copies)
