@@ -7,7 +7,7 @@ READY = $(VENV)/.ready
 .PHONY: help demo test slow check bench format clean
 
 help:
-	@echo "make demo    train a small model and print its leaves and saved tensors by name"
+	@echo "make demo    train a small model, call what is in it by name, record it and read the recording"
 	@echo "make test    run the tests, a few minutes"
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
@@ -19,16 +19,24 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(READY)
 
+# Nothing in train_digits.py knows that it is recorded; build/ is not under version control.
+RECORDED = build/digits.h5
 demo: $(READY)
-	$(BIN)/python examples/train_digits.py
+	@mkdir -p build
+	$(BIN)/byname run --record 'blocks.*.attention.forward.scores' --record 'blocks.*.attention.sharpness' \
+		--record head.weight.grad --record mean_image --to $(RECORDED) --overwrite examples/train_digits.py
+	$(BIN)/byname show $(RECORDED)
+	$(BIN)/python examples/read_digits.py $(RECORDED)
 
 FAST = $(BIN)/python -m pytest -m "not slow"
 SLOW = $(BIN)/python -m pytest -m slow
 
-# Two processes at a time, for two cores. The tests of memory look at the whole heap, and want a small one.
+# Two processes at a time, for two cores, with as much to do each. The tests of memory and of names look at the whole
+# heap, and want a small one; so each of the first has a process of its own.
+FIRST = tests/memory tests/autograd tests/naming tests/watch
 test: $(READY)
-	@{ $(FAST) tests/autograd && $(FAST) tests/memory && $(FAST) tests/watch; } & first=$$!; \
-	$(FAST) --ignore tests/autograd --ignore tests/memory --ignore tests/watch; second=$$?; \
+	@{ for folder in $(FIRST); do $(FAST) $$folder || exit; done; } & first=$$!; \
+	$(FAST) $(FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
 slow: $(READY)

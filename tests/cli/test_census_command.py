@@ -88,7 +88,7 @@ def tables(err):
 
 
 def test_at_the_end_is_told_what_the_program_still_holds(trains, files, forks):
-    ours = forks.run(files, ["census", trains, "3"])
+    ours = forks.run(files, ["census", trains, "3"], thawed=True)
     same_as_plain(files, [trains, "3"], ours)
     found = tables(ours.err)
     assert list(found) == ["census at the end"]
@@ -96,7 +96,7 @@ def test_at_the_end_is_told_what_the_program_still_holds(trains, files, forks):
 
 
 def test_at_an_error_the_variables_of_the_functions_that_failed_are_there(trains, files, forks):
-    ours = forks.run(files, ["census", trains, "5", "1"])
+    ours = forks.run(files, ["census", trains, "5", "1"], thawed=True)
     plain = same_as_plain(files, [trains, "5", "1"], ours)
     assert ours.err.endswith(plain.err)
     found = tables(ours.err)["census at the ValueError"]
@@ -104,7 +104,7 @@ def test_at_an_error_the_variables_of_the_functions_that_failed_are_there(trains
 
 
 def test_every_so_many_steps_is_told_which_step_and_what_is_alive_in_it(trains, files, forks):
-    ours = forks.run(files, ["census", "--every", "2", "--top", "2", trains, "5"])
+    ours = forks.run(files, ["census", "--every", "2", "--top", "2", trains, "5"], thawed=True)
     same_as_plain(files, [trains, "5"], ours)
     found = tables(ours.err)
     assert [header for header in found if "step" in header] == [
@@ -157,7 +157,7 @@ SIGNALLED = """
 def signalled(program, files, forks, command="run"):
     """How a program ends that is asked for a census while it runs."""
     write(files, {"signalled.py": program})
-    return forks.run(files, [command, "--census-on-signal", "signalled.py"])
+    return forks.run(files, [command, "--census-on-signal", "signalled.py"], thawed=True)
 
 
 def answers(ours):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.run import Run
+from byname.cli.show import Show
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (Run(), Census())
+COMMANDS: tuple[Command, ...] = (Run(), Census(), Show())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager
 
-from byname.cli.running import add_program, run_program
+from byname.cli.running import add_program, positive, run_program
 
 __all__ = ["Census"]
 
@@ -31,8 +31,8 @@ class Census:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """When to look, what to show, and the program."""
-        parser.add_argument("--every", type=_positive, metavar="N", help="look after every N optimizer steps, too")
-        parser.add_argument("--top", type=_positive, metavar="K", default=20, help="show the K largest (20)")
+        parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
+        parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
         parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
         add_program(parser)
 
@@ -45,9 +45,3 @@ def _shown(options: argparse.Namespace) -> AbstractContextManager[object]:
     from byname.cli.looks import CensusShown, GrowthShown
 
     return GrowthShown(options.every, options.top) if options.growth else CensusShown(options.every, options.top)
-
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
-    return int(word)

@@ -1,42 +1,78 @@
-"""What does ``byname run`` do? It runs a program as Python would, and explains what autograd finds wrong in it."""
+"""What does ``byname run`` do? It runs a program as Python would, explains errors of autograd, records values."""
 
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from byname.cli.command import say
-from byname.cli.running import add_program, run_program
+from byname.cli.command import CommandError, say
+from byname.cli.running import add_program, positive, run_program
 
 __all__ = ["Run"]
 
 
 class Run:
-    """Run a program, and explain in its own words what autograd refuses.
+    """Run a program, explain in its own words what autograd refuses, and record values of its model.
 
     The program runs as under python: the same arguments, output, exit code and traceback. An error of autograd gets
     a note that says which variables and lines it comes from. Options of Python stand before the module byname:
     python -W error -m byname run script.py
 
+    With --record the values of these places go to an HDF5 file, from the first call of the model to the end of the
+    program. The model is the first outermost module called that has parameters and that all paths fit; the name of a
+    class before the path takes the first module called of that class: GPT:blocks.*.attn.forward.scores
+
     examples:
       byname run train.py --epochs 3
       byname run --check --non-finite train.py
       byname run --census-on-signal train.py      and from elsewhere: kill -USR1 PID
+      byname run --record 'blocks.*.attn.forward.scores' --to run.h5 train.py
+      byname run --record head.weight.grad --record forward.x --every 10 --to run.h5 --overwrite train.py
       byname run -m package.train --epochs 3
     """
 
     name = "run"
-    usage = "run [--check] [--non-finite] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
+    usage = (
+        "run [--check] [--non-finite] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
+        "[--census-on-signal] (script.py | -m module) [arguments of the program ...]"
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which errors to look for, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
+        parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
+        parser.add_argument("--to", metavar="FILE", help="the HDF5 file of the records")
+        parser.add_argument("--every", type=positive, metavar="N", default=1, help="record every Nth iteration (1)")
+        parser.add_argument(
+            "--mode", choices=("train", "eval", "both"), default="both", help="which forwards to record (both)"
+        )
+        parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program to its end."""
-        return run_program(options, _explaining(options))
+        return run_program(options, _watched(options))
+
+
+@contextmanager
+def _together(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
+    explaining = _explaining(options)
+    if not options.record:
+        for option in ("to", "overwrite"):
+            if getattr(options, option):
+                raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
+        return explaining
+    from byname.cli.recorded import Asked, Recorded
+
+    how = {"every": options.every, "mode": options.mode, "overwrite": options.overwrite}
+    return _together(explaining, Recorded(Asked.of(options.record, options.to, how)))
 
 
 def _explaining(options: argparse.Namespace) -> AbstractContextManager[object]:

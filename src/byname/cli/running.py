@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from byname.cli.command import CommandError
 from byname.cli.program import Module, Program, Script, ended_with, report
 
-__all__ = ["add_program", "run_program"]
+__all__ = ["add_program", "positive", "run_program"]
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -43,3 +43,10 @@ def _program(options: argparse.Namespace) -> Program:
         advice = "Give the path of a script, or -m and the name of a module."
         text = f"can't open file {error.filename!r}: [Errno {error.errno}] {error.strerror}. {advice}"
         raise CommandError(text, exit_code=2) from None
+
+
+def positive(word: str) -> int:
+    """A whole number from 1 on, as an option has it."""
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
+    return int(word)

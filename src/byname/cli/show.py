@@ -1,0 +1,59 @@
+"""What does ``byname show`` do? It tells what is inside a recording, also while that is being written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from byname.cli.running import positive
+
+__all__ = ["Show"]
+
+
+class Show:
+    """Tell what is inside a recording: places, types, shapes, iterations, processes, and the range of the values.
+
+    The file may still be written, or be what a crash has left; then the last lines say what is missing. Files of
+    several processes (run.rank0.h5, run.rank1.h5, ...) are shown as one: byname show run.h5
+
+    examples:
+      byname show run.h5
+      byname show --place 'blocks.*.attn.forward.scores' run.h5
+      byname show --tail run.h5
+    """
+
+    name = "show"
+    usage = "show [--place PATH | --tail] [--top K] [--no-ranges] FILE"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The file, and what of it."""
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
+        what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
+        parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
+        parser.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
+        parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Prints it."""
+        from byname.cli import shown
+
+        try:
+            if options.tail:
+                return shown.tail(options.file)
+            with shown.opened(options.file) as recording:
+                if options.place:
+                    shown.places(recording, options.place, options.top)
+                else:
+                    shown.table(recording, options.file, options.top, ranges=not options.no_ranges)
+        except BrokenPipeError:
+            return _nobody_reads()
+        return 0
+
+
+def _nobody_reads() -> int:
+    """The standard output was closed, as by ``| head``: no more is written to it, also not when Python ends."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return 1

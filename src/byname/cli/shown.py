@@ -1,0 +1,138 @@
+"""How is a recording shown in a terminal? As a table of places, as the records of one, and line by line."""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from byname.cli.command import CommandError, say
+from byname.errors import BynameError
+from byname.table import Row, counted, printable
+
+if TYPE_CHECKING:
+    from byname.recording.recording import Recording
+
+__all__ = ["opened", "places", "table", "tail"]
+
+PAUSE = 0.25
+"""Seconds between two looks at a file that is being written."""
+PATIENCE = 5.0
+"""Seconds in which a file that has just come may still be no recording."""
+
+
+def opened(name: str) -> Recording:
+    """Opens a recording, or says why not."""
+    from byname.recording.opening import open as opening
+
+    try:
+        return opening(name)
+    except (BynameError, OSError) as error:
+        raise CommandError(printable(str(error))) from None
+
+
+def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:
+    """Prints what is inside.
+
+    Args:
+        recording: the recording.
+        name: what the user calls it.
+        most: how many places.
+        ranges: whether the values are read, to tell between which numbers they lie.
+    """
+    print("\n".join(map(printable, _header(recording, name))))
+    print(recording.head(most, ranges=ranges))
+
+
+def _header(recording: Recording, name: str) -> Iterator[str]:
+    """What there is to know of the run; what is not in the file is left out."""
+    run = recording.run
+    state = "complete" if recording.complete else "not complete"
+    yield f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
+    arguments = run.get("arguments")
+    if isinstance(arguments, list) and arguments:
+        yield f"program:   {' '.join(map(str, arguments))}"
+    yield f"started:   {run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
+    versions = [f"{label} {run[label]}" for label in ("byname", "torch", "python") if label in run]
+    commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
+    ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
+    yield f"with:      {', '.join([*versions, *commit, *ranks])}"
+
+
+def places(recording: Recording, path: str, most: int) -> None:
+    """Prints the records of one place, or of each that fits."""
+    try:
+        found = recording[path]
+    except BynameError as error:
+        raise CommandError(printable(str(error))) from None
+    for series in found.values() if isinstance(found, dict) else (found,):
+        print(series.head(most))
+
+
+def tail(name: str) -> int:
+    """Prints a line for what comes, until the recording is closed or somebody presses Ctrl-C.
+
+    Args:
+        name: the file, which need not be there yet.
+    """
+    before: dict[str, int] = {}
+    try:
+        for recording in _states(name):
+            rows = recording.rows()
+            came = {row["path"]: row["records"] - before.get(row["path"], 0) for row in rows}
+            if any(came.values()):
+                print(_line(rows, came), flush=True)
+            before = {row["path"]: row["records"] for row in rows}
+            if recording.ended:
+                state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
+                print(f"{printable(name)} is closed, and {state}", flush=True)
+    except KeyboardInterrupt:
+        print(flush=True)
+    return 0
+
+
+def _states(name: str) -> Iterator[Recording]:
+    """The recording after each change of its files, the last time when it is closed."""
+    last, told, since = None, False, time.monotonic()
+    while True:
+        state = _written(name)
+        if not state and not told:
+            told = True
+            say(f"waiting for {printable(name)}")
+        if not state:
+            since = time.monotonic()
+        elif state != last:
+            try:
+                recording = opened(name)
+            except CommandError:
+                if time.monotonic() - since > PATIENCE:
+                    raise
+            else:
+                last = state
+                with recording:
+                    yield recording
+                    if recording.ended:
+                        return
+        time.sleep(PAUSE)
+
+
+def _written(name: str) -> list[tuple[str, int, int]]:
+    """When and how far the files of a recording were written: those of all ranks, and the journals."""
+    path = Path(name)
+    found = []
+    for one in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*")):
+        try:
+            facts = one.stat()
+        except FileNotFoundError:  # a journal that has just gone
+            continue
+        found.append((one.name, facts.st_size, facts.st_mtime_ns))
+    return found
+
+
+def _line(rows: list[Row], came: dict[str, int]) -> str:
+    """What came: until which iteration, how much, and how much there is."""
+    last = max(int(row["iterations"].rpartition("-")[2]) for row in rows if came[row["path"]])
+    new = f"{counted(sum(came.values()), 'record')} of {counted(sum(map(bool, came.values())), 'place')}"
+    return f"{time.strftime('%H:%M:%S')}  to iteration {last}: {new}, {sum(row['records'] for row in rows)} in all"
