@@ -1,23 +1,24 @@
 """Every page of the documentation runs as it stands and prints what it shows.
 
 The python blocks of a page are one program, train.py, in which each line has the number it has in the page. A text
-block right after a python block is what that block prints. Left alone: ``python no-run`` and ``text no-check``.
+block right after a python block is what that block prints. A block ``python 2 ranks`` is a program of its own, which is
+started as two processes; what it prints is the output of the first. Left alone: ``python no-run``, ``text no-check``.
 
     python tests/test_docs.py       # write the outputs into the pages anew, after a change
 """
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from alone import run_file
+from forked import run_forked_file, run_forked_ranks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 END = "-- end of block --"
+RANKS = "python 2 ranks"
 
 
 class Block(NamedTuple):
@@ -44,7 +45,7 @@ def examples(lines):
     for block, following in pairwise([*blocks(lines), Block("", len(lines), len(lines))]):
         between = "".join(lines[block.closing + 1 : following.opening])
         shown = following.kind.startswith("text") and not between.strip()
-        if block.kind == "python":
+        if block.kind in ("python", RANKS):
             found.append(Example(block, following if shown else None))
     return found
 
@@ -62,28 +63,25 @@ def printed(page, folder):
     """What each python block of a page prints, as lists of lines."""
     lines = page.read_text(encoding="utf-8").splitlines()
     parts = examples(lines)
-    if not parts:
-        return []
+    together = [part for part in parts if part.code.kind != RANKS]
     pieces = [[]]
-    for line in run_file(folder, program(lines, parts), "train.py"):
+    for line in run_forked_file(folder, program(lines, together), "train.py") if together else ():
         if line == END:
             pieces.append([])
         else:
             pieces[-1].append(line.rstrip())
-    return pieces[:-1]
-
-
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
-    """What the pages print, all pages running at once."""
-    with ThreadPoolExecutor() as pool:
-        yield {page: pool.submit(printed, page, tmp_path_factory.mktemp(page.stem)) for page in PAGES}
+    prints = dict(zip(together, pieces[:-1], strict=True))
+    for part in parts:
+        if part not in prints:
+            first, *_ = run_forked_ranks(folder, program(lines, [part]), "train.py")
+            prints[part] = [line.rstrip() for line in first if line != END]
+    return [prints[part] for part in parts]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_page(page, outputs):
+def test_page(page, tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()
-    for (code, output), prints in zip(examples(lines), outputs[page].result(), strict=True):
+    for (code, output), prints in zip(examples(lines), printed(page, tmp_path), strict=True):
         if output is None:
             assert not prints, f"{page.name}:{code.opening + 1} prints what the page does not show"
         elif output.kind == "text":
@@ -105,5 +103,5 @@ def rewrite(page):
 
 
 if __name__ == "__main__":
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(rewrite, PAGES))
+    for each in PAGES:
+        rewrite(each)
