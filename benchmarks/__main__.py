@@ -9,8 +9,10 @@ from time import perf_counter
 import torch
 
 from benchmarks.explaining import explaining
+from benchmarks.gpu import gpu
 from benchmarks.memory import memory
 from benchmarks.naming import naming
+from benchmarks.recording import recording
 from benchmarks.timing import print_table
 from benchmarks.tracking import tracking
 from benchmarks.walking import walking
@@ -23,6 +25,8 @@ _TOPICS = {
     "explaining": explaining,
     "memory": memory,
     "watching": watching,
+    "recording": recording,
+    "gpu": gpu,
 }
 
 
@@ -39,7 +43,8 @@ def main() -> None:
     for topic in asked:
         start = perf_counter()
         rows = _TOPICS[topic]()
-        print_table(f"{topic} ({perf_counter() - start:.0f} s)", rows)
+        if rows:
+            print_table(f"{topic} ({perf_counter() - start:.0f} s)", rows)
 
 
 main()

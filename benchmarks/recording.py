@@ -1,0 +1,151 @@
+"""How much slower is a training step while values of it are recorded, and how fast are recordings written and opened?
+
+The recorder is open already when a step is timed, and is closed afterwards: what is timed are the steps of a long run,
+with the windows that are written meanwhile.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import byname
+from benchmarks.apart import rows_apart
+from benchmarks.models import GPT
+from benchmarks.storing import storing
+from benchmarks.timing import Row, Variant, interleaved
+from benchmarks.tracking import against_plain
+from byname.watch.attach import attach
+from byname.watch.event import Event
+
+__all__ = ["recording"]
+
+_MILLI = 1e-3
+_ALL, _ONE = "blocks.*.attn.forward.weights", "blocks.1.attn.forward.weights"
+_NEVER = 1 << 60
+
+_Context = Callable[[], AbstractContextManager[object]]
+_Contexts = dict[str, tuple[str, _Context, float | None]]
+
+
+def recording() -> list[Row]:
+    """A model in which the interpreter counts, one in which PyTorch computes, the file, and several processes."""
+    tiny = GPT(vocabulary=8, width=8, layers=12, length=4)
+    ids = torch.randint(8, (1, 4))
+    return [
+        *_tiny("12 tiny layers, forward alone", tiny, lambda: tiny(ids), rounds=20),
+        *_tiny("12 tiny layers, AdamW", tiny, _step(tiny, ids), rounds=14),
+        *_large("3 layers of width 192, AdamW", rounds=14, times=12),
+        *storing(),
+        *rows_apart("benchmarks.gathering"),
+    ]
+
+
+def _tiny(title: str, model: nn.Module, step: Callable[[], object], rounds: int) -> list[Row]:
+    """Steps of which each takes less than what a careless recorder would add."""
+    contexts: _Contexts = {
+        "again": ("plain again (A/A)", nullcontext, None),
+        "hooks": ("a hook on each attention that does nothing", lambda: _hooks(model, _nothing), None),
+        "clones": ("a hook on each attention that keeps a copy", lambda: _keeping(model), None),
+        "watched": ("a variable of all layers watched, none copied", lambda: attach(model, _ALL, _unheeded), 1.03),
+        "one": ("a variable of one layer recorded", _recorded(model, _ONE), 1.05),
+        "all": ("a variable of all layers recorded", _recorded(model, _ALL), None),
+        "outputs": ("the outputs of all attentions recorded", _recorded(model, "blocks.*.attn"), None),
+        "gradients": ("the gradients of the variable recorded", _recorded(model, f"{_ALL}.grad"), None),
+        "hundredth": ("a variable of all layers, every 100 iterations", _recorded(model, _ALL, every=100), 1.01),
+        "never": ("a recorder by which nothing is due", _recorded(model, _ALL, start=_NEVER), 1.01),
+    }
+    return _rows(title, step, contexts, rounds, times=100)
+
+
+def _large(title: str, rounds: int, times: int) -> list[Row]:
+    """Steps of about 60 ms, in each of which 1.5 MB are recorded."""
+    model = GPT(vocabulary=64, width=192, layers=3, length=64)
+    ids = torch.randint(64, (8, 64))
+    with tempfile.TemporaryDirectory() as folder:
+        contexts: _Contexts = {
+            "again": ("plain again (A/A)", nullcontext, None),
+            "clones": ("a hook on each attention that keeps a copy", lambda: _keeping(model), None),
+            "memory": ("all layers (1.5 MB) recorded in memory", _recorded(model, _ALL), 1.05),
+            "file": ("all layers recorded to a file", _to_a_file(model, Path(folder)), 1.05),
+            "hundredth": ("every 100 iterations, to a file", _to_a_file(model, Path(folder), every=100), 1.01),
+            "mean": ("the mean of each alone", _recorded(model, _ALL, reduce="mean"), None),
+            "std": ("the standard deviation", _recorded(model, _ALL, reduce="std"), None),
+            "norm": ("the norm", _recorded(model, _ALL, reduce="norm"), None),
+            "histogram": ("the histogram", _recorded(model, _ALL, reduce="histogram"), None),
+            "half": ("as bfloat16", _recorded(model, _ALL, dtype="bfloat16"), None),
+        }
+        return _rows(title, _step(model, ids), contexts, rounds, times)
+
+
+def _rows(title: str, step: Callable[[], object], contexts: _Contexts, rounds: int, times: int) -> list[Row]:
+    variants = {what: _inside(context, step, times) for what, (_, context, _) in contexts.items()}
+    took = interleaved({"plain": _inside(nullcontext, step, times), **variants}, rounds)
+    return [
+        Row(f"{title}: plain", took.each("plain", times, _MILLI), "ms"),
+        *(against_plain(words, what, took, limit) for what, (words, _, limit) in contexts.items()),
+    ]
+
+
+def _step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(ids).backward()
+        optimizer.step()
+
+    return step
+
+
+def _inside(context: _Context, step: Callable[[], object], times: int) -> Variant:
+    def run() -> float:
+        with context():
+            for _ in range(5):  # until the interpreter has adapted to what runs now
+                step()
+            start = process_time()
+            for _ in range(times):
+                step()
+            return process_time() - start
+
+    return run
+
+
+def _recorded(model: nn.Module, where: str, **options: Any) -> _Context:
+    return lambda: byname.record(model, where, **options)
+
+
+def _to_a_file(model: nn.Module, folder: Path, **options: Any) -> _Context:
+    return lambda: byname.record(model, _ALL, to=folder / "run.h5", overwrite=True, **options)
+
+
+def _unheeded(event: Event) -> None:
+    """A callback that does nothing."""
+
+
+def _nothing(module: nn.Module, args: object, output: Tensor) -> None:
+    """A hook that does nothing."""
+
+
+@contextmanager
+def _keeping(model: nn.Module) -> Iterator[None]:
+    """The least that a recorder can do: no path, no iteration, no change detection, no schedule."""
+    kept: list[Tensor] = []
+    with _hooks(model, lambda module, args, output: kept.append(output.detach().clone())):
+        yield
+
+
+@contextmanager
+def _hooks(model: nn.Module, hook: Callable[[nn.Module, Any, Tensor], None]) -> Iterator[None]:
+    attentions = [module for path, module in model.named_modules() if path.endswith(".attn")]
+    hooks = [module.register_forward_hook(hook) for module in attentions]
+    yield
+    for one in hooks:
+        one.remove()
