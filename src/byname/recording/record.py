@@ -101,12 +101,7 @@ def record(
         every=every, start=start, stop=stop, mode=mode, on_change=on_change, reduce=reduce, dtype=dtype,
         on_value=on_value,
     )  # fmt: skip
-    if gather_every is not None and (type(gather_every) is not int or gather_every < 1):
-        raise BadArgumentError(f"gather_every is a whole number of iterations from 1 on, not {gather_every!r}")
-    for moment, given in {"before_gather": before_gather, "after_gather": after_gather, "at_end": at_end}.items():
-        callables(given, moment)
-    if not (to is None or isinstance(to, str | os.PathLike)) or (isinstance(to, str) and not to):
-        raise BadArgumentError(f"to is the path of a file such as 'run.h5', not {to!r:.60}")
+    _check(to, gather_every, before_gather=before_gather, after_gather=after_gather, at_end=at_end)
     root = unwrapped(model)
     asked = placed(where, defaults)
     exact = frozenset(place for _, places in asked for place in _paths(places))
@@ -117,17 +112,30 @@ def record(
     recorder = Recorder(clock, windows, listeners, at_end)
     facts = {"model": type(root).__qualname__, **facts_of_run(where, to)}
     make = _maker_of_stores(to, facts, compression, overwrite)
-    if gather_every is not None and world() > 1:
-        windows.gatherer = Gatherer()
-        windows.own = lambda: make(True)
-        with ExitStack() as undone:
-            undone.callback(windows.gatherer.close)
-            store = MemoryStore() if rank() else make(False)
-            undone.pop_all()
-        recorder.begin(store)
-    else:
-        recorder.begin(make(world() > 1))
+    together = gather_every is not None and world() > 1
+    recorder.begin(_gathering(windows, make) if together else make(world() > 1))
     return recorder
+
+
+def _check(to: Any, gather_every: Any, **callbacks: Callbacks) -> None:
+    """Refuses what has no meaning before anything is installed or written."""
+    if gather_every is not None and (type(gather_every) is not int or gather_every < 1):
+        raise BadArgumentError(f"gather_every is a whole number of iterations from 1 on, not {gather_every!r}")
+    for moment, given in callbacks.items():
+        callables(given, moment)
+    if not (to is None or isinstance(to, str | os.PathLike)) or (isinstance(to, str) and not to):
+        raise BadArgumentError(f"to is the path of a file such as 'run.h5', not {to!r:.60}")
+
+
+def _gathering(windows: Windows, make: Callable[[bool], Store]) -> Store:
+    """Has windows come to rank 0; the store there, and elsewhere one that takes nothing."""
+    windows.gatherer = Gatherer()
+    windows.own = lambda: make(True)
+    with ExitStack() as undone:
+        undone.callback(windows.gatherer.close)
+        store = MemoryStore() if rank() else make(False)
+        undone.pop_all()
+    return store
 
 
 def _paths(places: Any) -> Iterator[str]:
