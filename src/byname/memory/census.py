@@ -158,7 +158,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
     >>> def train():
     ...     model = torch.nn.Linear(4, 2)
     ...     return [(row["name"], row["kind"], row["bytes"]) for row in byname.census().rows()]
-    >>> [row for row in train() if "model" in row[0]]
+    >>> [row for row in train() if row[0].startswith("model.")]
     [('model.weight', 'parameter', 32), ('model.bias', 'parameter', 8)]
     """
     for argument, value in (("collect", collect), ("names", names)):
