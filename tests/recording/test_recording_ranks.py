@@ -176,8 +176,7 @@ with byname.record(net, where, to=f"{folder}/own.h5") as own:
     with byname.record(net, "forward.h", to=f"{folder}/all.h5", gather_every=2) as recorder:
         train(net, range(8), die)
         if rank == 0:
-            time.sleep(4)
-            train(net, range(8, 20))
+            train(net, range(8, 20), lambda iteration: time.sleep(0.4))  # windows are taken where one closes
 leave()
 """,
         ends={1: KILLED},

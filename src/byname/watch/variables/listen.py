@@ -181,7 +181,7 @@ class _Tap:
     def __init__(self, function: FunctionType) -> None:
         self.function = function
         self.original = self.installed = function.__code__
-        self.key = next(_KEYS)
+        self.key = _key_of(function)
         self.listenings: tuple[Listening, ...] = ()
         self.told: frozenset[str] = frozenset()
         self.plain: FunctionType | None = None
@@ -268,8 +268,18 @@ _TAPS: dict[int, _Tap] = {}
 _FUNCTIONS: weakref.WeakValueDictionary[int, FunctionType] = weakref.WeakValueDictionary()
 """The functions without source, for calls that began just before the last listener left."""
 
-_KEYS = itertools.count()
+_KEYS: weakref.WeakKeyDictionary[FunctionType, int] = weakref.WeakKeyDictionary()
+"""One for each function, however often it is listened to: what is kept by key does not grow with that."""
+_NEXT = itertools.count()
 _CHANGING = threading.RLock()
+
+
+def _key_of(function: FunctionType) -> int:
+    """The number by which rewritten code knows its function."""
+    with _CHANGING:
+        if function not in _KEYS:
+            _KEYS[function] = next(_NEXT)
+        return _KEYS[function]
 
 
 @eager
