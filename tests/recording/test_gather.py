@@ -6,8 +6,8 @@ import torch.distributed as dist
 from several import KILLED, run_ranks
 
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.processes.combining import combined
 from byname.recording.processes.gather import Gatherer
+from byname.recording.processes.receiving import combined
 from byname.recording.processes.shard import Shard
 from byname.recording.processes.wire import body_length, header, packed, unpacked, weight
 from byname.recording.series import Series

@@ -5,48 +5,83 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 __all__ = ["interrupts_wait"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], Any]
+NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+"""Signals that programs handle in Python: Ctrl-C, time limits, the notices of a cluster's scheduler, and the death of a
+``DataLoader`` worker, of which PyTorch's handler raises an error."""
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Context in which the program's handlers for Ctrl-C and termination are not called: they are at its end.
+def interrupts_wait(*, also_repeated: bool = False) -> Iterator[None]:
+    """Holds back the signals that Python functions handle until the context ends, which then raises what they raise.
 
     Else one that comes at the wrong moment is lost, in a callback of a weak reference as h5py has many, or loses values
-    that are on their way from the open window to the file. A second one goes through at once: the disk may hang.
-    Only the main thread is interrupted.
+    that are on their way from the open window to the file. Only the main thread runs such functions; in another thread
+    there is nothing to do.
 
-    >>> with interrupts_wait():
-    ...     pass
+    Args:
+        also_repeated: whether a signal that comes again waits as well. Inside of HDF5 it has to: HDF5 calls back into
+            Python to write, takes what a handler raises there for a failed write, and its state is broken from then on.
+
+    Examples:
+        >>> import signal
+        >>> try:
+        ...     with interrupts_wait():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         print("written")
+        ... except KeyboardInterrupt:
+        ...     print("and then interrupted")
+        written
+        and then interrupted
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    theirs: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    came: list[tuple[int, FrameType | None]] = []
+    came: list[int] = []
+    handlers: dict[int, Handler] = {}
 
-    def wait(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
-        if len(came) > 1:
-            theirs[number](number, frame)
+    def later(number: int, frame: FrameType | None) -> None:
+        if number in came and not also_repeated:
+            came.remove(number)
+            handlers[number](number, frame)
+        else:
+            came.append(number)
 
     try:
-        for one in _SIGNALS:
-            handler = signal.getsignal(one)
+        for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
+            handler = signal.getsignal(number)
             if callable(handler):
-                theirs[one] = handler
-                signal.signal(one, wait)
+                handlers[number] = handler
+                signal.signal(number, later)
         yield
     finally:
-        for number, handler in theirs.items():
-            if signal.getsignal(number) is wait:
-                signal.signal(number, handler)
-        if len(came) == 1:  # also where an error ends it
-            number, frame = came[0]
-            theirs[number](number, frame)
+        raised = _put_back(handlers, later)
+        with ExitStack() as stack:  # all that came, whatever the others raise
+            if raised is not None:
+                stack.callback(_raise, raised)
+            for number in reversed(came):
+                stack.callback(signal.raise_signal, number)
+
+
+def _put_back(handlers: dict[int, Handler], ours: Handler) -> BaseException | None:
+    """Puts all handlers back that nobody has replaced meanwhile; returns what one of them raised."""
+    raised = None
+    while handlers:
+        try:
+            for number in list(handlers):
+                if signal.getsignal(number) is ours:
+                    signal.signal(number, handlers[number])
+                del handlers[number]
+        except BaseException as error:  # noqa: BLE001 - of a handler that is back already; its caller raises it
+            raised = error
+    return raised
+
+
+def _raise(error: BaseException) -> None:
+    raise error

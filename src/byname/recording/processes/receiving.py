@@ -6,17 +6,16 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from byname.recording.processes.combining import combined
 from byname.recording.processes.messages import ACKNOWLEDGED, break_off, first_line, receive, send
 from byname.recording.processes.wire import HEADER, Window, body_length, last_iteration, unpacked, weight
-from byname.recording.series import Series
+from byname.recording.series import Series, joined
 
-__all__ = ["Receiving"]
+__all__ = ["Receiving", "combined"]
 
 
 class _Arrived(NamedTuple):
@@ -26,6 +25,15 @@ class _Arrived(NamedTuple):
     window: Window
     size: int
     when: float
+
+
+def combined(windows: Iterable[Window]) -> dict[str, Series]:
+    """One window from those of several ranks, which may have other places each, and more or fewer records."""
+    parts: dict[str, list[Series]] = {}
+    for window in windows:
+        for path, series in window.items():
+            parts.setdefault(path, []).append(series)
+    return {path: joined(some) for path, some in parts.items()}
 
 
 class Receiving:

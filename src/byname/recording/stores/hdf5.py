@@ -14,10 +14,10 @@ from typing import Any
 import numpy
 
 from byname.errors import RecordingError, RecordingWarning
+from byname.recording.interrupts import interrupts_wait
 from byname.recording.series import Series
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.journal import JournaledFile
-from byname.recording.stores.journal.undisturbed import undisturbed
 from byname.recording.stores.layout.arrays import Filters, Settings
 from byname.recording.stores.layout.filters import filters_of
 from byname.recording.stores.layout.indexes import write_all
@@ -134,7 +134,7 @@ class Hdf5Store:
 
     def _open(self, run: Mapping[str, Any], filters: Filters, overwrite: bool) -> None:
         try:
-            with undisturbed():
+            with interrupts_wait(also_repeated=True):
                 self._disk = JournaledFile(self.path, overwrite=overwrite)
                 try:
                     self._begin(run, filters)
@@ -223,7 +223,7 @@ class Hdf5Store:
     def _guarded(self, action: Any) -> None:
         """Does something with the file; what goes wrong there ends the recording, and not the program."""
         try:
-            with undisturbed():
+            with interrupts_wait(also_repeated=True):
                 action()
         except _OUTSIDE as reason:
             self._give_up(reason)
@@ -234,7 +234,10 @@ class Hdf5Store:
         self._places.clear()
         self._waiting.clear()
         for thing in (file, self._disk):
-            with undisturbed(), suppress(*_OUTSIDE):  # a lost one has been reported, and a fork writes nothing
+            with (
+                interrupts_wait(also_repeated=True),
+                suppress(*_OUTSIDE),
+            ):  # a lost one has been reported, and a fork writes nothing
                 if thing is not None:
                     thing.close()
 

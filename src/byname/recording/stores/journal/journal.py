@@ -38,12 +38,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from byname.recording.interrupts import interrupts_wait
 from byname.recording.stores.journal.descriptors import alone, beside, opened, same_file, write_at
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, packed
 from byname.recording.stores.journal.guarded import SUPERBLOCK, GuardedFile
 from byname.recording.stores.journal.redo import Journal
-from byname.recording.stores.journal.undisturbed import undisturbed
 
 __all__ = ["JournaledFile"]
 
@@ -128,7 +128,7 @@ class JournaledFile(GuardedFile):
             return
         if self._error is None:
             try:
-                with undisturbed():
+                with interrupts_wait(also_repeated=True):
                     self._commit()
             except OSError as error:
                 self._fail(error)
@@ -163,7 +163,7 @@ class JournaledFile(GuardedFile):
         self._closed = True
         try:
             if os.getpid() == self._process:
-                with undisturbed():
+                with interrupts_wait(also_repeated=True):
                     self._finish()
         except OSError as error:
             self._fail(error)  # all that was committed is in the file and its journal
