@@ -16,11 +16,12 @@ from byname.errors import RecordingError
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, shared
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, frames
+from byname.recording.stores.journal.positioned import Positioned
 
 __all__ = ["CommittedFile", "committed"]
 
 
-class CommittedFile:
+class CommittedFile(Positioned):
     """What h5py reads instead of a path: the bytes of a file, and the frames of its journal over them."""
 
     def __init__(self, descriptor: int, changes: Extents, end: int) -> None:
@@ -28,15 +29,6 @@ class CommittedFile:
         self._changes = changes
         self._end = end
         self._position = 0
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Goes to a byte, counted from the start or from the end."""
-        self._position = offset + (self._end if whence == os.SEEK_END else 0)
-        return self._position
-
-    def tell(self) -> int:
-        """The byte that is read next."""
-        return self._position
 
     def readinto(self, buffer: memoryview) -> int:
         """Fills the buffer; bytes that no file holds are 0."""
@@ -46,13 +38,6 @@ class CommittedFile:
         self._changes.cover(self._position, view)
         self._position += len(view)
         return len(view)
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, all by default."""
-        left = max(0, self._end - self._position)
-        data = bytearray(left if size < 0 else min(size, left))
-        self.readinto(memoryview(data))
-        return bytes(data)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from byname.recording.stores.journal.descriptors import read_at, write_at
 from byname.recording.stores.journal.extents import Extents
+from byname.recording.stores.journal.positioned import Positioned
 
 __all__ = ["SUPERBLOCK", "GuardedFile"]
 
@@ -15,7 +16,7 @@ SUPERBLOCK = 2048
 """Before the first commit these first bytes stay in memory: without a superblock the file is none of HDF5's."""
 
 
-class GuardedFile:
+class GuardedFile(Positioned):
     """The file object that h5py calls: what lies before the fence is kept in memory, the rest goes to the file.
 
     HDF5 never hears of an error: its state would be broken, and closing it would crash. From the first error on, and in
@@ -34,15 +35,6 @@ class GuardedFile:
         self._end = self._position = 0
         self._error: OSError | None = None
         self._closed = False
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Goes to a byte, counted from the start or from the end."""
-        self._position = offset + (self._end if whence == os.SEEK_END else 0)
-        return self._position
-
-    def tell(self) -> int:
-        """The byte that is read or written next."""
-        return self._position
 
     def write(self, data: Any) -> int:
         """Takes bytes at the position; those behind all commits go to the file without a copy."""
@@ -73,13 +65,6 @@ class GuardedFile:
         self._fresh.cover(self._position, view)
         self._position += len(view)
         return len(view)
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, all by default."""
-        left = max(0, self._end - self._position)
-        data = bytearray(left if size < 0 else min(size, left))
-        self.readinto(memoryview(data))
-        return bytes(data)
 
     def truncate(self, size: int | None = None) -> int:
         """Sets the end; the file itself follows with the commit."""
