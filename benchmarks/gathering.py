@@ -21,6 +21,7 @@ from torch.multiprocessing.spawn import spawn
 
 import byname
 from benchmarks.apart import hand_over
+from benchmarks.contexts import training_step
 from benchmarks.models import GPT
 from benchmarks.timing import Row, Variant, interleaved
 
@@ -52,7 +53,7 @@ def _in_rank(rank: int, folder: str) -> None:
 
 def _rows(folder: Path) -> list[Row]:
     model = GPT(vocabulary=64, width=192, layers=3, length=64)
-    step = _step(model)
+    step = training_step(model, torch.randint(64, (8, 64)))
     own, gathered = folder / "own.h5", folder / "gathered.h5"
     words: dict[str, tuple[str, _Context]] = {
         "again": ("plain again (A/A)", _plain),
@@ -70,18 +71,6 @@ def _rows(folder: Path) -> list[Row]:
         Row("gathered less own files, a step", took.each("gathered", _TIMES, 1e-3, less="own"), "ms"),
         Row("gather_object less own files, a step", took.each("pickled", _TIMES, 1e-3, less="own"), "ms"),
     ]
-
-
-def _step(model: nn.Module) -> Callable[[], None]:
-    ids = torch.randint(64, (8, 64))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(ids).backward()
-        optimizer.step()
-
-    return step
 
 
 def _inside(context: _Context, step: Callable[[], None]) -> Variant:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import byname
+from benchmarks.contexts import training_step
 from benchmarks.models import GPT
 from benchmarks.timing import Row, Variant, interleaved
 from benchmarks.tracking import against_plain
@@ -46,7 +47,7 @@ def gpu() -> list[Row]:
 
 def _rows(title: str, model: nn.Module, ids: Tensor, rounds: int = 15) -> list[Row]:
     model, ids = model.cuda(), ids.cuda()
-    step = _step(model, ids)
+    step = training_step(model, ids)
     step()
     with tempfile.TemporaryDirectory() as folder:
         words = _contexts(model, Path(folder) / "run.h5")
@@ -73,17 +74,6 @@ def _contexts(model: nn.Module, file: Path) -> dict[str, tuple[str, _Context, fl
         "mean": ("the mean of each recorded", _recorded(model, reduce="mean"), None),
         "hundredth": ("every 100 iterations", _recorded(model, every=100), 1.01),
     }
-
-
-def _step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(ids).backward()
-        optimizer.step()
-
-    return step
 
 
 def _inside(context: _Context, step: Callable[[], None]) -> Variant:

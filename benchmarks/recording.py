@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import torch
@@ -18,21 +17,17 @@ from torch import Tensor, nn
 
 import byname
 from benchmarks.apart import rows_apart
+from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT
 from benchmarks.storing import storing
-from benchmarks.timing import Row, Variant, interleaved
-from benchmarks.tracking import against_plain
+from benchmarks.timing import Row
 from byname.watch.attach import attach
 from byname.watch.event import Event
 
 __all__ = ["recording"]
 
-_MILLI = 1e-3
 _ALL, _ONE = "blocks.*.attn.forward.weights", "blocks.1.attn.forward.weights"
 _NEVER = 1 << 60
-
-_Context = Callable[[], AbstractContextManager[object]]
-_Contexts = dict[str, tuple[str, _Context, float | None]]
 
 
 def recording() -> list[Row]:
@@ -41,7 +36,7 @@ def recording() -> list[Row]:
     ids = torch.randint(8, (1, 4))
     return [
         *_tiny("12 tiny layers, forward alone", tiny, lambda: tiny(ids), rounds=20),
-        *_tiny("12 tiny layers, AdamW", tiny, _step(tiny, ids), rounds=14),
+        *_tiny("12 tiny layers, AdamW", tiny, training_step(tiny, ids), rounds=14),
         *_large("3 layers of width 192, AdamW", rounds=14, times=12),
         *storing(),
         *rows_apart("benchmarks.gathering"),
@@ -50,7 +45,7 @@ def recording() -> list[Row]:
 
 def _tiny(title: str, model: nn.Module, step: Callable[[], object], rounds: int) -> list[Row]:
     """Steps of which each takes less than what a careless recorder would add."""
-    contexts: _Contexts = {
+    contexts: Contexts = {
         "again": ("plain again (A/A)", nullcontext, None),
         "hooks": ("a hook on each attention that does nothing", lambda: _hooks(model, _nothing), None),
         "clones": ("a hook on each attention that keeps a copy", lambda: _keeping(model), None),
@@ -62,7 +57,7 @@ def _tiny(title: str, model: nn.Module, step: Callable[[], object], rounds: int)
         "hundredth": ("a variable of all layers, every 100 iterations", _recorded(model, _ALL, every=100), 1.01),
         "never": ("a recorder by which nothing is due", _recorded(model, _ALL, start=_NEVER), 1.01),
     }
-    return _rows(title, step, contexts, rounds, times=100)
+    return rows_of(title, step, contexts, rounds, times=100)
 
 
 def _large(title: str, rounds: int, times: int) -> list[Row]:
@@ -70,7 +65,7 @@ def _large(title: str, rounds: int, times: int) -> list[Row]:
     model = GPT(vocabulary=64, width=192, layers=3, length=64)
     ids = torch.randint(64, (8, 64))
     with tempfile.TemporaryDirectory() as folder:
-        contexts: _Contexts = {
+        contexts: Contexts = {
             "again": ("plain again (A/A)", nullcontext, None),
             "clones": ("a hook on each attention that keeps a copy", lambda: _keeping(model), None),
             "memory": ("all layers (1.5 MB) recorded in memory", _recorded(model, _ALL), 1.05),
@@ -82,47 +77,14 @@ def _large(title: str, rounds: int, times: int) -> list[Row]:
             "histogram": ("the histogram", _recorded(model, _ALL, reduce="histogram"), None),
             "half": ("as bfloat16", _recorded(model, _ALL, dtype="bfloat16"), None),
         }
-        return _rows(title, _step(model, ids), contexts, rounds, times)
+        return rows_of(title, training_step(model, ids), contexts, rounds, times)
 
 
-def _rows(title: str, step: Callable[[], object], contexts: _Contexts, rounds: int, times: int) -> list[Row]:
-    variants = {what: _inside(context, step, times) for what, (_, context, _) in contexts.items()}
-    took = interleaved({"plain": _inside(nullcontext, step, times), **variants}, rounds)
-    return [
-        Row(f"{title}: plain", took.each("plain", times, _MILLI), "ms"),
-        *(against_plain(words, what, took, limit) for what, (words, _, limit) in contexts.items()),
-    ]
-
-
-def _step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(ids).backward()
-        optimizer.step()
-
-    return step
-
-
-def _inside(context: _Context, step: Callable[[], object], times: int) -> Variant:
-    def run() -> float:
-        with context():
-            for _ in range(5):  # until the interpreter has adapted to what runs now
-                step()
-            start = process_time()
-            for _ in range(times):
-                step()
-            return process_time() - start
-
-    return run
-
-
-def _recorded(model: nn.Module, where: str, **options: Any) -> _Context:
+def _recorded(model: nn.Module, where: str, **options: Any) -> Context:
     return lambda: byname.record(model, where, **options)
 
 
-def _to_a_file(model: nn.Module, folder: Path, **options: Any) -> _Context:
+def _to_a_file(model: nn.Module, folder: Path, **options: Any) -> Context:
     return lambda: byname.record(model, _ALL, to=folder / "run.h5", overwrite=True, **options)
 
 

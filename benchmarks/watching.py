@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.timing import Row, Variant, interleaved
-from benchmarks.tracking import NoOp, against_plain
+from benchmarks.tracking import NoOp
 from byname.watch.attach import attach
 from byname.watch.event import Event
 from byname.watch.select import select
@@ -25,8 +26,6 @@ from byname.watch.tracing.flow import Call
 __all__ = ["watching"]
 
 _MILLI = 1e-3
-
-_Context = Callable[[], AbstractContextManager[object]]
 
 
 def watching() -> list[Row]:
@@ -51,7 +50,7 @@ def _is_operation(call: Call) -> bool:
 def _rows(
     title: str, model: nn.Module, x: Tensor, operations: str, variables: str, rounds: int, times: int
 ) -> list[Row]:
-    contexts: dict[str, tuple[str, _Context, float | None]] = {
+    contexts: Contexts = {
         "again": ("plain again (A/A)", nullcontext, None),
         "hooks": ("a forward hook on every module that does nothing", lambda: _hooks(model), None),
         "mode": ("a function mode that does nothing, around the forward", lambda: _mode(model), None),
@@ -65,41 +64,10 @@ def _rows(
         "disabled": ("all of these, but disabled", lambda: _disabled(model, operations, variables), 1.01),
         "after": ("after all of these were removed", lambda: _removed(model, operations, variables), 1.01),
     }
-    step = _step(model, x)
-    step()
-    variants = {what: _inside(context, step, times) for what, (_, context, _) in contexts.items()}
-    took = interleaved({"plain": _inside(nullcontext, step, times), **variants}, rounds)
-    return [
-        Row(f"{title}: plain step", took.each("plain", times, _MILLI), "ms"),
-        *(against_plain(words, what, took, limit) for what, (words, _, limit) in contexts.items()),
-    ]
+    return rows_of(title, training_step(model, x), contexts, rounds, times)
 
 
-def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).backward()
-        optimizer.step()
-
-    return step
-
-
-def _inside(context: _Context, step: Callable[[], None], times: int) -> Variant:
-    def run() -> float:
-        with context():
-            for _ in range(5):  # until places are bound and the interpreter has adapted to what runs now
-                step()
-            start = process_time()
-            for _ in range(times):
-                step()
-            return process_time() - start
-
-    return run
-
-
-def _watched(model: nn.Module, where: Any) -> _Context:
+def _watched(model: nn.Module, where: Any) -> Context:
     return lambda: attach(model, where, nothing)
 
 
