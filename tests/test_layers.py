@@ -9,7 +9,7 @@ import byname
 
 SOURCE = Path(byname.__file__).parent
 LAYERS = [
-    {"errors", "quiet", "place", "source", "site", "card", "table", "threads", "tracebacks"},
+    {"errors", "interrupts", "quiet", "place", "source", "site", "card", "table", "threads", "tracebacks"},
     {"naming"},
     {"autograd", "memory"},
     {"watch"},
@@ -18,6 +18,7 @@ LAYERS = [
     {"plug", "cli", "__main__"},
 ]
 HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "transformers", "torch._dynamo", "jinja2"]
+HEAVY += ["safetensors", "lightning", "torchmetrics"]
 
 
 def modules():

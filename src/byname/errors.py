@@ -23,6 +23,7 @@ __all__ = [
     "NotAnErrorError",
     "NotAnInterjectionError",
     "NotAnOptimizerError",
+    "NotInstalledError",
     "NotStorableError",
     "RecordingError",
     "RecordingExistsError",
@@ -73,6 +74,10 @@ class BadPathError(BynameError, ValueError):
 
 class NoMatchError(BynameError, LookupError):
     """A path or selector matches nothing in the model; the message names what comes close."""
+
+
+class NotInstalledError(BynameError, ImportError):
+    """A part of byname was imported that needs a package which is not installed; the message says how to get it."""
 
 
 class NoGraphError(BynameError, ValueError):

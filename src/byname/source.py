@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import threading
 import warnings
 import weakref
 from functools import lru_cache
@@ -20,6 +21,7 @@ __all__ = [
     "enclosing_statement",
     "expression",
     "expression_at",
+    "one_at_a_time",
     "position_of",
     "source_of",
     "stands_for",
@@ -27,6 +29,10 @@ __all__ = [
 
 HIDDEN = "_byname_"
 """What the names begin with that byname puts into the code of a function to listen to its variables."""
+
+one_at_a_time = threading.RLock()
+"""Held while syntax trees are made: Python 3.11 counts the depth of them for all threads together, and fails with a
+SystemError when two make one (python/cpython#106905)."""
 
 stands_for: weakref.WeakKeyDictionary[CodeType, CodeType] = weakref.WeakKeyDictionary()
 """Code that byname put into a function, and the function's own: its instructions have the lines and columns of that.
@@ -60,7 +66,7 @@ def position_of(code: CodeType, instruction: int) -> Position:
 
 def source_of(code: CodeType) -> executing.Source | None:
     """The source of a code object, if it is still what was compiled."""
-    with warnings.catch_warnings():
+    with one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
         source = executing.Source.for_filename(code.co_filename)
         return source if source.tree is not None and _is_what_ran(source, code) else None

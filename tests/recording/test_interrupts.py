@@ -4,7 +4,7 @@ import threading
 import journal_runs as runs
 import pytest
 
-from byname.recording.interrupts import interrupts_wait
+from byname.interrupts import interrupts_wait
 
 
 class Alarm(Exception):

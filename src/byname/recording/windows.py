@@ -13,9 +13,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from byname.errors import RecordingError, RecordingWarning
+from byname.interrupts import interrupts_wait
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.columns import Column
-from byname.recording.interrupts import interrupts_wait
 from byname.recording.processes.gather import Gatherer
 from byname.recording.series import Series
 from byname.recording.stores.memory import MemoryStore

@@ -77,7 +77,7 @@ def attach(
     root = unwrapped(model)
     if not callable(callback):
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
-    running = Running(root, callback, before)
+    running = Running(root, callback, before, reads=reads)
     meaning, selectors = meaning_of(where, root)
     running.notes.update(dict.fromkeys(meaning.notes))
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")

@@ -16,7 +16,12 @@ __all__ = ["follow_forwards"]
 
 
 def follow_forwards(
-    model: nn.Module, begun: Callable[[int], object], ended: Callable[[], object], *, enabled: bool = True
+    model: nn.Module,
+    begun: Callable[[int], object],
+    ended: Callable[[], object],
+    *,
+    enabled: bool = True,
+    well: Callable[[], None] | None = None,
 ) -> Handle:
     """Has the outermost forwards of a model told; compiled functions run compiled as before.
 
@@ -32,9 +37,11 @@ def follow_forwards(
         begun: is called with the number of each that begins.
         ended: is called after each, also one that raised.
         enabled: whether this is so at once; what is attached to the model later is told of a forward later, too.
+        well: is called before `ended` where a forward did not raise and was told of as a whole; what it raises comes
+            out of the forward.
     """
-    running = Running(model, _nothing)
-    iterations = Iterations(running, States(running, ()), _nothing, _nothing, begun, ended)
+    running = Running(model, _nothing, reads=True)
+    iterations = Iterations(running, States(running, ()), _nothing, well or _nothing, begun, ended)
     first, last = Hooks(model, running), Hooks(model, running)
     iterations.begin_with(first)
     iterations.end_with(last)

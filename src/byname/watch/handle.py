@@ -77,6 +77,11 @@ class Handle:
             tap.install()
 
     @property
+    def removed(self) -> bool:
+        """Whether it was taken off for good."""
+        return self._removed
+
+    @property
     def enabled(self) -> bool:
         """Whether it is in place. Set to False it is taken off and costs nothing; set to True it is put back."""
         return self._installed

@@ -86,8 +86,10 @@ class Running:
         model: the model of which the outermost forward is an iteration.
         callback: is called with an `Event`.
         before: is called when a matched call begins.
+        reads: whether the callback only looks.
 
     Attributes:
+        reader: the callback that only looks, or the object that it is a method of; None for one that takes part.
         order: the number of the attachment.
         needs_forward: whether places are wanted that are told only while the model's own forward runs.
         listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
@@ -97,10 +99,13 @@ class Running:
         only: of places that are called several times and of which some calls were selected, the numbers of these.
     """
 
-    def __init__(self, model: nn.Module, callback: Callback, before: Before | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, callback: Callback, before: Before | None = None, *, reads: bool = False
+    ) -> None:
         self.model = model
         self.callback = callback
         self.before = before
+        self.reader: object | None = getattr(callback, "__self__", callback) if reads else None
         self.order = next(order_of_attaching)
         self.listening = False
         self.needs_forward = False
@@ -160,7 +165,7 @@ class Running:
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
         thread.depth += 1
-        if thread.depth > 1 or asleep():
+        if thread.depth > 1 or asleep(self.reader):
             return False
         self._latest = thread.iteration = next(self._iterations)
         thread.calls.clear()
@@ -172,11 +177,11 @@ class Running:
         if not thread.depth:  # it had begun when this was attached
             return False
         thread.depth -= 1
-        return thread.depth == 0 and not asleep()
+        return thread.depth == 0 and not asleep(self.reader)
 
     def event(self, path: str, module: nn.Module, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Tells the callback of a value; what takes the value's place."""
-        if asleep():
+        if asleep(self.reader):
             return value
         recomputed = _graph_task() != -1
         thread = self._thread
@@ -224,7 +229,7 @@ class Running:
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A matched call begins; what the callback will find in ``event.before``."""
-        if self.before is None or asleep():
+        if self.before is None or asleep(self.reader):
             return None
         with unheard():
             return self.before(path, module, inputs, kwargs)

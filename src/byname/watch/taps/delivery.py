@@ -70,13 +70,13 @@ class _OfGradients(_OfItems):
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         if self._spot.items or not is_tensor(value):
             return super().__call__(value, inputs, before)
-        if not asleep():
+        if not asleep(self._running.reader):
             self._wait_for((), value, inputs)
         return value
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Waits for the gradients of one item, which stays as it is."""
-        if not asleep():
+        if not asleep(self._running.reader):
             for inner, tensor in tensors_in(one):
                 self._wait_for((*segments, *inner), tensor, inputs)
         return one
@@ -126,6 +126,8 @@ class _Waiting:
         self._iteration = iteration
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        if asleep(self._running.reader):  # the hook of a leaf is there for every backward
+            return None
         event = Event(self._path, self._module, gradient, (), self._call, self._recomputed, self._iteration)
         new: torch.Tensor = self._running.told(event)
         return None if new is gradient else new

@@ -21,6 +21,7 @@ from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import attachments_of
+from byname.watch.tracing.asleep import asleep
 
 __all__ = ["StandIn", "States", "state_of"]
 
@@ -162,6 +163,8 @@ class States:
         running, path, module = self._running, spot.full, spot.module
 
         def receive(gradient: torch.Tensor) -> torch.Tensor | None:
+            if asleep(running.reader):
+                return None
             iteration, call, _ = running.number(path)
             new = running.told(Event(path, module, gradient, (), call, False, iteration))
             return None if new is gradient else new

@@ -1,4 +1,4 @@
-"""Is an example run on in this thread? Then what is attached to the model sees nothing of it."""
+"""Which runs are not told to everyone? Example runs to nobody, passes of an evaluation only to its own analyser."""
 
 from __future__ import annotations
 
@@ -6,28 +6,46 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["asleep", "example_running"]
+__all__ = ["asleep", "example_running", "told_only_to"]
 
 
 class _Here(threading.local):
-    """How many example runs are on in one thread, one inside the other. A model does not say whose call it is in."""
+    """What one thread is in. A model does not say whose call it is in.
+
+    Attributes:
+        depth: how many example runs are on, one inside the other.
+        told: the readers that are told of this pass; None for all.
+    """
 
     depth = 0
+    told: tuple[object, ...] | None = None
 
 
 _here = _Here()
+_passes: list[tuple[object, ...]] = []
+"""The readers of the passes under way in any thread: the backward of a GPU runs in a thread of PyTorch's own."""
 
 
-def asleep() -> bool:
-    """Whether an example run is on in this thread.
+def asleep(reader: object | None = None) -> bool:
+    """Whether what is attached to the model sees nothing of what runs in this thread.
 
     >>> with example_running():
     ...     asleep()
     True
     >>> asleep()
     False
+
+    Args:
+        reader: who only looks; None for one that takes part, as an interjection does.
     """
-    return _here.depth > 0
+    if _here.depth > 0:
+        return True
+    if reader is None:
+        return False
+    told = _here.told
+    if told is None and _passes and isinstance(threading.current_thread(), threading._DummyThread):
+        told = _passes[-1]
+    return told is not None and not any(reader is one for one in told)
 
 
 @contextmanager
@@ -38,3 +56,23 @@ def example_running() -> Iterator[None]:
         yield
     finally:
         _here.depth -= 1
+
+
+@contextmanager
+def told_only_to(*readers: object) -> Iterator[None]:
+    """Has what this thread runs inside told to these readers, and to no other; what takes part does so as ever.
+
+    >>> with told_only_to("mine"):
+    ...     asleep("mine"), asleep("another"), asleep()
+    (False, True, False)
+
+    Args:
+        readers: the callbacks that are attached.
+    """
+    before, _here.told = _here.told, readers
+    _passes.append(readers)
+    try:
+        yield
+    finally:
+        _here.told = before
+        _passes.remove(readers)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from byname.source import source_of, stands_for
+from byname.source import one_at_a_time, source_of, stands_for
 from byname.watch.variables.rewriting import rewrite
 from byname.watch.variables.scopes import Function
 
@@ -53,7 +53,8 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
     all the time, and the making takes milliseconds.
     """
     try:
-        made = _recompiled(code, code.co_filename, code.co_qualname, frozenset(wanted))
+        with one_at_a_time:
+            made = _recompiled(code, code.co_filename, code.co_qualname, frozenset(wanted))
     except _NoSourceError:  # which is not kept: the source may be found later
         return None
     consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]

@@ -38,7 +38,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from byname.recording.interrupts import interrupts_wait
+from byname.interrupts import interrupts_wait
 from byname.recording.stores.journal.descriptors import alone, beside, opened, same_file, write_at
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, packed

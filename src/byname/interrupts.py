@@ -1,4 +1,4 @@
-"""How does Ctrl-C not tear what is being stored? It is passed on when that is done, a moment later."""
+"""How does Ctrl-C not tear what is being stored or put back? It is passed on when that is done, a moment later."""
 
 from __future__ import annotations
 
