@@ -19,7 +19,7 @@ def seeded():
 @pytest.fixture(scope="module", autouse=True)
 def only_new_objects_are_collected(request):
     """Many tests collect garbage, and would go through PyTorch, pytest and all tests each time."""
-    if request.path.parent.name not in {"watch", "recording"}:  # others look at the whole heap
+    if request.path.parent.name not in {"analyse", "recording", "watch"}:  # others look at the whole heap
         yield
         return
     gc.freeze()

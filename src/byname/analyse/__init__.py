@@ -1,0 +1,127 @@
+"""Statistics of values: running figures of data in batches, and analysers of what passes in a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from byname.analyse.analysers.analyser import Analyser
+    from byname.analyse.analysers.features import FeatureStatistics
+    from byname.analyse.analysers.gradients import GradientStatistics
+    from byname.analyse.analysers.groups import ClassVersusRest, PerClass, Several
+    from byname.analyse.analysers.names import NameList
+    from byname.analyse.analysers.outliers import Outliers
+    from byname.analyse.analysers.probe import LinearProbe
+    from byname.analyse.analysers.rank import Rank
+    from byname.analyse.analysers.sample import Sample
+    from byname.analyse.analysers.similarity import Similarity
+    from byname.analyse.analysers.spectrum import Spectrum
+    from byname.analyse.analysers.units import DeadUnits
+    from byname.analyse.evaluation.evaluation import Evaluation
+    from byname.analyse.evaluation.records import Record, Records
+    from byname.analyse.evaluation.schedule import Schedule
+    from byname.analyse.results.results import Results
+    from byname.analyse.statistics.counts import Bincount
+    from byname.analyse.statistics.covariance import Covariance, CrossCovariance
+    from byname.analyse.statistics.extremes import Extremes
+    from byname.analyse.statistics.factor import Factor
+    from byname.analyse.statistics.histogram import Histogram
+    from byname.analyse.statistics.history import History
+    from byname.analyse.statistics.moments import Mean, Moments, Variance
+    from byname.analyse.statistics.norms import NormMean
+    from byname.analyse.statistics.overlap import CrossIoU, IoU
+    from byname.analyse.statistics.quantile import Quantile
+    from byname.analyse.statistics.second_moment import SecondMoment
+    from byname.analyse.statistics.statistic import Statistic
+    from byname.analyse.statistics.topk import TopK
+
+__all__ = [
+    "Analyser",
+    "Bincount",
+    "ClassVersusRest",
+    "Covariance",
+    "CrossCovariance",
+    "CrossIoU",
+    "DeadUnits",
+    "Evaluation",
+    "Extremes",
+    "Factor",
+    "FeatureStatistics",
+    "GradientStatistics",
+    "Histogram",
+    "History",
+    "IoU",
+    "LinearProbe",
+    "Mean",
+    "Moments",
+    "NameList",
+    "NormMean",
+    "Outliers",
+    "PerClass",
+    "Quantile",
+    "Rank",
+    "Record",
+    "Records",
+    "Results",
+    "Sample",
+    "Schedule",
+    "SecondMoment",
+    "Several",
+    "Similarity",
+    "Spectrum",
+    "Statistic",
+    "TopK",
+    "Variance",
+]
+
+_PLACES = {
+    "Analyser": "analysers.analyser",
+    "Bincount": "statistics.counts",
+    "ClassVersusRest": "analysers.groups",
+    "Covariance": "statistics.covariance",
+    "CrossCovariance": "statistics.covariance",
+    "CrossIoU": "statistics.overlap",
+    "DeadUnits": "analysers.units",
+    "Evaluation": "evaluation.evaluation",
+    "Extremes": "statistics.extremes",
+    "Factor": "statistics.factor",
+    "FeatureStatistics": "analysers.features",
+    "GradientStatistics": "analysers.gradients",
+    "Histogram": "statistics.histogram",
+    "History": "statistics.history",
+    "IoU": "statistics.overlap",
+    "LinearProbe": "analysers.probe",
+    "Mean": "statistics.moments",
+    "Moments": "statistics.moments",
+    "NameList": "analysers.names",
+    "NormMean": "statistics.norms",
+    "Outliers": "analysers.outliers",
+    "PerClass": "analysers.groups",
+    "Quantile": "statistics.quantile",
+    "Rank": "analysers.rank",
+    "Record": "evaluation.records",
+    "Records": "evaluation.records",
+    "Results": "results.results",
+    "Sample": "analysers.sample",
+    "Schedule": "evaluation.schedule",
+    "SecondMoment": "statistics.second_moment",
+    "Several": "analysers.groups",
+    "Similarity": "analysers.similarity",
+    "Spectrum": "analysers.spectrum",
+    "Statistic": "statistics.statistic",
+    "TopK": "statistics.topk",
+    "Variance": "statistics.moments",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _PLACES:
+        raise AttributeError(f"module 'byname.analyse' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"byname.analyse.{_PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

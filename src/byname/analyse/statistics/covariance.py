@@ -1,0 +1,139 @@
+"""How do features vary together: with each other, and with those of another place?"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from byname.analyse.statistics.comoments import Comoments, comoments_of, correlation, joined
+from byname.analyse.statistics.moments import divided
+from byname.analyse.statistics.pairs import PairStatistic
+from byname.analyse.statistics.rows import Rows, check_features, rows_of
+from byname.analyse.statistics.statistic import Statistic
+from byname.errors import BadArgumentError
+
+__all__ = ["Covariance", "CrossCovariance"]
+
+
+class CovarianceStatistic(Statistic):
+    """What is told by the means of columns and the sums of products of the distances from them."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_counts", "_shift", "_mean", "_squares", "_products")
+
+    def __init__(self, *, nan: str = "omit") -> None:
+        super().__init__(nan=nan)
+        for name in self.STATE:
+            setattr(self, name, None)
+
+    @property
+    def counts(self) -> Tensor:
+        """How many samples took part, or the sum of their weights."""
+        return self._comoments().counts.clone()
+
+    def covariance(self, ddof: float = 1) -> Tensor:
+        """The matrix of sums of products over ``counts - ddof``; NaN where that is not positive."""
+        kept = self._comoments()
+        return divided(kept.products, kept.counts - ddof)
+
+    def correlation(self) -> Tensor:
+        """The covariance over the standard deviations of both features (Pearson); NaN where one of them is zero."""
+        return correlation(self._comoments())
+
+    def result(self) -> Tensor:
+        """The covariance, with ``ddof=1``."""
+        return self.covariance()
+
+    def _merge(self, other: Self) -> None:
+        found = other._comoments()
+        self._check(*found.products.shape)
+        self._take(found)
+
+    def _take_rows(self, rows: Rows, first: int, last: int) -> None:
+        self._check(first, last)
+        self._take(comoments_of(rows, first, last, self._kept()))
+        self.nans += rows.nans
+
+    def _check(self, first: int, last: int) -> None:
+        kept = self._kept()
+        if kept is not None:
+            check_features(self, kept.products.shape[0], first)
+            check_features(self, kept.products.shape[1], last)
+
+    def _kept(self) -> Comoments | None:
+        parts = [getattr(self, name) for name in CovarianceStatistic.STATE]
+        return None if parts[0] is None else Comoments(*parts)
+
+    def _comoments(self) -> Comoments:
+        kept = self._kept()
+        if kept is None:
+            raise BadArgumentError("nothing was added yet")
+        return kept
+
+    def _take(self, found: Comoments) -> None:
+        kept = self._kept()
+        whole = found if kept is None else joined(kept, found.to(kept.mean.device))
+        for name in CovarianceStatistic.STATE:
+            setattr(self, name, getattr(whole, name[1:]).clone())
+
+    def _means(self) -> Tensor:
+        kept = self._comoments()
+        return torch.where(kept.counts > 0, kept.shift + kept.mean, math.nan)
+
+
+class Covariance(CovarianceStatistic):
+    """Mean, covariance and correlation of all pairs of features.
+
+    >>> Covariance().add([[1., 2.], [3., 2.]]).add([[2., 5.]]).covariance()
+    tensor([[1., 0.],
+            [0., 3.]], dtype=torch.float64)
+
+    Batches are put together by the pairwise update of Chan, Golub and LeVeque (1979), each with the distances from its
+    own mean. Samples of more dimensions are flattened. A sample with a NaN in it is left out as a whole; with
+    ``nan="propagate"`` the rows and columns of that feature become NaN, as they do with an infinite value. Weights are
+    of samples: a weight of 2 is the sample twice.
+
+    Args:
+        nan: what is done with NaN, see `Statistic`.
+    """
+
+    def mean(self) -> Tensor:
+        """The mean of each feature."""
+        return self._means()
+
+    def variance(self, ddof: float = 1) -> Tensor:
+        """The diagonal of the covariance."""
+        kept = self._comoments()
+        return divided(kept.squares, kept.counts - ddof)
+
+    def _add(self, samples: Tensor, weights: Tensor | None) -> None:
+        rows = rows_of(samples, weights, self.nan)
+        self._take_rows(rows, rows.values.shape[1], rows.values.shape[1])
+
+
+class CrossCovariance(PairStatistic, CovarianceStatistic):
+    """Covariance and correlation of the features of one place with those of another, over the same samples.
+
+    >>> cross = CrossCovariance().add([[1.], [2.], [3.]], [[0., 5.], [2., 5.], [4., 5.]])
+    >>> cross.covariance()
+    tensor([[2., 0.]], dtype=torch.float64)
+    >>> cross.correlation()
+    tensor([[1.0000,    nan]], dtype=torch.float64)
+
+    Update, flattening, NaN and weights as of `Covariance`; a NaN on one side leaves out the sample on both.
+
+    Args:
+        nan: what is done with NaN, see `Statistic`.
+    """
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        """The mean of each feature on the one side and on the other."""
+        first = self._comoments().products.shape[0]
+        return self._means()[:first], self._means()[first:]
+
+    def _add_pair(self, samples: Tensor, others: Tensor, weights: Tensor | None) -> None:
+        first, last = (one.reshape(len(one), math.prod(one.shape[1:])).double() for one in (samples, others))
+        rows = rows_of(torch.cat([first, last], 1), weights, self.nan)
+        self._take_rows(rows, first.shape[1], last.shape[1])
