@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from byname.analyse.analysers.observe import observe
     from byname.autograd.check import check
     from byname.autograd.explain import explain
     from byname.autograd.explaining import explaining
@@ -79,6 +80,7 @@ __all__ = [
     "leaves",
     "name",
     "names",
+    "observe",
     "open",
     "path",
     "record",
@@ -130,6 +132,7 @@ _PLACES = {
     "leaves": "byname.autograd.leaves",
     "name": "byname.naming.names",
     "names": "byname.naming.names",
+    "observe": "byname.analyse.analysers.observe",
     "open": "byname.recording.opening",
     "path": "byname.autograd.graph",
     "record": "byname.recording.record",
@@ -148,7 +151,7 @@ _PLACES = {
     "_traced": "byname.watch.variables.listen",
 }
 
-_PARTS = ("watch",)
+_PARTS = ("analyse", "watch")
 """Parts of the package that are reached as attributes."""
 
 

@@ -1,0 +1,273 @@
+"""What is an analyser? It is given what passes at places of a model, and has figures to tell of each."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+
+from byname.analyse.analysers.keeping import Kept, described, made, merged
+from byname.analyse.analysers.sample import Sample
+from byname.analyse.results.results import Results
+from byname.analyse.statistics.across import states_of_all_ranks
+from byname.errors import BadArgumentError
+
+__all__ = ["Analyser", "Switched", "checked_analyser"]
+
+_OF_THIS_ONE = ("lock", "_observations", "_resting")
+"""Attributes that a copy does not share."""
+
+
+class Switched(Protocol):
+    """What an analyser switches on and off with itself, and tells its targets: an observation."""
+
+    number: int
+    """Observations made later have a higher one."""
+    places: dict[str, str]
+    """The paths in the model at which something has passed, as they are called in the results."""
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, until the observation is removed."""
+
+    @property
+    def handle(self) -> object:
+        """What holds it, until it is removed."""
+
+    def switch(self, enabled: bool) -> None:
+        """Puts it in place, or takes it off."""
+
+    def targets_are(self, targets: Tensor | str | None) -> None:
+        """The targets were set."""
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was taken off for good."""
+
+
+class Analyser(ABC):
+    """Computes figures of what passes at the places at which `byname.observe` puts it.
+
+    A child class says what is kept of a place (`begin`), what one more value does to it (`take`), and which figures
+    come out (`figures`). What is kept are running statistics, so that merging, ranks and saving are done here.
+
+        >>> import torch, byname
+        >>> class Largest(byname.analyse.Analyser):
+        ...     def begin(self, sample):
+        ...         return byname.analyse.Extremes()
+        ...     def take(self, kept, sample):
+        ...         kept.add(sample.value)
+        ...     def figures(self, kept):
+        ...         return {"largest": float(kept.max().max())}
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+        >>> largest = Largest()
+        >>> with byname.observe(model, "1", largest):
+        ...     _ = model(torch.tensor([[-1., 3.], [2., -5.]]))
+        >>> largest.result()["1"]["largest"]
+        3.0
+
+    Attributes:
+        listens: what is given to it: ``"value"``, ``"gradient"`` or both.
+        tells_classes_apart: whether that is its task, so that one for each class would have nothing to do.
+        lock: is held while it is given something: forwards may run in several threads.
+
+    A copy, or what a pickle makes, has seen the same and is observed nowhere.
+    """
+
+    listens: frozenset[str] = frozenset({"value"})
+    tells_classes_apart: bool = False
+
+    def __init__(self) -> None:
+        self._places: dict[str, Kept] = {}
+        self._targets: Tensor | str | None = None
+        self._enabled = True
+        self._observations: weakref.WeakSet[Switched] = weakref.WeakSet()  # that hold the model, as it holds them
+        self._resting: list[object] = []  # their handles while they are off, when the model does not hold them
+        self.lock = threading.RLock()
+
+    @abstractmethod
+    def begin(self, sample: Sample) -> Kept:
+        """What is kept of the place of a sample before there is any: a statistic, or a dict of them."""
+
+    @abstractmethod
+    def take(self, kept: Any, sample: Sample) -> None:
+        """Adds a sample to what is kept of its place."""
+
+    @abstractmethod
+    def figures(self, kept: Any) -> dict[Any, Any]:
+        """The figures of a place, by their names."""
+
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same in two of them for `merge`; what the statistics themselves tell is not needed."""
+        return {}
+
+    def started(self, observation: int) -> None:  # noqa: B027 - most do not ask
+        """An observation was put in place."""
+
+    def begun(self, observation: int, iteration: int) -> None:  # noqa: B027 - most do not ask
+        """A forward of an observed model begins."""
+
+    def ended(self, observation: int) -> None:  # noqa: B027 - most do not ask
+        """An observation was taken off, for good or until it is enabled again."""
+
+    def settle(self) -> None:  # noqa: B027 - most take in all at once
+        """Figures or the state are asked for: whatever is still pending is taken in."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is given anything. Set to False its hooks are taken off; what it has seen stays."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, wanted: bool) -> None:
+        self._enabled = bool(wanted)
+        observations = self.observations
+        self._resting = [] if self._enabled else [one.handle for one in observations]
+        for observation in observations:
+            observation.switch(self._enabled)
+
+    @property
+    def targets(self) -> Tensor | str | None:
+        """What the samples are of: a tensor of class numbers for the batches to come, or a path of the model.
+
+        A path such as ``"forward.targets"`` is read anew in each forward.
+        """
+        return self._targets
+
+    @targets.setter
+    def targets(self, targets: Any) -> None:
+        import torch
+
+        wanted = targets if targets is None or isinstance(targets, str) else torch.as_tensor(targets)
+        for observation in [*self._observations]:
+            observation.targets_are(wanted)
+        self._targets = wanted
+
+    @property
+    def observations(self) -> tuple[Switched, ...]:
+        """Where it is put at the moment."""
+        return tuple(one for one in self._observations if one.model is not None)
+
+    @property
+    def watching(self) -> bool:
+        """Whether `byname.observe` has put it at places of some model, from which it was not removed since."""
+        return bool(self.observations)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places at which something has passed."""
+        return tuple(self._places)
+
+    def reset(self) -> None:
+        """Forgets what was seen."""
+        with self.lock:
+            self._places.clear()
+
+    def restart(self) -> None:
+        """Has nothing of what was seen in the figures of the pass that begins now, or has ended."""
+        self.reset()
+
+    def merge(self, other: Self) -> Self:
+        """Takes in what another analyser of the same settings has seen; returns itself.
+
+        Raises:
+            BadArgumentError: if the other is of another kind, has other settings, or has kept something else.
+        """
+        if type(other) is not type(self):
+            raise BadArgumentError(f"a {type(self).__name__} merges another, not a {type(other).__name__}")
+        mine, others = self.settings(), other.settings()
+        if mine != others:
+            raise BadArgumentError(f"a {type(self).__name__} with {mine} cannot merge one with {others}")
+        self.settle()
+        other.settle()
+        merged(self._places, other._places)
+        return self
+
+    def reduce(self, group: Any = None) -> Self:
+        """A new analyser with what all ranks have seen; a collective, which every rank of the group has to call.
+
+        Args:
+            group: a process group; the default one if None.
+        """
+        whole = self._fresh()
+        for state in states_of_all_ranks(self.state_dict(), group):
+            merged(whole._places, _places_of(state))
+        return whole
+
+    def result(self) -> Results:
+        """The figures of every place: ``{path: {figure: value}}``."""
+        with self.lock:
+            self.settle()
+            figures = {path: self.figures(kept) for path, kept in self._places.items()}
+        return Results(figures, name=type(self).__name__)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything seen, as tensors and plain values that are not shared with this."""
+        with self.lock:
+            self.settle()
+            return described(self._places)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave, in place of what was seen here."""
+        self._places = _places_of(state)
+
+    def put(self, sample: Sample) -> None:
+        """Gives a sample to the analyser; `byname.observe` does that."""
+        kept = self._places.get(sample.path)
+        if kept is None:
+            kept = self.begin(sample)
+        self.take(kept, sample)
+        self._places[sample.path] = kept  # now: what is refused is no place
+
+    def name_of(self, observation: Switched, path: str) -> str:
+        """What a path is called in the results: with the number of its model where it is one of another model, too."""
+        others = [one for one in self.observations if one.model is not observation.model]
+        if not any(path in one.places.values() for one in others):
+            return path
+        models = {id(one.model): None for one in sorted(self.observations, key=lambda one: one.number)}
+        return f"model{[*models].index(id(observation.model)) + 1}.{path}"
+
+    def observed(self, observation: Switched) -> None:
+        """An observation has begun, which is held weakly."""
+        self._observations.add(observation)
+        if not self._enabled:
+            self._resting.append(observation.handle)
+
+    def _fresh(self) -> Self:
+        """One of the same settings that has seen nothing."""
+        fresh = type(self).__new__(type(self))
+        fresh.__setstate__({**vars(self), "_places": {}})
+        return fresh
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _OF_THIS_ONE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock(), _observations=weakref.WeakSet(), _resting=[])
+
+    def __repr__(self) -> str:
+        if self.paths:
+            return repr(self.result())
+        return f"<{type(self).__name__}, which has seen nothing>"
+
+
+def checked_analyser(given: Any) -> Analyser:
+    """The argument, if it is an analyser.
+
+    Raises:
+        BadArgumentError: if it is not, also for the class of one.
+    """
+    if not isinstance(given, Analyser):
+        named = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise BadArgumentError(f"an analyser is an instance such as byname.analyse.FeatureStatistics(), not {named}")
+    return given
+
+
+def _places_of(state: dict[str, Any]) -> dict[str, Kept]:
+    places = made(state)
+    if not isinstance(places, dict):
+        raise BadArgumentError("this is not the state of an analyser")
+    return places

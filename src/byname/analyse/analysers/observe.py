@@ -1,0 +1,216 @@
+"""How does an analyser get to what passes at the places of a model?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byname.analyse.analysers.analyser import Analyser, checked_analyser
+from byname.analyse.analysers.kinds import Kind, Kinds
+from byname.analyse.analysers.sample import Sample
+from byname.errors import BynameError
+from byname.watch.attach import attach, meaning_of, unwrapped
+from byname.watch.event import Event
+from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
+from byname.watch.handle import Handle
+from byname.watch.places.items import tensors_in
+from byname.watch.places.spot import Spot
+from byname.watch.tracing.asleep import asleep
+
+__all__ = ["observe"]
+
+_numbers = itertools.count()
+"""Process-wide, so that two observations of one analyser have different numbers."""
+
+
+def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = None, label: str = "") -> Handle:
+    """Has an analyser given what passes at places of a model, forward after forward; the model is not changed.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> features = byname.analyse.FeatureStatistics()
+        >>> with byname.observe(model, "*", features):
+        ...     for _ in range(3):
+        ...         _ = model(torch.ones(4, 2))
+        >>> list(features.result())
+        ['0', '1']
+
+    What a checkpoint runs a second time is not observed twice.
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        analyser: what is given the values, or their gradients. It may be at several places, also of several models.
+        example: arguments to run the model with once; see `byname.points`.
+        label: put before the paths in the results, to tell two models apart: ``"teacher"`` gives ``teacher.fc1``.
+            Without one, a path that another model has, too, which the analyser observes, gives ``model2.fc1``.
+
+    Returns:
+        A handle that removes it, and tells the places.
+
+    Raises:
+        NoMatchError: if no place matches, or the path of the analyser's targets does not.
+        BadArgumentError: if it is no analyser.
+    """
+    checked_analyser(analyser)
+    root = unwrapped(model)
+    observation = Observation(root, analyser, label, meaning_of(where, root)[0].spots)
+    handle = attach(root, where, observation, example=example, begun=observation.begun, reads=True, enabled=False)
+    observation.handle = handle
+    try:
+        observation.targets_are(analyser.targets)
+    except BynameError:  # their path is none of this model's
+        handle.remove()
+        raise
+    handle.add(observation)
+    analyser.observed(observation)
+    handle.enabled = analyser.enabled
+    return handle
+
+
+class Observation:
+    """An analyser at places of one model.
+
+    Attributes:
+        handle: what is attached.
+        number: of this observation among all.
+        places: the paths in the model at which something has passed, as they are called in the results.
+    """
+
+    handle: Handle
+
+    def __init__(self, model: nn.Module, analyser: Analyser, label: str, spots: Sequence[Spot]) -> None:
+        self._model = model
+        self._analyser = analyser
+        self._kinds = Kinds(model, spots)
+        self._label = f"{label}." if label else ""
+        self.number = next(_numbers)
+        self.places: dict[str, str] = {}
+        self._wanted = False
+        self._targets: Tensor | None = None
+        self._targets_handle: Handle | None = None
+        self._lasting: dict[str, list[Removable]] = {}
+        self._awaited: set[str] = set()
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, until the observation is removed."""
+        return None if self.handle.removed else self._model
+
+    def install(self) -> None:
+        """The hooks are in place."""
+        self._wanted = True
+        self._analyser.started(self.number)
+        if self._targets_handle is not None:
+            self._targets_handle.enabled = True
+
+    def remove(self) -> None:
+        """Nothing is told any more, also of graphs that were made before."""
+        self._wanted = False
+        if self._targets_handle is not None:
+            self._targets_handle.enabled = False
+        for hooks in self._lasting.values():
+            for hook in hooks:
+                hook.remove()
+        self._lasting.clear()
+        self._targets = None
+        self._analyser.ended(self.number)
+
+    def switch(self, enabled: bool) -> None:
+        """The analyser was switched on or off."""
+        if not self.handle.removed:
+            self.handle.enabled = enabled
+
+    def targets_are(self, targets: Tensor | str | None) -> None:
+        """The targets of the analyser were set: a path is followed from now on."""
+        before, followed = self._targets_handle, None
+        if isinstance(targets, str) and not self.handle.removed:
+            followed = attach(self._model, targets, self._keep_targets, reads=True, enabled=self._wanted)
+        self._targets_handle = followed
+        if before is not None:
+            before.remove()
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was taken off for good."""
+        return self.handle.removed
+
+    def begun(self, iteration: int) -> None:
+        """A forward begins."""
+        self._targets = None
+        self._awaited.clear()
+        with self._analyser.lock:
+            self._analyser.begun(self.number, iteration)
+
+    def __call__(self, event: Event) -> None:
+        """A value passes."""
+        kind = self._kinds.of(event.path, event.module)
+        listens = self._analyser.listens
+        for segments, tensor in tensors_in(event.value):
+            path = self._place(event.path + "".join(map(str, segments)))
+            if "value" in listens and (kind.gradient or not event.recomputed):
+                self._put(self._sample(path, event, kind), tensor, gradient=False)
+            if "gradient" in listens and not kind.gradient:
+                self._await_gradient(path, event, kind, tensor)
+
+    def _place(self, path: str) -> str:
+        place = self.places.get(path)
+        if place is None:
+            place = self.places[path] = self._label + path if self._label else self._analyser.name_of(self, path)
+        return place
+
+    def _put(self, sample: Callable[..., Sample], value: Tensor, *, gradient: bool) -> None:
+        # What is kept is made outside of inference mode, and in full precision.
+        precise = torch.autocast(value.device.type, enabled=False)
+        with self._analyser.lock, torch.inference_mode(False), torch.no_grad(), precise:
+            self._analyser.put(sample(value=value.detach(), gradient=gradient))
+
+    def _sample(self, path: str, event: Event, kind: Kind) -> Callable[..., Sample]:
+        """All of a sample but its value, which a backward that is yet to come must not keep alive."""
+        return partial(
+            Sample,
+            path,
+            event.module,
+            parameter=kind.parameter,
+            targets=None if kind.parameter else self._targets_now(),  # whose hook would keep them
+            observation=self.number,
+            iteration=event.iteration,
+            output=kind.output,
+        )
+
+    def _targets_now(self) -> Tensor | None:
+        targets = self._analyser.targets
+        return self._targets if isinstance(targets, str) else targets
+
+    def _await_gradient(self, path: str, event: Event, kind: Kind, tensor: Tensor) -> None:
+        if not tensor.requires_grad or not (torch.is_grad_enabled() or tensor.is_leaf):
+            if torch.is_grad_enabled():
+                self.handle.note(f"`{path}`: no gradient flows there, the value does not require one")
+            return
+        if event.recomputed and path in self._awaited:  # a reentrant checkpoint runs without gradients at first
+            return
+        if not event.recomputed:
+            self._awaited.add(path)
+        sample = self._sample(path, event, kind)
+
+        def receive(gradient: Tensor) -> None:
+            if not self._wanted or asleep(self):
+                return
+            try:
+                self._put(sample, gradient, gradient=True)
+            except Exception as error:  # whatever an analyser raises goes on, with the place added
+                error.add_note(f"byname: at the gradient of `{path}` in a backward")
+                raise
+
+        hook = on_gradient(tensor, receive, lambda: self.handle.note(missed_at(path)))
+        if hook is not None and hook.lasting:
+            self._lasting[path] = [*without_superseded(self._lasting.get(path, ()), hook), hook]
+
+    def _keep_targets(self, event: Event) -> None:
+        if isinstance(event.value, Tensor):
+            self._targets = event.value.detach()

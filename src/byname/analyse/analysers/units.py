@@ -1,0 +1,119 @@
+"""Which units never fire, over all the data?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from byname.analyse.analysers.analyser import Analyser
+from byname.analyse.analysers.channels import channel_of, checked_channel, with_channel
+from byname.analyse.analysers.firing import Rest, rest_of
+from byname.analyse.analysers.sample import Sample
+from byname.analyse.analysers.tally import Tally
+from byname.errors import BadArgumentError
+
+__all__ = ["DeadUnits", "Firings"]
+
+Fires: TypeAlias = "float | Callable[[Tensor], Tensor] | None"
+
+
+class DeadUnits(Analyser):
+    """Units that never fired: a unit is a channel, and fires in a sample if it does at any of its positions.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+        >>> units = byname.analyse.DeadUnits()
+        >>> with byname.observe(model, "1", units):
+        ...     _ = model(torch.tensor([[1.0, -1.0, 2.0], [-1.0, -1.0, 3.0]]))
+        >>> figures = units.result()["1"]
+        >>> figures["dead"], figures["fired"]
+        (1, tensor([1, 0, 2]))
+
+    The figures are ``dead``, how many units fired in no sample; ``total``, how many there are; ``fired``, in how many
+    samples each unit fired, int64 of shape ``(channels,)``; ``samples``; and ``nans``, how many values were NaN, which
+    never fire. The positions may be others in each batch.
+
+    A value fires above zero, which is right for ReLU and all that are like it (GELU, SiLU, Mish, ELU, LeakyReLU ...)
+    and for what comes before one. Where another rule holds, the module's class, or the operation's name, decides:
+    sigmoid and softplus fire above 0.001, softmax above 0.000001 (their logarithms above the logarithms of these);
+    tanh, hardtanh, softsign, tanhshrink and GLU farther than 0.001 from zero; hardshrink and softshrink anywhere but
+    at zero; `torch.nn.Threshold` and `torch.nn.Hardtanh` as their arguments say.
+
+    Args:
+        fires: a number, above which a value fires; or a function, which is given the value and returns bools of its
+            shape. By default the rule above.
+        channel_dim: the dimension of the units; by default 1. For sequences ``(N, length, units)`` it is -1.
+
+    Raises:
+        BadArgumentError: if an argument is none of these; in a forward, if the number of units is another than before.
+    """
+
+    def __init__(self, *, fires: Fires = None, channel_dim: int | None = None) -> None:
+        super().__init__()
+        if not (fires is None or callable(fires) or _is_number(fires)):
+            raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")
+        self.fires = fires
+        self.channel_dim = checked_channel(channel_dim)
+
+    def settings(self) -> dict[str, Any]:
+        """Which dimension the channels are."""
+        return {"channel_dim": self.channel_dim}
+
+    def begin(self, sample: Sample) -> Firings:
+        """No firings yet, by the rule of the place."""
+        if callable(self.fires):
+            return Firings(rule=getattr(self.fires, "__qualname__", type(self.fires).__qualname__))
+        rest = rest_of(sample) if self.fires is None else Rest(float(self.fires))
+        return Firings(rule=tuple(rest))
+
+    def take(self, kept: Any, sample: Sample) -> None:
+        """Counts in which samples the units fire."""
+        value, rest = with_channel(sample.value), Rest()
+        if callable(self.fires):
+            value, nans = with_channel(self._asked(sample.value)), int(sample.value.isnan().sum())
+        else:
+            rest, nans = Rest(*kept.rule), 0
+        units = value.movedim(channel_of(value, self.channel_dim), 1)
+        fired, unknown = rest.fired(units, [*range(2, units.ndim)])
+        kept.add(fired)
+        kept.nans += nans + unknown
+
+    def figures(self, kept: Any) -> dict[Any, Any]:
+        """The counts."""
+        fired = kept.result()
+        dead = int((fired == 0).sum()) if kept.count else 0
+        return {"dead": dead, "total": len(fired), "fired": fired, "samples": kept.count, "nans": kept.nans}
+
+    def _asked(self, value: Tensor) -> Tensor:
+        """Where the function says that units fire; NaN never does."""
+        assert callable(self.fires)
+        fired = self.fires(value)
+        if not isinstance(fired, Tensor) or fired.dtype is not torch.bool or fired.shape != value.shape:
+            found = f"{tuple(fired.shape)} of {fired.dtype}" if isinstance(fired, Tensor) else type(fired).__name__
+            raise BadArgumentError(f"fires(value) returns bools of the shape {tuple(value.shape)}, not {found}")
+        return fired & ~value.isnan()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+class Firings(Tally):
+    """In how many samples each unit fired.
+
+    >>> Firings(rule=(0.0, 0.0, False)).add([[True, False], [True, True]]).result()
+    tensor([2, 1])
+
+    Args:
+        rule: what fires; counts of different rules are not put together.
+    """
+
+    SETTINGS = ("rule",)
+
+    def __init__(self, *, rule: Any, nan: str = "omit") -> None:
+        super().__init__(nan=nan)
+        self.rule = rule

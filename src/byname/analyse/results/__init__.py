@@ -1,0 +1,1 @@
+"""Results of analysers: shown as tables, frames, labelled arrays and plots."""

@@ -1,0 +1,136 @@
+"""What did an analyser find? `Results`: the figures of every place, as a table, frame, labelled arrays or plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from byname.analyse.results.leaves import leaves_of, path_of
+from byname.analyse.results.rows import long_rows, rows_of, shown_rows, spare_columns
+from byname.analyse.results.same import same
+from byname.errors import BynameError
+from byname.table import Row, counted, text, to_html
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+    from matplotlib.axes import Axes
+
+__all__ = ["Results"]
+
+
+class Results(Mapping[str, Any]):
+    """``{path: {figure: value}}``; of classes ``{path: {class: {figure: value}}}``.
+
+    Values are numbers, tensors where a figure has one value a feature, channel or unit, and dicts where it has one for
+    each of several things, as ``{"cka": {other path: number}}``.
+
+        >>> import torch
+        >>> found = Results({"fc1": {"dead": 3, "fired": torch.tensor([0.25, 0.5])}}, name="DeadUnits")
+        >>> found
+        DeadUnits: 1 place
+        path   dead   fired
+        ───────────────────────────────────
+        fc1       3   2: 0.25 … 0.375 … 0.5
+        >>> found["fc1"]["fired"]
+        tensor([0.2500, 0.5000])
+        >>> found == {"fc1": {"dead": 3, "fired": [0.25, 0.5]}}
+        True
+
+    It equals another mapping with equal numbers; NaN is the same as NaN.
+
+    Attributes:
+        name: what they are results of.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, figures: Mapping[str, Mapping[Any, Any]], *, name: str) -> None:
+        self._figures = {path: dict(of_place) for path, of_place in figures.items()}
+        self.name = name
+
+    def __getitem__(self, path: str) -> dict[Any, Any]:
+        return self._figures[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._figures)
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def __eq__(self, other: object) -> bool:
+        return same(self, other) if isinstance(other, Mapping) else NotImplemented
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of the figures."""
+        return tuple(dict.fromkeys(leaf.figure for leaf in leaves_of(self._figures)))
+
+    def rows(self) -> list[Row]:
+        """One dict of plain values a place, and class where there are classes.
+
+        Numbers are as they are. A tensor ``mean`` is told by ``mean.min``, ``mean.mean`` and ``mean.max``, of its
+        values that are not NaN; a dict by a column for each key, ``cka[fc2]``.
+        """
+        return rows_of(self._figures)
+
+    def to_pandas(self, *, long: bool = False) -> pandas.DataFrame:
+        """The figures as a DataFrame; needs pandas (``pip install byname[frames]``).
+
+        Args:
+            long: one row for each number: its place, class, figure, and index in the figure (a whole number, several,
+                or a key). Otherwise one row a place and class, as `rows` has them.
+        """
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
+        return pandas.DataFrame([*long_rows(self._figures)] if long else self.rows())
+
+    def to_xarray(self) -> xarray.Dataset:
+        """The figures as a Dataset, one variable each; needs xarray (``pip install byname[frames]``).
+
+        The dimensions are ``place``, ``class`` where there are classes (and ``group`` for "class" and "rest"), and
+        those of the figure, ``mean_dim_0`` and so on. Where the places differ in size, or in the number of dimensions,
+        what a place does not have is NaN, and the coordinate ``mean_mask`` is False there. A figure that is a dict has
+        the dimension ``other``.
+
+        Raises:
+            BynameError: if xarray is not installed, or nearly all of an array would be padding.
+        """
+        from byname.analyse.results.dataset import dataset_of
+
+        return dataset_of(self._figures, self.name)
+
+    def plot(self, figure: str | None = None, *, axes: Axes | None = None) -> Axes:
+        """Draws one of the figures; needs matplotlib (``pip install byname[plot]``).
+
+        Numbers become bars, one a place in the order of the model; numbers of classes, and dicts such as ``cka``, a
+        heat map; tensors a box a place, from the smallest to the largest value; spectra curves with two logarithmic
+        axes. Nothing is shown, and nothing of pyplot is touched: ``axes.figure.savefig("dead.png")``.
+
+        Args:
+            figure: its name; the first if None.
+            axes: what to draw in; a new figure of a fitting size if None.
+
+        Raises:
+            BynameError: if matplotlib is not installed.
+            BadArgumentError: if there is no such figure, or it has no numbers.
+        """
+        from byname.analyse.results.plotting import plotted
+
+        return plotted(self._figures, self.name, figure, axes)
+
+    def by_path(self, name: str) -> dict[str, Any]:
+        """The figures by paths ``<place>.<name>.<figure>``, or ``<place>.<name>.<class>.<figure>``."""
+        return dict(pair for leaf in leaves_of(self._figures) for pair in path_of(leaf, name))
+
+    def __repr__(self) -> str:
+        rows = shown_rows(self._figures)
+        return text(rows, title=self._title(), spare=spare_columns(rows, self._figures))
+
+    def _repr_html_(self) -> str:
+        return to_html(shown_rows(self._figures), title=self._title())
+
+    def _title(self) -> str:
+        return f"{self.name}: {counted(len(self), 'place')}"
