@@ -1,0 +1,1 @@
+"""Evaluations: snapshots of analysers on fixed data during a training."""

@@ -1,0 +1,249 @@
+"""What is inside a model like while it is trained? Snapshots of an analyser on a fixed loader, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byname.analyse.analysers.analyser import Analyser, Switched, checked_analyser
+from byname.analyse.evaluation.batches import Inputs, device_of, inputs_of, moved, prepared
+from byname.analyse.evaluation.during import Snapshots
+from byname.analyse.evaluation.observed import observations_on, run_of
+from byname.analyse.evaluation.preserving import Preserved, gradients_kept, preserved
+from byname.analyse.evaluation.progress import followed
+from byname.analyse.evaluation.records import Record, Records
+from byname.analyse.evaluation.schedule import Schedule
+from byname.analyse.evaluation.source import Source
+from byname.analyse.results.results import Results
+from byname.errors import BadArgumentError
+from byname.interrupts import interrupts_wait
+from byname.watch.tracing.asleep import told_only_to
+
+__all__ = ["Evaluation"]
+
+MODES = ("eval", "train", "keep")
+
+
+class Evaluation:
+    """Snapshots of an analyser during a training, each over the whole of a loader. The training is as without them.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> units = byname.analyse.DeadUnits()
+        >>> handle = byname.observe(model, "1", units)
+        >>> evaluation = Evaluation(units, [torch.zeros(4, 2), torch.ones(4, 2)])
+        >>> for step in range(3):
+        ...     record = evaluation.take(model, step=step)
+        >>> [record.step for record in evaluation.records]
+        [0, 1, 2]
+
+    From now on the analyser is off but for the passes of `take`, so that no batch of the training is in its figures.
+    After a pass everything is as before it: the mode of each module, gradients, ``requires_grad``, buffers, attributes
+    of modules, random states (also those of the loader), grad mode and autocast. Recorders and other analysers on the
+    model are told nothing of it; interjections act as ever. Each snapshot begins with nothing seen; a `LinearProbe` in
+    evaluation (``probe.eval()``) keeps what it has learnt, and is scored.
+
+    Args:
+        analyser: is observed by `byname.observe` on the model, before or after this is made.
+        loader: gives the same batches again each time it is iterated: a ``DataLoader`` or a list. It is this rank's
+            own. A batch is a tensor, a pair ``(inputs, targets)``, or a dict of keyword arguments, in which class
+            numbers ``"labels"``, ``"targets"`` or ``"label"`` are also the targets of the analyser. Each comes as a
+            copy on the device of the model.
+        prepare: makes of a batch what the model is called with: ``prepare(batch)`` returns the inputs or
+            ``(inputs, targets)``; inputs are one argument, a tuple of them, or a dict of keyword arguments. A tuple of
+            two is always a pair of inputs and targets. It may also set ``analyser.targets`` itself.
+        backward: ``backward(output, batch)`` returns a loss, or has called ``loss.backward()`` itself. Gradients
+            of parameters begin at none for each batch. Without it nothing has a gradient.
+        mode: ``"eval"`` or ``"train"``, in which the model is put for a pass, or ``"keep"`` for that of each module.
+        reduce: whether the figures are those of all ranks together; every rank then has to take the same snapshots.
+        progress: whether a bar is shown; by default in a terminal when a pass takes longer than a second.
+
+    Raises:
+        BadArgumentError: if the analyser is none, or the loader cannot be iterated again.
+    """
+
+    def __init__(
+        self,
+        analyser: Analyser,
+        loader: Any,
+        *,
+        prepare: Callable[[Any], Any] | None = None,
+        backward: Callable[[Any, Any], Any] | None = None,
+        mode: str = "eval",
+        reduce: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise BadArgumentError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r:.60}")
+        self.analyser = checked_analyser(analyser)
+        self._source = Source(loader)
+        self._prepare = prepare
+        self._backward = backward
+        self._mode = mode
+        self._reduce = reduce
+        self._progress = progress
+        self._taken: list[Record] = []
+        self._running = False
+        analyser.enabled = False
+
+    @property
+    def loader(self) -> Any:
+        """What gives the batches."""
+        return self._source.loader
+
+    @property
+    def records(self) -> Records:
+        """The snapshots so far."""
+        return Records(self._taken, name=f"Evaluation of {type(self.analyser).__name__}")
+
+    def take(
+        self,
+        model: nn.Module,
+        event: str | None = None,
+        epoch: int | None = None,
+        batch: int | None = None,
+        step: int | None = None,
+    ) -> Record:
+        """Takes a snapshot: runs the model over the loader, and adds a record of what the analyser has found.
+
+        Args:
+            model: the model that is run. Of a model wrapped for several processes the inner one runs, without any
+                communication; compiled models run eagerly.
+            event: what happened, in a word.
+            epoch, batch, step: when it is; only written down.
+
+        Raises:
+            BadArgumentError: if the analyser is not observed on this model, the loader gives no batch, or the pass
+                changes parameters.
+        """
+        root = run_of(model)
+        observations = observations_on(root, self.analyser)
+        if self._running:
+            raise BadArgumentError("this evaluation is in the middle of a snapshot already")
+        result = self._result(root, observations, "snapshot" if step is None else f"snapshot at step {step}")
+        record = Record(event, epoch, batch, step, _on_cpu(result))
+        self._taken.append(record)
+        return record
+
+    def during(
+        self,
+        model: nn.Module,
+        schedule: Schedule | None = None,
+        *,
+        start: bool = True,
+        every: int | None = None,
+        at: tuple[int, ...] = (),
+        end: bool = True,
+        epoch: int | None = None,
+    ) -> Snapshots:
+        """Takes snapshots while a loop trains a model, which says ``snapshots.step()`` after each step.
+
+            >>> import torch, byname
+            >>> model = torch.nn.Linear(2, 2)
+            >>> features = byname.analyse.FeatureStatistics()
+            >>> handle = byname.observe(model, "forward", features)
+            >>> evaluation = byname.analyse.Evaluation(features, [torch.ones(4, 2)])
+            >>> with evaluation.during(model, every=2) as snapshots:
+            ...     for _ in range(5):  # here the model is trained
+            ...         record = snapshots.step()
+            >>> [(record.event, record.step) for record in evaluation.records]
+            [('start', 0), ('batch', 2), ('batch', 4), ('end', 5)]
+
+        Args:
+            model: the model.
+            schedule: when; in place of the four keywords.
+            start, every, at, end: see `Schedule`.
+            epoch: written into the records; ``snapshots.epoch`` can be set to another.
+        """
+        return Snapshots(self, model, schedule or Schedule(start, every, tuple(at), end), epoch)
+
+    def _result(self, model: nn.Module, observations: tuple[Switched, ...], words: str) -> Results:
+        """The figures of one pass. Signals wait while things are put in place and put back."""
+        stack = ExitStack()
+        try:
+            with interrupts_wait():
+                self._running = True
+                stack.callback(setattr, self, "_running", False)
+                before = stack.enter_context(
+                    preserved(model, self._source.generators(), backward=self._backward is not None)
+                )
+                stack.enter_context(self._switched_on())
+                stack.enter_context(told_only_to(*observations))
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.set_grad_enabled(self._backward is not None))
+                if self._mode != "keep":
+                    model.train(self._mode == "train")
+            self._pass(model, before, words)
+            before.check()
+            return (self.analyser.reduce() if self._reduce else self.analyser).result()
+        finally:
+            try:
+                with interrupts_wait():
+                    stack.close()
+            finally:
+                stack.close()  # for an interrupt that came before signals waited
+
+    def _pass(self, model: nn.Module, before: Preserved, words: str) -> None:
+        device = device_of(model)
+        count = 0
+        for batch in followed(self._source, words, wanted=self._progress):
+            self._run(model, moved(batch, device, copy=True), device, before)
+            count += 1
+        if not count and not self._reduce:
+            raise BadArgumentError(
+                f"the {type(self._source.loader).__name__} gave no batch: there is nothing to take a snapshot of. A "
+                "loader has to give its batches anew each time it is iterated"
+            )
+
+    def _run(self, model: nn.Module, batch: Any, device: torch.device | None, before: Preserved) -> None:
+        if not isinstance(self.analyser.targets, str):
+            self.analyser.targets = None  # those of another batch would be wrong
+        inputs = self._inputs(batch, device)
+        if inputs.targets is not None and not isinstance(self.analyser.targets, str):
+            self.analyser.targets = inputs.targets
+        if self._backward is None:
+            inputs.run(model)
+            return
+        before.clear_gradients()
+        loss = self._backward(inputs.run(model), batch)
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            with gradients_kept(loss):
+                loss.backward()  # type: ignore[no-untyped-call]
+
+    def _inputs(self, batch: Any, device: torch.device | None) -> Inputs:
+        if self._prepare is None:
+            return inputs_of(batch)
+        return prepared(moved(self._prepare(batch), device, copy=False))
+
+    @contextmanager
+    def _switched_on(self) -> Iterator[None]:
+        targets = self.analyser.targets
+        try:
+            self.analyser.restart()
+            self.analyser.enabled = True
+            yield
+        finally:
+            self.analyser.enabled = False
+            if not isinstance(targets, str):
+                self.analyser.targets = targets
+            self.analyser.restart()  # what it held was as large as any other state
+
+    def __repr__(self) -> str:
+        return str(self.records)
+
+
+def _on_cpu(result: Results) -> Results:
+    """The same figures in the memory of the CPU, which has more room for many snapshots."""
+    return Results({path: _moved(figures) for path, figures in result.items()}, name=result.name)
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _moved(one) for key, one in value.items()}
+    return value

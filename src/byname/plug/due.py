@@ -1,0 +1,40 @@
+"""When does a trainer's callback take a snapshot? Trainers count steps and batches, and tell of each batch."""
+
+from __future__ import annotations
+
+from byname.analyse.evaluation.schedule import Schedule
+from byname.errors import BadArgumentError
+
+__all__ = ["Due"]
+
+COUNTS = ("step", "batch")
+
+
+class Due:
+    """Follows the numbers of a trainer.
+
+        >>> due = Due(Schedule(every=2), "step")
+        >>> due.begin(step=0, batch=0)
+        >>> [due.event(step=batch // 2, batch=batch) for batch in (1, 2, 3, 4, 5)]  # two batches a step
+        [None, None, None, 'batch', None]
+
+    Args:
+        schedule: when there is to be one.
+        count: ``"step"`` or ``"batch"``.
+    """
+
+    def __init__(self, schedule: Schedule, count: str) -> None:
+        if count not in COUNTS:
+            raise BadArgumentError(f"count is one of {', '.join(map(repr, COUNTS))}, not {count!r:.60}")
+        self.schedule = schedule
+        self._count = count
+        self._seen = 0
+
+    def begin(self, *, step: int, batch: int) -> None:
+        """The training begins with so many steps and batches done."""
+        self._seen = step if self._count == "step" else batch
+
+    def event(self, *, step: int, batch: int) -> str | None:
+        """What a snapshot is called that is to be taken now."""
+        before, self._seen = self._seen, step if self._count == "step" else batch
+        return self.schedule.due(self._seen, before)

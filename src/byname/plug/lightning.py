@@ -1,0 +1,104 @@
+"""How does an evaluation take its snapshots while Lightning trains? A callback for the `Trainer`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from byname.analyse.evaluation.evaluation import Evaluation
+from byname.analyse.evaluation.schedule import Schedule
+from byname.errors import NotInstalledError
+from byname.plug.due import Due
+
+if TYPE_CHECKING:
+    Callback = object
+else:
+
+    def _callback() -> type:
+        """The class of the package that the program uses: both may be installed, and are two."""
+        packages = ("lightning.pytorch", "pytorch_lightning")
+        for name in sorted(packages, key=lambda name: name not in sys.modules):
+            try:
+                return import_module(name).Callback
+            except ImportError:
+                continue
+        raise NotInstalledError("byname.plug.lightning needs Lightning: pip install lightning")
+
+    Callback = _callback()
+
+__all__ = ["EvaluationCallback"]
+
+
+class EvaluationCallback(Callback):
+    """Has an `Evaluation` take snapshots during ``trainer.fit``, which goes on as if there were none.
+
+    .. code-block:: python
+
+        handle = byname.observe(module, "net.*", analyser)
+        evaluation = byname.analyse.Evaluation(analyser, loader)
+        trainer = Trainer(callbacks=[EvaluationCallback(evaluation, every=100)])
+        trainer.fit(module, batches)
+        evaluation.records
+
+    The model runs as in the training: in its precision, and without any communication between ranks.
+
+    Args:
+        evaluation: takes the snapshots.
+        schedule: when; in place of the four keywords.
+        start, every, at, end: see `byname.analyse.Schedule`. There is no snapshot at the end of a training that was
+            interrupted or has raised.
+        count: what the steps of the schedule are: ``"step"`` for steps of the optimizers (``trainer.global_step``),
+            ``"batch"`` for batches; these differ where gradients are accumulated. Records hold the former in any case.
+        model: the module that is run: the ``LightningModule`` by default, or the network in it.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        schedule: Schedule | None = None,
+        *,
+        start: bool = True,
+        every: int | None = None,
+        at: tuple[int, ...] = (),
+        end: bool = True,
+        count: str = "step",
+        model: nn.Module | None = None,
+    ) -> None:
+        self.evaluation = evaluation
+        self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
+        self._model = model
+        self._epoch = 0
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """The training begins, or goes on from a checkpoint."""
+        self._epoch = trainer.current_epoch
+        self._due.begin(step=trainer.global_step, batch=_batches(trainer))
+        if self._due.schedule.start:
+            self._take(trainer, pl_module, "start")
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        """A batch is done, and with it a step, if gradients are not accumulated."""
+        self._epoch = trainer.current_epoch  # at the end of the training it is the number of the next
+        event = self._due.event(step=trainer.global_step, batch=_batches(trainer))
+        if event is not None:
+            self._take(trainer, pl_module, event, batch_idx)
+
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """The training has ended well."""
+        if self._due.schedule.end:
+            self._take(trainer, pl_module, "end")
+
+    def _take(self, trainer: Any, module: nn.Module, event: str, batch: int | None = None) -> None:
+        model = module if self._model is None else self._model
+        with trainer.precision_plugin.forward_context():
+            self.evaluation.take(model, event, self._epoch, batch, trainer.global_step)
+
+
+def _batches(trainer: Any) -> int:
+    """How many batches are done, over all epochs."""
+    return int(trainer.fit_loop.epoch_loop.total_batch_idx) + 1

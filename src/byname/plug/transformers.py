@@ -1,0 +1,98 @@
+"""How does an evaluation take its snapshots while a Hugging Face `Trainer` trains? A callback for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from byname.analyse.evaluation.evaluation import Evaluation
+from byname.analyse.evaluation.schedule import Schedule
+from byname.errors import NotInstalledError
+from byname.plug.due import Due
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    try:
+        from transformers import TrainerCallback
+    except ImportError as missing:
+        raise NotInstalledError("byname.plug.transformers needs it: pip install transformers accelerate") from missing
+
+__all__ = ["EvaluationCallback"]
+
+
+class EvaluationCallback(TrainerCallback):
+    """Has an `Evaluation` take snapshots during ``trainer.train()``, which goes on as if there were none.
+
+    .. code-block:: python
+
+        handle = byname.observe(model, "encoder.layers.*", analyser)
+        evaluation = byname.analyse.Evaluation(analyser, loader)
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[EvaluationCallback(evaluation, every=100)])
+        trainer.train()
+        evaluation.records
+
+    Args:
+        evaluation: takes the snapshots.
+        schedule: when; in place of the four keywords.
+        start, every, at, end: see `byname.analyse.Schedule`. There is no snapshot at the end of a training that was
+            interrupted or has raised.
+        count: what the steps of the schedule are: ``"step"`` for steps of the optimizer (``state.global_step``),
+            ``"batch"`` for batches; these differ where gradients are accumulated. Records hold the former in any case.
+        model: the module that is run; that of the trainer by default.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        schedule: Schedule | None = None,
+        *,
+        start: bool = True,
+        every: int | None = None,
+        at: tuple[int, ...] = (),
+        end: bool = True,
+        count: str = "step",
+        model: nn.Module | None = None,
+    ) -> None:
+        self.evaluation = evaluation
+        self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
+        self._model = model
+        self._epoch = self._batches = self._in_epoch = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """The training begins, or goes on from a checkpoint."""
+        self._epoch = int(state.epoch or 0)
+        self._batches = state.global_step * args.gradient_accumulation_steps  # an epoch's last step may have had fewer
+        self._due.begin(step=state.global_step, batch=self._batches)
+        if self._due.schedule.start:
+            self._take(state, of_trainer, "start")
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """An epoch begins."""
+        self._epoch = int(state.epoch or 0)  # at the end of an epoch it is the number of the next
+        self._in_epoch = 0
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """A batch is done, whose gradients are accumulated."""
+        self._batch_done(state, of_trainer)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """A batch is done, and with it a step."""
+        self._batch_done(state, of_trainer)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """The training has ended well."""
+        if self._due.schedule.end:
+            self._take(state, of_trainer, "end")
+
+    def _batch_done(self, state: Any, of_trainer: dict[str, Any]) -> None:
+        self._batches += 1
+        self._in_epoch += 1
+        event = self._due.event(step=state.global_step, batch=self._batches)
+        if event is not None:
+            self._take(state, of_trainer, event, self._in_epoch - 1)
+
+    def _take(self, state: Any, of_trainer: dict[str, Any], event: str, batch: int | None = None) -> None:
+        model = of_trainer["model"] if self._model is None else self._model
+        self.evaluation.take(model, event, self._epoch, batch, state.global_step)
