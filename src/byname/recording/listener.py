@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from byname.card import PLAIN
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
-from byname.recording.callbacks import callables, values_called
 from byname.recording.clock import Clock
-from byname.recording.columns import Column, Record
+from byname.recording.columns import Column
 from byname.recording.numbering import InOrder, Numbers, OfBackwards, OfSteps
 from byname.recording.options import Options
-from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.schedule import Time
+from byname.recording.storing import Storing
 from byname.recording.times import Times
 from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
@@ -28,7 +26,7 @@ from byname.watch.handle import Handle
 __all__ = ["Listener"]
 
 
-class Listener:
+class Listener(Storing):
     """Listens at all places of which the same is asked.
 
     Args:
@@ -49,20 +47,21 @@ class Listener:
     def __init__(
         self, model: nn.Module, where: Any, options: Options, clock: Clock, windows: Windows, exact: frozenset[str]
     ) -> None:
+        super().__init__(options, windows)
         self.asked = _in_words(where)
-        self._options = options
-        self._schedule = options.schedule
         self._clock = clock
-        self._windows = windows
         self._exact = exact
         self._columns: dict[str, Column] = {}
         self._times = Times()
-        self._called = bool(callables(options.on_value, "on_value"))
         self._begun_once = False
-        self._judged: tuple[Time | None, bool] = (None, False)
         self.handle: Handle = attach(
             model, where, self._receive, begun=self._begun, reads=True, enabled=False, unmatched=self._unmatched
         )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places, as far as they are known."""
+        return self.handle.paths
 
     def prepare(self) -> None:
         """A forward has ended: is in place in the next if something may be due in it, in either mode."""
@@ -112,14 +111,6 @@ class Listener:
         except NotStorableError as error:
             self._refuse(column, error, event.value)
 
-    def _is_due(self, time: Time) -> bool:
-        """Asked once for all places of a forward."""
-        known, due = self._judged
-        if known is not time:
-            due = self._schedule.due(time)
-            self._judged = time, due
-        return due
-
     def _time_of(self, event: Event, column: Column) -> Time | None:
         """The iteration that a value belongs to; None for a gradient from before the listener was there."""
         clock = self._clock
@@ -129,22 +120,6 @@ class Listener:
             return clock.differentiable
         time = self._times.of(event.iteration)
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
-
-    def _record(self, column: Column, time: Time, call: Any, value: Any) -> None:
-        shard = None
-        if type(value) not in PLAIN and is_distributed(value):
-            value, shard = local_part(value)
-        last = column.last
-        told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
-        if last is not None and not last.changed(value, told):
-            return
-        copy = self._windows.copies.take(told if column.form is None else column.form(told), column.path)
-        if last is not None:
-            last.stored(value, copy)
-        column.stored = True
-        column.records.append(Record(time, call, copy, shard if told is value and column.form is None else None))
-        if type(copy) is Tensor:
-            self._windows.bytes += copy.nbytes
 
     def _column(self, event: Event) -> Column:
         path = event.path
@@ -167,16 +142,6 @@ class Listener:
         )
         self._columns[path] = self._windows.columns[path] = column
         return column
-
-    def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
-        """An error where the user asked for this very place and it never could be stored; else a warning."""
-        if column.exact and not column.stored and self._windows.tell is None:
-            raise error
-        column.refused = not column.stored
-        if column.refused and not column.exact and isinstance(value, nn.Module):
-            return  # a wildcard over variables meets `self`
-        sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
-        self._windows.warn(sentence)
 
 
 def _in_words(where: Any) -> str:

@@ -30,7 +30,7 @@ class InOrder:
     def __init__(self) -> None:
         self._latest: dict[str, tuple[int, int]] = {}
 
-    def next(self, time: Time, event: Event) -> int:
+    def next(self, time: Time, event: Event | None = None) -> int:
         """How many have come before; modes may take turns within one iteration."""
         iteration, number = self._latest.get(time.mode, (-1, 0))
         number = number + 1 if iteration == time.iteration else 0

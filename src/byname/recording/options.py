@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from byname.errors import BadArgumentError
+from byname.recording.analysed import named
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.schedule import Schedule
 from byname.recording.values.reductions import conversion, reduction
@@ -77,18 +78,19 @@ def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
 
 def _own(place: Any, own: Any, defaults: Options) -> Options:
     names = [field.name for field in fields(Options)]
+    asked = named(place)
     if not isinstance(own, Mapping):
         raise BadArgumentError(
-            f"`{place}` is mapped to {type(own).__name__}: a place is mapped to its options, {{'every': 10}}"
+            f"`{asked}` is mapped to {type(own).__name__}: a place is mapped to its options, {{'every': 10}}"
         )
     for name in own:
         if name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
             advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-            raise BadArgumentError(f"`{place}`: no place has an option {name!r}; {advice}")
+            raise BadArgumentError(f"`{asked}`: no place has an option {name!r}; {advice}")
     try:
         options = replace(defaults, **own)
-        options.check(str(place))
+        options.check(str(asked))
     except BadArgumentError as error:
-        raise BadArgumentError(f"`{place}`: {error}") from None
+        raise BadArgumentError(f"`{asked}`: {error}") from None
     return options

@@ -12,6 +12,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.place import Place, parse
+from byname.recording.analysed import named
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.clock import Clock
 from byname.recording.facts import facts_of_run
@@ -20,6 +21,7 @@ from byname.recording.options import Reduce, options_of, placed
 from byname.recording.processes.gather import Gatherer
 from byname.recording.processes.ranks import rank, rank_file, world
 from byname.recording.recorder import Recorder
+from byname.recording.reports import apart, reports_of
 from byname.recording.stores.memory import MemoryStore
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
@@ -67,7 +69,8 @@ def record(
         model: any module; wrappers such as ``DistributedDataParallel`` are seen through.
         where: paths, selectors, modules or classes of modules, as in `interject`; or a mapping from these to options
             of their own, ``{"fc1": {"every": 10}, "forward.x": {"mode": "eval"}}``: every, start, stop, mode,
-            on_change, reduce, dtype, on_value.
+            on_change, reduce, dtype, on_value. An analyser that `observe` has put at places stands among the places;
+            its figures are recorded at the end of each forward, as ``fc1.DeadUnits.dead``.
         to: the file; None keeps everything in memory.
         every: one iteration of so many is recorded, counted from `start`.
         start: the first iteration.
@@ -103,14 +106,15 @@ def record(
     )  # fmt: skip
     _check(to, gather_every, before_gather=before_gather, after_gather=after_gather, at_end=at_end)
     root = unwrapped(model)
-    asked = placed(where, defaults)
+    asked, analysers = apart(placed(where, defaults))
     exact = frozenset(place for _, places in asked for place in _paths(places))
     windows = Windows(rank(), gather_every, before_gather, after_gather)
     clock = Clock(root, count)
     listeners = [Listener(root, places, options, clock, windows, exact) for options, places in asked]
     _refuse_twice(listeners)
-    recorder = Recorder(clock, windows, listeners, at_end)
-    facts = {"model": type(root).__qualname__, **facts_of_run(where, to)}
+    reports = reports_of(root, analysers, clock, windows)
+    recorder = Recorder(clock, windows, [*listeners, *reports], at_end)
+    facts = {"model": type(root).__qualname__, **facts_of_run(named(where), to)}
     make = _maker_of_stores(to, facts, compression, overwrite)
     together = gather_every is not None and world() > 1
     recorder.begin(_gathering(windows, make) if together else make(world() > 1))
@@ -149,7 +153,7 @@ def _refuse_twice(listeners: Sequence[Listener]) -> None:
     """Each place has one schedule."""
     seen: dict[str, Listener] = {}
     for listener in listeners:
-        for path in listener.handle.paths:
+        for path in listener.paths:
             if path in seen:
                 raise BadArgumentError(
                     f"`{path}` is matched by {seen[path].asked} and by {listener.asked}, which ask for different "

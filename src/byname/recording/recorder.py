@@ -14,6 +14,7 @@ from byname.errors import RecordingError
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener
+from byname.recording.reports import Reports
 from byname.recording.results import Results
 from byname.recording.series import Series
 from byname.recording.stores.store import Store
@@ -28,15 +29,16 @@ class Recorder:
     Args:
         clock: counts the iterations.
         windows: take what the listeners record.
-        listeners: what is attached to the model.
+        listeners: what is attached to the model, and reports of analysers.
         at_end: the callbacks for everything that was recorded.
 
     Attributes:
-        paths: the places that are listened to, as far as they are known: operations are once they have run.
+        paths: the places that are listened to, as far as they are known: operations and figures are once
+            they have come.
         notes: what is worth knowing, in sentences: what could not be recorded, what has changed by looking.
     """
 
-    def __init__(self, clock: Clock, windows: Windows, listeners: list[Listener], at_end: Callbacks) -> None:
+    def __init__(self, clock: Clock, windows: Windows, listeners: list[Listener | Reports], at_end: Callbacks) -> None:
         self._clock = clock
         self._windows = windows
         self._listeners = listeners
@@ -67,7 +69,7 @@ class Recorder:
     @property
     def paths(self) -> tuple[str, ...]:
         """The places without wildcards."""
-        return self._paths or tuple(dict.fromkeys(path for one in self._listeners for path in one.handle.paths))
+        return self._paths or tuple(dict.fromkeys(path for one in self._listeners for path in one.paths))
 
     @property
     def notes(self) -> tuple[str, ...]:
