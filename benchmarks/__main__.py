@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from benchmarks.analysing import analysing
 from benchmarks.explaining import explaining
 from benchmarks.gpu import gpu
 from benchmarks.memory import memory
@@ -26,6 +27,7 @@ _TOPICS = {
     "memory": memory,
     "watching": watching,
     "recording": recording,
+    "analysing": analysing,
     "gpu": gpu,
 }
 
