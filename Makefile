@@ -7,7 +7,7 @@ READY = $(VENV)/.ready
 .PHONY: help demo test slow check bench format clean
 
 help:
-	@echo "make demo    train a small model, call what is in it by name, record it and read the recording"
+	@echo "make demo    train small models: call what is in one by name, record it, read the recording; look inside another"
 	@echo "make test    run the tests, a few minutes"
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
@@ -27,6 +27,7 @@ demo: $(READY)
 		--record head.weight.grad --record mean_image --to $(RECORDED) --overwrite examples/train_digits.py
 	$(BIN)/byname show $(RECORDED)
 	$(BIN)/python examples/read_digits.py $(RECORDED)
+	$(BIN)/python examples/probe_digits.py build/digits.png
 
 FAST = $(BIN)/python -m pytest -m "not slow"
 SLOW = $(BIN)/python -m pytest -m slow
