@@ -145,6 +145,7 @@ def test_the_model_is_the_first_outermost_one_with_parameters_that_fits_or_the_f
         assert recording.run["model"] == model
 
 
+@pytest.mark.slow
 def test_of_wrapped_and_compiled_models_the_model_inside_is_recorded(files, forks):
     write(
         files, {"compiles.py": f"{MODEL}\n    model = torch.compile(model, backend='eager')\n    print(step().item())"}
@@ -286,6 +287,7 @@ FORKS = f"""{MODEL}
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_the_program_forks_leaves_the_file_alone(files, forks):
     write(files, {"forks_too.py": FORKS})
     ours, plain = recorded(files, forks, "forks_too.py", [SCORES], arguments=())
@@ -314,6 +316,7 @@ WORKERS = f"""{MODEL}
 """
 
 
+@pytest.mark.slow
 def test_what_the_workers_of_a_loader_call_is_not_the_model(files, forks):
     write(files, {"workers.py": WORKERS})
     ours, plain = recorded(files, forks, "workers.py", ["forward"], arguments=())
@@ -322,6 +325,7 @@ def test_what_the_workers_of_a_loader_call_is_not_the_model(files, forks):
         assert recording.run["model"] == "GPT"
 
 
+@pytest.mark.slow
 def test_started_anew_with_warnings_as_errors_it_is_the_same(programs):
     (programs / "anew.h5").unlink(missing_ok=True)
     options = ["run", "--record", SCORES, "--to", "anew.h5", "trains.py", "2"]

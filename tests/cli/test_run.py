@@ -28,6 +28,7 @@ def test_a_file_in_no_encoding_is_a_syntax_error_as_under_python(files, forks):
     assert b"Traceback" not in ours.err
 
 
+@pytest.mark.slow
 def test_started_anew_with_options_of_python_it_is_the_same(files):
     options = ["-W", "error", "-X", "utf8=1"]
     for name in ("warned", "interrupted"):
