@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+from byname.analyse.evaluation.evaluation import Evaluation
 from byname.analyse.evaluation.schedule import Schedule
 from byname.errors import BadArgumentError
 
-__all__ = ["Due"]
+__all__ = ["Due", "OnSchedule"]
 
 COUNTS = ("step", "batch")
 
@@ -38,3 +41,25 @@ class Due:
         """What a snapshot is called that is to be taken now."""
         before, self._seen = self._seen, step if self._count == "step" else batch
         return self.schedule.due(self._seen, before)
+
+
+class OnSchedule:
+    """What the callbacks of all trainers are made with; the trainer says when it is."""
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        schedule: Schedule | None = None,
+        *,
+        start: bool = True,
+        every: int | None = None,
+        at: tuple[int, ...] = (),
+        end: bool = True,
+        count: str = "step",
+        model: nn.Module | None = None,
+    ) -> None:
+        super().__init__()  # that of the trainer's own class of callbacks
+        self.evaluation = evaluation
+        self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
+        self._model = model
+        self._epoch = 0

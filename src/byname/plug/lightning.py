@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from byname.analyse.evaluation.evaluation import Evaluation
-from byname.analyse.evaluation.schedule import Schedule
 from byname.errors import NotInstalledError
-from byname.plug.due import Due
+from byname.plug.due import OnSchedule
 
 if TYPE_CHECKING:
     Callback = object
@@ -32,7 +30,7 @@ else:
 __all__ = ["EvaluationCallback"]
 
 
-class EvaluationCallback(Callback):
+class EvaluationCallback(OnSchedule, Callback):
     """Has an `Evaluation` take snapshots during ``trainer.fit``, which goes on as if there were none.
 
     .. code-block:: python
@@ -54,23 +52,6 @@ class EvaluationCallback(Callback):
             ``"batch"`` for batches; these differ where gradients are accumulated. Records hold the former in any case.
         model: the module that is run: the ``LightningModule`` by default, or the network in it.
     """
-
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        schedule: Schedule | None = None,
-        *,
-        start: bool = True,
-        every: int | None = None,
-        at: tuple[int, ...] = (),
-        end: bool = True,
-        count: str = "step",
-        model: nn.Module | None = None,
-    ) -> None:
-        self.evaluation = evaluation
-        self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
-        self._model = model
-        self._epoch = 0
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """The training begins, or goes on from a checkpoint."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from byname.analyse.evaluation.evaluation import Evaluation
-from byname.analyse.evaluation.schedule import Schedule
 from byname.errors import NotInstalledError
-from byname.plug.due import Due
+from byname.plug.due import OnSchedule
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -22,7 +18,7 @@ else:
 __all__ = ["EvaluationCallback"]
 
 
-class EvaluationCallback(TrainerCallback):
+class EvaluationCallback(OnSchedule, TrainerCallback):
     """Has an `Evaluation` take snapshots during ``trainer.train()``, which goes on as if there were none.
 
     .. code-block:: python
@@ -43,22 +39,7 @@ class EvaluationCallback(TrainerCallback):
         model: the module that is run; that of the trainer by default.
     """
 
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        schedule: Schedule | None = None,
-        *,
-        start: bool = True,
-        every: int | None = None,
-        at: tuple[int, ...] = (),
-        end: bool = True,
-        count: str = "step",
-        model: nn.Module | None = None,
-    ) -> None:
-        self.evaluation = evaluation
-        self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
-        self._model = model
-        self._epoch = self._batches = self._in_epoch = 0
+    _batches = _in_epoch = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """The training begins, or goes on from a checkpoint."""
