@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from byname.analyse.analysers.analyser import Analyser
 from byname.errors import BadArgumentError
 
-__all__ = ["channel_of", "checked_channel", "positions_of", "with_channel"]
+__all__ = ["OfChannels", "channel_of", "checked_channel", "positions_of", "with_channel"]
+
+
+class OfChannels(Analyser):
+    """An analyser with figures of each channel.
+
+    Args:
+        channel_dim: the dimension of the channels; by default 1.
+    """
+
+    def __init__(self, *, channel_dim: int | None = None) -> None:
+        super().__init__()
+        self.channel_dim = checked_channel(channel_dim)
+
+    def settings(self) -> dict[str, Any]:
+        """Which dimension the channels are."""
+        return {"channel_dim": self.channel_dim}
+
+    def by_channel(self, value: Tensor) -> Tensor:
+        """The value, which has channels, with them as dimension 1."""
+        return value.movedim(channel_of(value, self.channel_dim), 1)
 
 
 def checked_channel(channel_dim: int | None) -> int | None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.channels import channel_of, checked_channel, with_channel
+from byname.analyse.analysers.channels import OfChannels, with_channel
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import Tally
 from byname.analyse.statistics.moments import Variance
@@ -16,7 +15,7 @@ from byname.analyse.statistics.moments import Variance
 __all__ = ["FeatureStatistics", "Zeros"]
 
 
-class FeatureStatistics(Analyser):
+class FeatureStatistics(OfChannels):
     """Mean and variance of each feature and of each channel, and the share of zeros.
 
         >>> import torch, byname
@@ -42,14 +41,6 @@ class FeatureStatistics(Analyser):
         BadArgumentError: in a forward, if the number of channels is another than before.
     """
 
-    def __init__(self, *, channel_dim: int | None = None) -> None:
-        super().__init__()
-        self.channel_dim = checked_channel(channel_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """Which dimension the channels are."""
-        return {"channel_dim": self.channel_dim}
-
     def begin(self, sample: Sample) -> dict[Any, Any]:
         """Nothing yet; where features are channels, no more than their figures.
 
@@ -61,7 +52,7 @@ class FeatureStatistics(Analyser):
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds the values."""
         value = with_channel(sample.value)
-        channels = value.movedim(channel_of(value, self.channel_dim), 1)
+        channels = self.by_channel(value)
         kept["zeros"].add(channels)
         if "features" not in kept and value.ndim > 2:  # until now a sample was no more than its channels
             kept["features"] = {(value.shape[1],): Variance()}

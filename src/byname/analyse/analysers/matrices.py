@@ -8,13 +8,14 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from byname.analyse.analysers.analyser import Analyser
 from byname.analyse.analysers.channels import checked_channel, positions_of, with_channel
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.statistics.factor import Factor
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["AllRows", "LatestWeight", "Matrices", "Matrix"]
+__all__ = ["AllRows", "LatestWeight", "Matrix", "OfMatrices"]
 
 _ROWS = ("positions", "samples")
 
@@ -103,8 +104,8 @@ class LatestWeight(Statistic):
 Matrix: TypeAlias = AllRows | LatestWeight
 
 
-class Matrices:
-    """How values become rows of a matrix.
+class OfMatrices(Analyser):
+    """An analyser of the matrix of all samples of a place, or of a weight; see `Rank` for what its rows are.
 
     Args:
         rows: ``"positions"`` for one row a position, its columns being the channels; ``"samples"`` for one row a
@@ -116,16 +117,21 @@ class Matrices:
     """
 
     def __init__(self, rows: str, channel_dim: int | None) -> None:
+        super().__init__()
         if rows not in _ROWS:
             raise BadArgumentError(f"rows is one of {', '.join(map(repr, _ROWS))}, not {rows!r}")
         self.rows = rows
         self.channel_dim = checked_channel(channel_dim)
 
+    def settings(self) -> dict[str, Any]:
+        """What the rows and channels are."""
+        return {"rows": self.rows, "channel_dim": self.channel_dim}
+
     def begin(self, sample: Sample) -> Matrix:
         """No rows yet."""
         return LatestWeight() if sample.parameter else AllRows()
 
-    def take(self, kept: Matrix, sample: Sample) -> None:
+    def take(self, kept: Any, sample: Sample) -> None:
         """Adds the rows of a sample."""
         value = with_channel(sample.value)
         if not sample.parameter and self.rows == "positions":

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.channels import channel_of, checked_channel, with_channel
+from byname.analyse.analysers.channels import OfChannels, with_channel
 from byname.analyse.analysers.ends import highest, lowest
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import check_channels
@@ -20,7 +19,7 @@ from byname.errors import BadArgumentError
 __all__ = ["Outliers", "Peaks"]
 
 
-class Outliers(Analyser):
+class Outliers(OfChannels):
     """The largest magnitude and the kurtosis of all values of a place, and of each channel.
 
         >>> import torch, byname
@@ -45,14 +44,6 @@ class Outliers(Analyser):
         BadArgumentError: in a forward, if the number of channels is another than before.
     """
 
-    def __init__(self, *, channel_dim: int | None = None) -> None:
-        super().__init__()
-        self.channel_dim = checked_channel(channel_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """Which dimension the channels are."""
-        return {"channel_dim": self.channel_dim}
-
     def begin(self, sample: Sample) -> dict[Any, Any]:
         """Nothing yet."""
         return {"moments": Moments(channel=1), "peaks": Peaks()}
@@ -60,7 +51,7 @@ class Outliers(Analyser):
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds the values."""
         value = with_channel(sample.value)
-        value = value.movedim(channel_of(value, self.channel_dim), 1)
+        value = self.by_channel(value)
         kept["peaks"].add(value)
         kept["moments"].add(value)
 

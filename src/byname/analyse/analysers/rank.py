@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.matrices import AllRows, Matrices, Matrix
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.analysers.matrices import AllRows, OfMatrices
 
 __all__ = ["Rank", "ranks"]
 
 
-class Rank(Analyser):
+class Rank(OfMatrices):
     """Numerical, stable and effective rank of the matrix of all samples, or of a weight.
 
         >>> import torch, byname
@@ -48,21 +46,12 @@ class Rank(Analyser):
     """
 
     def __init__(self, *, centred: bool = False, rows: str = "positions", channel_dim: int | None = None) -> None:
-        super().__init__()
+        super().__init__(rows, channel_dim)
         self.centred = centred
-        self.matrices = Matrices(rows, channel_dim)
 
     def settings(self) -> dict[str, Any]:
-        """What the rows and channels are."""
-        return {"rows": self.matrices.rows, "channel_dim": self.matrices.channel_dim, "centred": self.centred}
-
-    def begin(self, sample: Sample) -> Matrix:
-        """No rows yet."""
-        return self.matrices.begin(sample)
-
-    def take(self, kept: Any, sample: Sample) -> None:
-        """Adds the rows."""
-        self.matrices.take(kept, sample)
+        """What the rows and channels are, and whether they are centred."""
+        return {**super().settings(), "centred": self.centred}
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The ranks."""

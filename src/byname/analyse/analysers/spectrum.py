@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.matrices import AllRows, Matrices, Matrix
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.analysers.matrices import AllRows, OfMatrices
 
 __all__ = ["Spectrum", "spread"]
 
 
-class Spectrum(Analyser):
+class Spectrum(OfMatrices):
     """The eigenvalues of the covariance of all samples, or the squared singular values of a weight.
 
         >>> import torch, byname
@@ -46,20 +44,7 @@ class Spectrum(Analyser):
     """
 
     def __init__(self, *, rows: str = "positions", channel_dim: int | None = None) -> None:
-        super().__init__()
-        self.matrices = Matrices(rows, channel_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """What the rows and channels are."""
-        return {"rows": self.matrices.rows, "channel_dim": self.matrices.channel_dim}
-
-    def begin(self, sample: Sample) -> Matrix:
-        """No rows yet."""
-        return self.matrices.begin(sample)
-
-    def take(self, kept: Any, sample: Sample) -> None:
-        """Adds the rows."""
-        self.matrices.take(kept, sample)
+        super().__init__(rows, channel_dim)
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The eigenvalues and what they tell."""

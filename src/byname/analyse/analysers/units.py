@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.channels import channel_of, checked_channel, with_channel
+from byname.analyse.analysers.channels import OfChannels, with_channel
 from byname.analyse.analysers.firing import Rest, rest_of
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import Tally
@@ -21,7 +20,7 @@ __all__ = ["DeadUnits", "Firings"]
 Fires: TypeAlias = "float | Callable[[Tensor], Tensor] | None"
 
 
-class DeadUnits(Analyser):
+class DeadUnits(OfChannels):
     """Units that never fired: a unit is a channel, and fires in a sample if it does at any of its positions.
 
         >>> import torch, byname
@@ -53,15 +52,10 @@ class DeadUnits(Analyser):
     """
 
     def __init__(self, *, fires: Fires = None, channel_dim: int | None = None) -> None:
-        super().__init__()
+        super().__init__(channel_dim=channel_dim)
         if not (fires is None or callable(fires) or _is_number(fires)):
             raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")
         self.fires = fires
-        self.channel_dim = checked_channel(channel_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """Which dimension the channels are."""
-        return {"channel_dim": self.channel_dim}
 
     def begin(self, sample: Sample) -> Firings:
         """No firings yet, by the rule of the place."""
@@ -77,7 +71,7 @@ class DeadUnits(Analyser):
             value, nans = with_channel(self._asked(sample.value)), int(sample.value.isnan().sum())
         else:
             rest, nans = Rest(*kept.rule), 0
-        units = value.movedim(channel_of(value, self.channel_dim), 1)
+        units = self.by_channel(value)
         fired, unknown = rest.fired(units, [*range(2, units.ndim)])
         kept.add(fired)
         kept.nans += nans + unknown
