@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from grid import added, in_parts, near_a_large_offset, over_the_grid, representable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -10,9 +11,6 @@ from hypothesis.extra import numpy as arrays
 from byname.analyse import Covariance, CrossCovariance, Factor, SecondMoment
 from byname.errors import BadArgumentError
 
-TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
-SIZES = [1, 7, 32, 4096]
-OFFSETS = [0.0, 1e3, 1e5, 1e7]
 ALL = [SecondMoment, Covariance, Factor]
 
 
@@ -21,19 +19,6 @@ def data(dtype, offset, shape=(500, 4)):
     mixed = torch.randn(shape, dtype=torch.float64) @ (torch.eye(shape[1]) + 0.5).double()
     values = mixed * (20 if dtype is torch.int64 else 1) + offset
     return values > offset if dtype is torch.bool else values.to(dtype)
-
-
-def added(statistic, batches):
-    for batch in batches:
-        statistic.add(batch)
-    return statistic
-
-
-def in_parts(make, rows, size, ways):
-    parts = [added(make(), part.split(size)) for part in rows.chunk(ways)]
-    for part in parts[1:]:
-        parts[0].merge(part)
-    return parts[0]
 
 
 def check_covariance(found, whole):
@@ -48,8 +33,7 @@ def check_covariance(found, whole):
 
 
 def check_grid(dtype, offset, size, ways, rows):
-    offset = min(offset, 6e4) if dtype is torch.float16 else offset
-    values = data(dtype, offset, (rows, 4))
+    values = data(dtype, representable(dtype, offset), (rows, 4))
     values = values[torch.randperm(rows)]
     whole = values.double().numpy()
     check_covariance(in_parts(Covariance, values, size, ways), whole)
@@ -57,19 +41,8 @@ def check_grid(dtype, offset, size, ways, rows):
     np.testing.assert_allclose(second, whole.T @ whole / rows, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ways", [1, 4])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_the_whole_grid_of_covariances_is_as_numpy_has_it(dtype, offset, size, ways):
-    check_grid(dtype, offset, size, ways, rows={1: 1024, 4096: 9000}.get(size, 2048))
-
-
-@pytest.mark.parametrize("size", [7, 4096])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_covariance_near_a_large_offset_is_as_numpy_has_it(dtype, size):
-    check_grid(dtype, 1e7, size, ways=4, rows=500)
+test_the_whole_grid_of_covariances_is_as_numpy_has_it = over_the_grid(check_grid)
+test_covariance_near_a_large_offset_is_as_numpy_has_it = near_a_large_offset(check_grid)
 
 
 def test_correlation_is_that_of_numpy_and_nan_for_what_does_not_vary():

@@ -9,30 +9,12 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from largest import Largest, LargestGradient
 from torch import nn
 
 import byname
-from byname.analyse import Analyser, Evaluation, Extremes, PerClass, Record, Schedule
+from byname.analyse import Evaluation, PerClass, Record, Schedule
 from byname.errors import BadArgumentError
-
-
-class Largest(Analyser):
-    """The largest value of a place."""
-
-    def begin(self, sample):
-        return Extremes()
-
-    def take(self, kept, sample):
-        kept.add(sample.value.reshape(1) if sample.value.ndim == 0 else sample.value)
-
-    def figures(self, kept):
-        return {"samples": kept.count, "largest": float(kept.max().max())}
-
-
-class LargestGradient(Largest):
-    """The largest gradient of a place."""
-
-    listens = frozenset({"gradient"})
 
 
 class Net(nn.Module):
@@ -420,7 +402,7 @@ def test_what_cannot_be_iterated_again_is_refused(loader, said):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(BadArgumentError, match=r"an analyser is an instance such as .*, not Largest"):
+    with pytest.raises(BadArgumentError, match=r"Largest is a class, not an instance; did you mean Largest\(\)\?"):
         Evaluation(Largest, pairs())
     with pytest.raises(BadArgumentError, match="mode is one of 'eval', 'train', 'keep', not 'test'"):
         Evaluation(Largest(), pairs(), mode="test")

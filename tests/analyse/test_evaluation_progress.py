@@ -7,22 +7,12 @@ import sys
 
 import pytest
 import torch
+from largest import Largest
 from torch import nn
 
 import byname
-from byname.analyse import Analyser, Evaluation, Extremes
+from byname.analyse import Evaluation
 from byname.analyse.evaluation.progress import followed
-
-
-class Largest(Analyser):
-    def begin(self, sample):
-        return Extremes()
-
-    def take(self, kept, sample):
-        kept.add(sample.value)
-
-    def figures(self, kept):
-        return {"largest": float(kept.max().max())}
 
 
 class Clock:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from grid import added, in_parts, near_a_large_offset, over_the_grid, representable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -11,28 +12,10 @@ from scipy import stats
 from byname.analyse import Mean, Moments, NormMean, Variance
 from byname.errors import BadArgumentError
 
-TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
-SIZES = [1, 7, 32, 4096]
-OFFSETS = [0.0, 1e3, 1e5, 1e7]
-
 
 def data(dtype, offset, shape=(4096, 5)):
     values = torch.randn(shape, dtype=torch.float64) * (20 if dtype is torch.int64 else 1) + offset
     return values > offset if dtype is torch.bool else values.to(dtype)
-
-
-def added(statistic, batches):
-    for batch in batches:
-        statistic.add(batch)
-    return statistic
-
-
-def in_parts(make, rows, size, ways):
-    """Added in batches of a size, in several statistics that are merged."""
-    parts = [added(make(), part.split(size)) for part in rows.chunk(ways)]
-    for part in parts[1:]:
-        parts[0].merge(part)
-    return parts[0]
 
 
 def check(found, expected, scale=None, tolerance=1e-8):
@@ -53,26 +36,13 @@ def check_moments(found, whole):
 
 
 def check_grid(dtype, offset, size, ways, rows):
-    if dtype is torch.float16 and offset > 6e4:
-        offset = 6e4
-    values = data(dtype, offset, (rows, 5))
+    values = data(dtype, representable(dtype, offset), (rows, 5))
     values = values[torch.randperm(len(values))]
     check_moments(in_parts(Moments, values, size, ways), values.double().numpy())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ways", [1, 4])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_the_whole_grid_is_as_numpy_has_it(dtype, offset, size, ways):
-    check_grid(dtype, offset, size, ways, rows={1: 1024, 4096: 9000}.get(size, 2048))
-
-
-@pytest.mark.parametrize("size", [7, 4096])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_moments_near_a_large_offset_are_as_numpy_has_them(dtype, size):
-    check_grid(dtype, 1e7, size, ways=4, rows=600)
+test_the_whole_grid_is_as_numpy_has_it = over_the_grid(check_grid)
+test_moments_near_a_large_offset_are_as_numpy_has_them = near_a_large_offset(check_grid)
 
 
 def test_single_samples_make_the_variance_of_all():

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forked import run_forked
+from largest import Largest, LargestGradient
 from torch import nn
 
 import byname
-from byname.analyse import Analyser, Evaluation, Extremes, Schedule
+from byname.analyse import Evaluation, Schedule
 from byname.errors import BadArgumentError
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -18,21 +19,6 @@ pytestmark = [  # of Lightning 2.6 itself
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
 ]
-
-
-class Largest(Analyser):
-    def begin(self, sample):
-        return Extremes()
-
-    def take(self, kept, sample):
-        kept.add(sample.value)
-
-    def figures(self, kept):
-        return {"samples": kept.count, "largest": float(kept.max().max())}
-
-
-class LargestGradient(Largest):
-    listens = frozenset({"gradient"})
 
 
 class Module(lightning.LightningModule):

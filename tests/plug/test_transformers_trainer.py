@@ -4,30 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forked import run_forked
+from largest import Largest, LargestGradient
 from torch import nn
 
 import byname
-from byname.analyse import Analyser, Evaluation, Extremes, PerClass
+from byname.analyse import Evaluation, PerClass
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from byname.plug.transformers import EvaluationCallback  # noqa: E402
-
-
-class Largest(Analyser):
-    def begin(self, sample):
-        return Extremes()
-
-    def take(self, kept, sample):
-        kept.add(sample.value)
-
-    def figures(self, kept):
-        return {"samples": kept.count, "largest": float(kept.max().max())}
-
-
-class LargestGradient(Largest):
-    listens = frozenset({"gradient"})
 
 
 class Model(nn.Module):

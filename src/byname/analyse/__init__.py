@@ -118,7 +118,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _PLACES:
-        raise AttributeError(f"module 'byname.analyse' has no attribute {name!r}")
+        from byname.table import closest
+
+        raise AttributeError(f"byname.analyse has no {name!r}; it has {closest(name, __all__)}")
     value = globals()[name] = getattr(import_module(f"byname.analyse.{_PLACES[name]}"), name)
     return value
 

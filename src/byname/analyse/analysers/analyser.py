@@ -261,8 +261,11 @@ def checked_analyser(given: Any) -> Analyser:
         BadArgumentError: if it is not, also for the class of one.
     """
     if not isinstance(given, Analyser):
-        named = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise BadArgumentError(f"an analyser is an instance such as byname.analyse.FeatureStatistics(), not {named}")
+        if isinstance(given, type):
+            raise BadArgumentError(f"{given.__name__} is a class, not an instance; did you mean {given.__name__}()?")
+        raise BadArgumentError(
+            f"an analyser is an instance such as byname.analyse.FeatureStatistics(), not {type(given).__name__}"
+        )
     return given
 
 

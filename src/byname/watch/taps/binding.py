@@ -296,5 +296,11 @@ class Binding:
 
     def _unmatched(self, pattern: str) -> str:
         close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
-        hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
+        known = [*self._called, *(path for path, _ in self._paths.values() if path)]
+        named = ", ".join(f"`{one}`" for one in close or known[:_NAMED])
+        hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
         return f"`{pattern}` matches no operation that ran{hint}"
+
+
+_NAMED = 6
+"""Places that are named where none is like the one asked for."""
