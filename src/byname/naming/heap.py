@@ -6,9 +6,12 @@ import gc
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from itertools import repeat
+from operator import is_
 
 import numpy
 import numpy.typing
+import torch
 
 from byname.naming.frames import locals_of
 from byname.naming.reading import namespace_of
@@ -29,11 +32,20 @@ def everything() -> tuple[list[object], int]:
     """
     found = gc.get_objects()
     hidden = gc.get_freeze_count()
-    if not hidden:
+    if not hidden or _lists(found, vars(torch)):
         return found, 0
     frames = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
     variables = [value for frame in frames for _, value in locals_of(frame)]
     return reached_from(found, [*variables, *sys.modules.values(), *frames]), hidden
+
+
+def _lists(found: list[object], wanted: object) -> bool:
+    """Whether this very object is in the collector's list.
+
+    PyTorch's own namespace is not, once ``gc.freeze()`` was called with a tensor alive. Python 3.12 counts some objects
+    of the interpreter as frozen though nobody called it.
+    """
+    return any(map(is_, found, repeat(wanted)))
 
 
 def reached_from(objects: list[object], others: list[object]) -> list[object]:
@@ -58,8 +70,15 @@ def _with_outer(frame: types.FrameType | None) -> Iterable[types.FrameType]:
 
 def in_lots(objects: list[object]) -> Iterator[list[object]]:
     """The objects some at a time: seldom does one of them matter, and to ask each for its referents takes longer."""
+    never = sys.modules.get("_asyncio") if _ASYNCIO_NEVER_ENDS else None
     for start in range(0, len(objects), _AT_ONCE):
-        yield objects[start : start + _AT_ONCE]
+        lot = objects[start : start + _AT_ONCE]
+        yield lot if never is None else [one for one in lot if one is not never]
+
+
+_ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
+"""There the module ``_asyncio``, asked for its referents after a future was awaited, answers until no memory is left
+(CPython issue 122695)."""
 
 
 class Climb:
