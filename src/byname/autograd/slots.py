@@ -99,7 +99,7 @@ def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node
             if type(data) in PLAIN:
                 if data._version and raw.unpack_hook is None:
                     getattr(node, getter)  # raises if it was modified
-            elif data is not None or raw.unpack_hook is not None or _was_freed(raw):
+            elif data is not None or raw.unpack_hook is not None or _was_freed(raw, node, name):
                 yield node
         except (RuntimeError, AttributeError):  # modified; or several tensors, freed or not; or an inference tensor
             yield node
@@ -153,16 +153,16 @@ def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor |
     if raw.unpack_hook is not None:
         return "packed", _tensor_in(data)
     if data is None:
-        return ("freed" if _was_freed(raw) else None), None
+        return ("freed" if _was_freed(raw, node, field) else None), None
     if _changed_since_birth(data) and _was_modified(node, f"_saved_{field}"):
         return "modified", data
     return "live", data
 
 
-def _was_freed(raw: Any) -> bool:
-    """Tells a slot that backward has freed from one that was never filled; without data no hook is called."""
+def _was_freed(raw: Any, node: Node, field: str) -> bool:
+    """Whether backward has freed this slot, rather than that it was never filled; without data no hook is called."""
     try:
-        raw.unpack()
+        raw.unpack() if hasattr(raw, "unpack") else getattr(node, f"_saved_{field}")  # PyTorch 2.10 and 2.11 have none
     except RuntimeError:
         return True
     return False
