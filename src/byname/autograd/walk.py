@@ -7,18 +7,18 @@ numbers and words they need.
 from __future__ import annotations
 
 import bisect
-import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from itertools import chain, cycle, islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.autograd.freeing import lots, mark
 from byname.card import fact, is_tensor
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.reading import found_in
@@ -76,7 +76,8 @@ class Walk:
         nodes, number_for, add = self.nodes, self.numbers.setdefault, self.nodes.append
         targets, add_target, add_begin = self._targets, self._targets.append, self._begins.append
         count = level_end = len(nodes)
-        for at, (node, keeps) in enumerate(zip(islice(nodes, 1, None), cycle(_LOTS)), 1):  # grows while it is walked
+        pairs = zip(islice(nodes, 1, None), lots(), strict=False)  # grows while it is walked
+        for at, (node, marked) in enumerate(pairs, 1):
             if at == level_end:
                 self._levels.append(at)
                 level_end = count
@@ -88,8 +89,8 @@ class Walk:
                     count += 1
                     add(below)
                 add_target(number)
-            if keeps and edges:
-                node.metadata[_KEY] = edges
+            if marked and edges:
+                mark(node, edges)
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -149,18 +150,6 @@ class Walk:
         return [(number, hiding[type(node)]) for number, node in enumerate(self.nodes) if type(node) in hiding]
 
 
-_KEY = "byname: freed after this node"
-_LOTS = random.Random(0).choices((True, False), (1, 7), k=10_007)
-"""One node in eight keeps its edges in its ``metadata`` too, so that the graph can be freed however deep it is.
-
-Looking at a node leaves a Python object on it, and nodes with such objects are freed by recursion: a chain of 50,000
-overflows the C stack (PyTorch 2.13). Python's own containers are freed without deep recursion, so it is enough that
-every long way through the graph meets one now and then. Which nodes is drawn by lot, the same lot each time: drawn by
-number they could miss a way of regular steps. The probability of a thousand nodes in a row without is 1e-58. The edges
-hold only what their node holds anyway, and an interrupted walk is as safe as a whole one.
-"""
-
-
 def nodes_behind(roots: Iterable[Any]) -> list[Node]:
     """The nodes of a `Walk` in the same order, without numbers and edges: for those who need no more."""
     return nodes_from(map(root_node, roots), set())
@@ -172,14 +161,14 @@ def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
     seen.update(nodes)
     seen.add(None)
     add, append = seen.add, nodes.append
-    for node, keeps in zip(nodes, cycle(_LOTS)):  # grows while it is walked
+    for node, marked in zip(nodes, lots(), strict=False):  # grows while it is walked
         edges = node.next_functions
         for below, _ in edges:
             if below not in seen:
                 add(below)
                 append(below)
-        if keeps and edges:
-            node.metadata[_KEY] = edges
+        if marked and edges:
+            mark(node, edges)
     return nodes
 
 
