@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: help demo test slow check bench format clean
+.PHONY: help demo test slow check versions bench format clean
 
 help:
 	@echo "make demo    train small models: call what is in one by name, record it, read the recording; look inside another"
 	@echo "make test    run the tests, a few minutes"
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
+	@echo "make versions  run the tests on other versions of Python and PyTorch; VERSIONS='3.12+2.15.0 3.13+2.15.0' names them"
 	@echo "make bench   measure against the floor and against rivals"
 
 $(READY): pyproject.toml constraints.txt
@@ -49,6 +50,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The oldest and the newest PyTorch that docs/versions.md names, each in an environment of its own.
+VERSIONS ?= 3.11+2.10.0 3.12+2.15.0 3.13+2.15.0
+versions:
+	.ci/versions $(VERSIONS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

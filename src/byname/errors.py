@@ -77,7 +77,7 @@ class NoMatchError(BynameError, LookupError):
 
 
 class NotInstalledError(BynameError, ImportError):
-    """A part of byname was imported that needs a package which is not installed; the message says how to get it."""
+    """A package that byname needs is not installed, or is too old; the message says how to get it."""
 
 
 class NoGraphError(BynameError, ValueError):

@@ -9,7 +9,28 @@ from typing import Any, TypeVar
 
 import torch
 
+from byname.errors import NotInstalledError
+
 __all__ = ["collection_paused", "eager", "untouched"]
+
+OLDEST = (2, 10)
+"""The first PyTorch in whose graphs a saved tensor can be read without unpacking it."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a PyTorch that is too old: byname would read things in it that are not there, or not so.
+
+    >>> check_version("2.13.0+cpu")
+    """
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise NotInstalledError(
+            f"byname needs PyTorch {needed} or newer, and this is {version}: pip install --upgrade 'torch>={needed}'"
+        )
+
+
+check_version(torch.__version__)
 
 untouched = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
