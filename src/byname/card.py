@@ -18,6 +18,7 @@ __all__ = [
     "STORAGE",
     "STORAGE_BYTES",
     "Card",
+    "Carded",
     "Facts",
     "card_from",
     "card_of",
@@ -34,9 +35,11 @@ Facts: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order: cheap to take by the hundred thousand; `card_from` makes the card."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Card:
     """The facts of one tensor at the moment it was looked at. It does not keep the tensor alive.
+
+    Two cards are equal when they have the same facts of the same tensor object; the tensors are not compared.
 
     Attributes:
         shape: the sizes; empty for a scalar, None where the tensor has none (a nested one).
@@ -71,8 +74,18 @@ class Card:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a file or in another process it is the facts alone: the tensor is not there."""
-        facts = tuple(getattr(self, one.name) for one in fields(self) if one.name != "reference")
-        return _without_tensor, facts
+        return _without_tensor, self._facts()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Card:
+            return NotImplemented
+        return self.reference is other.reference and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((id(self.reference), self.dtype, self.device, self.storage))
+
+    def _facts(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self) if one.name != "reference")
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -100,6 +113,23 @@ class Card:
             and (self.storage, self.offset, self.shape, self.strides, self.dtype)
             == (other.storage, other.offset, other.shape, other.strides, other.dtype)
         )  # fmt: skip
+
+
+class Carded:
+    """A row about a tensor: the columns that its card fills; None where there is no card."""
+
+    __slots__ = ()
+    card: Card | None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The sizes; empty for a scalar, None where the tensor has none (a nested one)."""
+        return None if self.card is None else self.card.shape
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """PyTorch's own object, such as ``torch.float32``."""
+        return None if self.card is None else self.card.dtype
 
 
 def _without_tensor(*facts: Any) -> Card:

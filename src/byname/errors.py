@@ -77,7 +77,7 @@ class NoMatchError(BynameError, LookupError):
 
 
 class NotInstalledError(BynameError, ImportError):
-    """A package that byname needs is not installed, or is too old; the message says how to get it."""
+    """Something of byname needs a package that is not installed, or is too old; the message says how to get it."""
 
 
 class NoGraphError(BynameError, ValueError):

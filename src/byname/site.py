@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,16 +17,18 @@ from typing import Any
 import executing
 import torch
 
-from byname.source import enclosing_statement, expression, expression_at, position_of, source_of
+from byname.source import ThisCode, enclosing_statement, expression, expression_at, position_of, source_of
 
 __all__ = [
     "Site",
     "Spot",
     "binds_alone",
+    "is_byname",
     "is_library",
     "is_torch",
     "locate",
     "scope_of",
+    "short_names",
     "statements_binding",
 ]
 
@@ -76,7 +80,6 @@ class Spot:
     reads: frozenset[str] = frozenset()
 
 
-@lru_cache(maxsize=8192)
 def locate(code: CodeType, instruction: int) -> Spot:
     """Finds the statement and the expression that an instruction belongs to.
 
@@ -88,6 +91,13 @@ def locate(code: CodeType, instruction: int) -> Spot:
         code: the code object that ran.
         instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
     """
+    return _located(ThisCode(code), instruction)
+
+
+@lru_cache(maxsize=8192)
+def _located(this: ThisCode, instruction: int) -> Spot:
+    code = this.code
+    assert code is not None
     line, end_line, column, end_column = position_of(code, instruction)
     if line is None:
         return Spot(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
@@ -123,7 +133,8 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
         is_function = isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")
         return ast.unparse(node.args[0] if is_function and node.args else node.func.value)
     out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
-    changed = out or next(iter(node.args), None)
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    changed = out or next(iter(node.args), None) or named.get("input") or named.get("self")
     return None if changed is None else ast.unparse(changed)
 
 
@@ -162,9 +173,34 @@ def binds_alone(code: CodeType, variable: str) -> bool:
     return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
 
 
+def short_names(sites: Iterable[Site]) -> dict[Site, str]:
+    """Each place as ``net.py:2``; where files of one name are among them, with as many folders as tell them apart."""
+    every = list(dict.fromkeys(sites))
+    shown = _told_apart({site.file for site in every})
+    return {site: f"{shown[site.file]}:{site.line}" for site in every}
+
+
+def _told_apart(files: Collection[str]) -> dict[str, str]:
+    """Each file by the shortest end of its full name that no other has."""
+    found: dict[str, str] = {}
+    waiting, length = {file: re.split(r"[\\/]", file) for file in files}, 1
+    while waiting:
+        ends = {file: "/".join(parts[-length:]) for file, parts in waiting.items()}
+        common = Counter(ends.values())
+        found |= {file: end for file, end in ends.items() if common[end] == 1 or length > len(waiting[file])}
+        waiting = {file: parts for file, parts in waiting.items() if file not in found}
+        length += 1
+    return found
+
+
 def scope_of(code: CodeType) -> str:
     """A function as the scope of a name: ``train (train.py:14)``."""
     return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
+
+
+def is_byname(filename: str) -> bool:
+    """Whether a file is part of byname."""
+    return filename.startswith(_HERE)
 
 
 def is_torch(filename: str) -> bool:
@@ -177,7 +213,7 @@ def is_library(filename: str) -> bool:
     """Whether a file is installed (standard library, site-packages) rather than written by the user."""
     if is_torch(filename) or filename.startswith("<frozen"):
         return True
-    return filename.startswith(_INSTALLED)
+    return filename.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(filename.replace("\\", "/").split("/"))
 
 
 _HERE = str(Path(__file__).parent) + os.sep
@@ -187,6 +223,8 @@ _INSTALLED = tuple(
     for key, path in sysconfig.get_paths().items()
     if key in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders that pip and Debian install into: the environment's, the user's, and those of the Python below it."""
 
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:

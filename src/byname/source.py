@@ -7,6 +7,8 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
@@ -18,13 +20,16 @@ __all__ = [
     "HIDDEN",
     "Expression",
     "Position",
+    "ThisCode",
     "enclosing_statement",
     "expression",
     "expression_at",
+    "is_what_ran",
     "one_at_a_time",
     "position_of",
     "source_of",
     "stands_for",
+    "text_of",
 ]
 
 HIDDEN = "_byname_"
@@ -34,7 +39,46 @@ one_at_a_time = threading.RLock()
 """Held while syntax trees are made: Python 3.11 counts the depth of them for all threads together, and fails with a
 SystemError when two make one (python/cpython#106905)."""
 
-stands_for: weakref.WeakKeyDictionary[CodeType, CodeType] = weakref.WeakKeyDictionary()
+
+class ThisCode:
+    """A code object as a key: equal to itself alone.
+
+    Python calls the code of a file and of its copy equal, since it leaves the file's name out. Whatever is known of
+    code, or counted for it, is known of this one object.
+    """
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: CodeType | None) -> None:
+        self.code = code
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ThisCode and other.code is self.code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+
+class _StandIns:
+    """Code that byname made, each with the code that it stands for; kept as long as the made code is."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, tuple[weakref.ref[CodeType], CodeType]] = {}
+
+    def __setitem__(self, made: CodeType, own: CodeType) -> None:
+        own_of, key = self._own, id(made)
+        own_of[key] = weakref.ref(made, lambda _: own_of.pop(key, None)), own
+
+    def __getitem__(self, code: CodeType) -> CodeType:
+        """The code that this one stands for: itself, where it was not made."""
+        made, own = self._own.get(id(code), (None, code))
+        return own if made is not None and made() is code else code
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+stands_for = _StandIns()
 """Code that byname put into a function, and the function's own: its instructions have the lines and columns of that.
 
 Process-wide, as code is: whoever meets such code in a frame knows nothing of who put it there.
@@ -66,20 +110,30 @@ def position_of(code: CodeType, instruction: int) -> Position:
 
 def source_of(code: CodeType) -> executing.Source | None:
     """The source of a code object, if it is still what was compiled."""
+    with one_at_a_time:
+        source = text_of(code.co_filename)
+        return source if source.tree is not None and is_what_ran(source, code) else None
+
+
+def text_of(file: str) -> executing.Source:
+    """What a file (or a notebook's cell) says now, as far as it can be read; one object for as long as it says that."""
     with one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
-        source = executing.Source.for_filename(code.co_filename)
-        return source if source.tree is not None and _is_what_ran(source, code) else None
+        return executing.Source.for_filename(file)
 
 
-def _is_what_ran(source: executing.Source, code: CodeType) -> bool:
-    code = stands_for.get(code, code)
+def is_what_ran(source: executing.Source, code: CodeType) -> bool:
+    """Whether a text that could be parsed compiles to this code."""
+    code = stands_for[code]
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
-        # A notebook runs the statements of a cell one by one: there is no such code in the whole.
+        # Of a cell's statements only the names are compared: what its last one displays is compiled otherwise.
         return set(code.co_names) <= _identifiers(source)
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
         return True
-    return any(_same_code(one, code) for one in _compiled(source).get((code.co_qualname, code.co_firstlineno), ()))
+    key = code.co_qualname, code.co_firstlineno
+    return any(
+        _same_code(one, code) for compiled in (_compiled, _compiled_apart) for one in compiled(source).get(key, ())
+    )
 
 
 def _same_code(one: CodeType, other: CodeType) -> bool:
@@ -105,12 +159,26 @@ def _identifiers(source: Any) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
     """The code objects that a file compiles to now."""
+    return _codes(source, [source.text])
+
+
+@lru_cache(maxsize=64)
+def _compiled_apart(source: Any) -> dict[tuple[str, int], list[CodeType]]:
+    """The same where each statement is compiled by itself, as notebooks do it.
+
+    CPython compiles ``torch.relu(x)`` in another way where the same unit imports ``torch``.
+    """
+    return _codes(source, [ast.Module([statement], []) for statement in source.tree.body])
+
+
+def _codes(source: Any, units: Iterable[Any]) -> dict[tuple[str, int], list[CodeType]]:
+    """The code objects of some units of a source, by qualified name and first line."""
     found: dict[tuple[str, int], list[CodeType]] = {}
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
-    try:
-        waiting = [compile(source.text, source.filename, "exec", flags, dont_inherit=True)]
-    except SyntaxError:  # what can be parsed cannot always be compiled: a return outside of a function
-        return {}
+    waiting = []
+    for unit in units:
+        with suppress(SyntaxError):  # what can be parsed cannot always be compiled: a return outside of a function
+            waiting.append(compile(unit, source.filename, "exec", flags, dont_inherit=True))
     while waiting:
         code = waiting.pop()
         found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)

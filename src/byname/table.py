@@ -6,11 +6,13 @@ import html
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from byname.errors import BadArgumentError, BynameError
+from byname.errors import BadArgumentError, NotInstalledError
 
 if TYPE_CHECKING:
     import pandas
     from rich.table import Table as RichTable
+
+    from byname.site import Site
 
 __all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "printable"]
 
@@ -83,7 +85,7 @@ class Rows(Sequence[R], Generic[R]):
         try:
             import pandas
         except ImportError as missing:
-            raise BynameError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
+            raise NotInstalledError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
         return pandas.DataFrame(self.rows())
 
 
@@ -136,7 +138,8 @@ def _rendered(table: RichTable) -> str:
     from rich.console import Console
 
     page = io.StringIO()
-    Console(file=page, width=10_000, color_system=None, legacy_windows=False).print(table)
+    # Not as rich would have it in Jupyter: there it displays whatever is printed, wherever that was to go.
+    Console(file=page, width=10_000, color_system=None, legacy_windows=False, force_jupyter=False).print(table)
     return page.getvalue()
 
 
@@ -231,6 +234,15 @@ def grouped(
         seen.add(storage)
         sizes[key] = sizes.get(key, 0) + (size if fresh else 0)
     return sorted(((key, counts[key], sizes[key]) for key in counts), key=lambda row: (-row[2], -row[1], str(row[0])))
+
+
+def grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
+    """The same for places in the source: by line of a file, whatever its statement; ``""`` for no place."""
+    from byname.site import short_names
+
+    rows = list(members)
+    names = short_names(site for site, _, _ in rows if site is not None)
+    return grouped(("" if site is None else names[site], storage, size) for site, storage, size in rows)
 
 
 def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Callable[[Any], Hashable]:

@@ -19,7 +19,7 @@ from byname.autograd.finding import Finding
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.autograd.scene import Scene
 from byname.autograd.slots import doubtful
-from byname.autograd.walk import by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
+from byname.autograd.walk import as_sequence, by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
 from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.fsdp import gathered_parameters, is_sharded
@@ -39,7 +39,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     Reads only: no hook is called, nothing is computed.
 
     Args:
-        loss: the tensor to backward, or a sequence of them.
+        loss: the tensor to backward, or a list, tuple or set of them.
         model: the model (or models) whose parameters should all learn from this loss.
         optimizer: the optimizer (or optimizers) that should have them.
 
@@ -48,6 +48,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
 
     Raises:
         NotATensorError: `loss` is not a tensor.
+        NoGraphError: `loss` is an empty sequence.
         NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
 
     >>> import byname, torch
@@ -57,7 +58,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     ...     print(finding.cause, [str(name) for name in finding.culprits])
     detached-parameter ['model[0].weight', 'model[0].bias']
     """
-    roots = list(loss) if type(loss) in (list, tuple) else [loss]
+    roots = as_sequence(loss)
     for root in roots:
         if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
             raise NotATensorError(f"check() wants the loss, a tensor, and this is of type {type(root).__name__}")

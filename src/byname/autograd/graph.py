@@ -21,7 +21,7 @@ from byname.quiet import untouched
 from byname.site import Site
 from byname.table import Rows, counted
 
-__all__ = ["Edge", "Graph", "GraphNode", "Step", "graph", "path"]
+__all__ = ["Edge", "Graph", "GraphNode", "GraphPath", "Step", "graph", "path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class GraphNode:
         distance: the fewest steps from a root.
         site: where the call stands that made it, when that is known.
         hides: what it hides from a walk, in words; empty when it hides nothing.
+        goes_to: the numbers of the nodes that its gradients go to.
+
+    Each column of the table is an attribute, ``made at`` as ``made_at``.
     """
 
     number: int
@@ -43,6 +46,22 @@ class GraphNode:
     distance: int
     site: Site | None
     hides: str = ""
+    goes_to: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> int:
+        """The same as `number`."""
+        return self.number
+
+    @property
+    def made_at(self) -> Site | None:
+        """The same as `site`."""
+        return self.site
+
+    @property
+    def statement(self) -> str | None:
+        """The statement that made it, when that is known."""
+        return None if self.site is None else self.site.statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +94,15 @@ class Graph(Rows[GraphNode]):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a node."""
-        below: dict[int, list[int]] = {}
-        for edge in self.edges:
-            below.setdefault(edge.source, []).append(edge.target)
         return [
             {
                 "node": node.number,
                 "name": node.name,
                 "tensor": node.tensor,
                 "distance": node.distance,
-                "goes to": tuple(below.get(node.number, ())) or None,
+                "goes to": node.goes_to or None,
                 "made at": None if node.site is None else str(node.site),
-                "statement": None if node.site is None else node.site.statement,
+                "statement": node.statement,
                 "hides": node.hides,
             }
             for node in self.nodes
@@ -118,7 +134,7 @@ class Graph(Rows[GraphNode]):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node on the way from a root to a tensor.
+    """One node on the way from a root to a tensor. Each column of the table is an attribute.
 
     Attributes:
         node: PyTorch's name of the node.
@@ -129,6 +145,42 @@ class Step:
     node: str
     index: int | None
     site: Site | None = None
+
+    @property
+    def made_at(self) -> Site | None:
+        """The same as `site`."""
+        return self.site
+
+    @property
+    def statement(self) -> str | None:
+        """The statement that made the node, when that is known."""
+        return None if self.site is None else self.site.statement
+
+    def row(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "node": self.node,
+            "index": self.index,
+            "made at": None if self.site is None else str(self.site),
+            "statement": self.statement,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GraphPath(Rows[Step]):
+    """The way from a root to a tensor, node by node. Prints as a table; ``rows()`` has the values."""
+
+    items: tuple[Step, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a node."""
+        return [step.row() for step in self.items]
+
+    def _title(self) -> str:
+        return f"{counted(len(self.items), 'node')} from {self.items[0].node} to {self.items[-1].node}"
+
+    def _spare(self) -> Sequence[str]:
+        return ("statement", "made at")
 
 
 def graph(root: Any) -> Graph:
@@ -162,6 +214,7 @@ def graph(root: Any) -> Graph:
             distance=walk.distance(number),
             site=_site(lookup, node),
             hides=hidden.get(number, ""),
+            goes_to=tuple(below for below in walk.rows[number] if below),
         )
         for number, node in enumerate(walk.nodes)
         if number
@@ -184,7 +237,7 @@ def _tensor_names(walk: Walk, leaves: Leaves) -> dict[int, str]:
     return found | {leaf.number: str(leaf.name) for leaf in leaves if leaf.name.how != "unnamed"}
 
 
-def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
+def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
     """The shortest way that a gradient takes from a root back to a tensor.
 
     Args:
@@ -192,7 +245,8 @@ def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
         tensor: a leaf, or any tensor computed on the way.
 
     Returns:
-        The nodes passed, from the root's to the tensor's own, or None when no gradient of the root reaches the tensor.
+        `GraphPath`, a sequence of the nodes passed, from the root's to the tensor's own; None when no gradient of the
+        root reaches the tensor.
 
     Raises:
         NotATensorError: either argument is something else.
@@ -210,7 +264,7 @@ def path(root: Any, tensor: torch.Tensor) -> tuple[Step, ...] | None:
     with untouched():
         node = fact(tensor, "grad_fn")
         number = walk.numbers.get(node) if node is not None else _number_of_leaf(walk, tensor)
-    return None if number is None else _way_down(walk, number)
+    return None if number is None else GraphPath(_way_down(walk, number))
 
 
 def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:

@@ -12,7 +12,7 @@ from torch import nn
 from byname.autograd.asked import models_of, optimizers_of
 from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, card_from, fact, facts_of
+from byname.card import Card, Carded, card_from, fact, facts_of
 from byname.naming.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
@@ -35,8 +35,8 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One leaf of a graph.
+class Leaf(Carded):
+    """One leaf of a graph. Each column of the table is an attribute, ``used by`` as ``used_by``.
 
     Attributes:
         card: its plain facts; `tensor` is None once the program has let go of it.
@@ -75,17 +75,46 @@ class Leaf:
         return self.card.tensor
 
     @property
+    def bytes(self) -> int:
+        """What its elements take."""
+        return self.card.bytes
+
+    @property
+    def optimizer(self) -> str | bool | None:
+        """The optimizer's parameter group that has it, as ``group 0``; False for none, None when none was given."""
+        return f"group {self.group}" if self.in_optimizer else self.in_optimizer
+
+    @property
+    def scope(self) -> str:
+        """Where the best name holds."""
+        return self.name.scope
+
+    @property
+    def used_by(self) -> tuple[Consumer, ...]:
+        """The same as `consumers`."""
+        return self.consumers
+
+    @property
+    def made_at(self) -> Site | None:
+        """The same as `site`."""
+        return self.site
+
+    @property
+    def held_by(self) -> str:
+        """The same as `held`."""
+        return self.held
+
+    @property
     def paths(self) -> int:
         """In how many ways a gradient reaches it: exact, and counted when first asked for."""
         return self.counts.of(self.number)
 
     def row(self) -> dict[str, Any]:
         """The leaf as plain values."""
-        in_optimizer = self.in_optimizer if not self.in_optimizer else f"group {self.group}"
         return {
             "name": str(self.name),
             "kind": self.kind,
-            "optimizer": in_optimizer,
+            "optimizer": self.optimizer,
             "grad": self.grad,
             "shape": self.card.shape,
             "dtype": str(self.card.dtype).removeprefix("torch."),
@@ -217,7 +246,8 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
                 counts=counts,
             )
             items.append(leaf)
-    return Leaves(tuple(items), opaque_notes(walk))
+    nameless = any(leaf.name.how == "unnamed" for leaf in items)
+    return Leaves(tuple(items), (*opaque_notes(walk), *(findings.bound() if nameless else ())))
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from byname.card import fact
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.quiet import eager, untouched
+from byname.source import ThisCode
 
 __all__ = ["RunningCheck"]
 
@@ -40,7 +41,7 @@ class RunningCheck:
     ) -> None:
         self._report = report
         self._models, self._optimizers = models, optimizers
-        self._runs: dict[tuple[CodeType | None, int], int] = {}
+        self._runs: dict[tuple[ThisCode, int], int] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[_Waiting] = []
         self._hook: Any = None
@@ -56,7 +57,7 @@ class RunningCheck:
 
     def before(self, run: Run, roots: Sequence[Any]) -> None:
         """Checks the roots of a backward that is about to run: its line's first, and one some steps later."""
-        place = (run.code, run.instruction)
+        place = (ThisCode(run.code), run.instruction)
         self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial or self._runs[place] not in (1, _GROWN_BY):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, overload
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import STORAGE, STORAGE_BYTES, Card, Facts, card_from, fact, facts_of
+from byname.card import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, fact, facts_of
 from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
@@ -19,14 +19,14 @@ from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
 from byname.quiet import collection_paused, untouched
 from byname.site import Site
-from byname.table import Rows, bytes_text, column_of, counted, grouped
+from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 
 __all__ = ["Saved", "SavedTensor", "rows_of", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """One tensor that a node saved for backward.
+class SavedTensor(Carded):
+    """One tensor that a node saved for backward. Each column of the table is an attribute.
 
     Attributes:
         node: the name of the node, such as ``AddmmBackward0``.
@@ -51,12 +51,17 @@ class SavedTensor:
     module: str
     number: int
     position: int
-    storage_rows: Sequence[int]
+    storage_rows: Sequence[int] = field(hash=False)
 
     @property
     def shares_with(self) -> tuple[int, ...]:
         """The positions, in the same result, of the other rows that lie in the same storage."""
         return tuple(row for row in self.storage_rows if row != self.position)
+
+    @property
+    def saved_at(self) -> Site | None:
+        """The same as `site`."""
+        return self.site
 
     @property
     def bytes(self) -> int:
@@ -139,6 +144,8 @@ class Saved(Rows[SavedTensor]):
             BadArgumentError: there is no such column.
         """
         read = column_of(column, _COLUMNS)
+        if column == "site":
+            return grouped_by_site((one.site, *_memory(one.card)) for one in self)
         return grouped((read(one), *_memory(one.card)) for one in self)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -249,7 +256,7 @@ def rows_of(walk: Walk, slots: list[Slot], given: Iterable[object] = ()) -> Save
             fields.append((names[number], shown, state, _NAMELESS, site, "", number))
         facts.append(fact)
     sharing.pop(None, None)
-    return Saved(fields, facts, sharing, opaque_notes(walk))
+    return Saved(fields, facts, sharing, (*opaque_notes(walk), *findings.bound()))
 
 
 class _Naming:

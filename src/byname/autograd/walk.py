@@ -33,6 +33,7 @@ __all__ = [
     "Walk",
     "accumulate_type",
     "accumulator",
+    "as_sequence",
     "by_kind",
     "has_graph",
     "is_node",
@@ -59,7 +60,7 @@ class Walk:
     """
 
     def __init__(self, root: Any) -> None:
-        given = _as_sequence(root)
+        given = as_sequence(root)
         self.tensors: list[torch.Tensor] = [one for one in given if is_tensor(one)]
         start = list(dict.fromkeys(root_node(one) for one in given))
         self.nodes: list[Node] = [None, *start]
@@ -312,7 +313,12 @@ _OPAQUE = {
 }
 
 
-def _as_sequence(root: Any) -> list[Any]:
+def as_sequence(root: Any) -> list[Any]:
+    """The roots that were given: one, or a list, tuple or set of them.
+
+    Raises:
+        NoGraphError: none was given.
+    """
     if type(root) not in (list, tuple, set, frozenset):
         return [root]
     if not root:

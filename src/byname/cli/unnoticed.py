@@ -38,12 +38,12 @@ def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: ty
 
 def _from_a_handler(error: BaseException) -> bool:
     """Whether a signal handler of the program raised an error."""
-    codes = set()
+    codes = []
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         if type(handler) in (FunctionType, MethodType):
-            codes.add(handler.__code__)
-    return any(entry.frame.f_code in codes for entry in frames(error)[1:])
+            codes.append(handler.__code__)
+    return any(entry.frame.f_code is code for entry in frames(error)[1:] for code in codes)
 
 
 def shown_census(top: int) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from byname.autograd.finding import said
 from byname.autograd.walk import is_node
-from byname.card import Card, card_from, is_tensor
+from byname.card import Card, Carded, card_from, is_tensor
 from byname.errors import BadArgumentError
 from byname.memory.blocks import Block, blocks_of, used
 from byname.memory.kinds import Kinds
@@ -22,14 +22,14 @@ from byname.naming.name import Name, unnamed
 from byname.naming.sites import name_of_output, site_of_tensor
 from byname.quiet import eager
 from byname.site import Site
-from byname.table import Rows, bytes_text, column_of, counted, grouped
+from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 
 __all__ = ["Census", "Resident", "census"]
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
-    """One piece of memory: a storage, and what the program makes of it.
+class Resident(Carded):
+    """One piece of memory: a storage, and what the program makes of it. Each column of the table is an attribute.
 
     Attributes:
         name: what the program calls the tensor in it; of several, the one that covers most of it.
@@ -57,6 +57,11 @@ class Resident:
     memory: str
     holders: tuple[str, ...]
     site: Site | None
+
+    @property
+    def held_by(self) -> tuple[str, ...]:
+        """The same as `holders`."""
+        return self.holders
 
     def row(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -107,6 +112,8 @@ class Census(Rows[Resident]):
             BadArgumentError: there is no such column.
         """
         read = column_of(column, _COLUMNS)
+        if column == "site":
+            return grouped_by_site((one.site, None, one.bytes) for one in self.items)
         return grouped((read(one), None, one.bytes) for one in self.items)
 
     def rows(self) -> list[dict[str, Any]]:

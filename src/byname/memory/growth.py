@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -33,7 +33,7 @@ class Grown:
         bytes: how much more memory they hold, with what is in the graphs behind them; each storage once, and what a
             larger row holds already is not in this one.
         marks: how many there were, of what is counted, when the block was entered and at each mark, with those that a
-            larger row holds; empty without marks.
+            larger row holds; empty where no mark was made.
         holder: what holds them.
         cause: why, one of `byname.memory.leaks.CAUSES`.
         remedy: what to write instead.
@@ -47,14 +47,24 @@ class Grown:
     cause: str
     remedy: str
 
+    @property
+    def each(self) -> int:
+        """How much more memory there is for each that there is more."""
+        return self.bytes // max(1, self.count)
+
+    @property
+    def a_mark(self) -> str:
+        """How many more there were with each mark: ``+1``, or the average; empty without marks."""
+        return _pace(self.marks) if self.count else ""
+
     def row(self) -> dict[str, Any]:
         """The same as plain values."""
         return {
             "name": self.name,
             "count": self.count,
             "bytes": self.bytes,
-            "each": self.bytes // max(1, self.count),
-            "a mark": _pace(self.marks) if self.count else "",
+            "each": self.each,
+            "a mark": self.a_mark,
             "holder": self.holder,
             "cause": self.cause,
             "remedy": self.remedy,
@@ -70,16 +80,20 @@ def _pace(marks: Sequence[int]) -> str:
 
 
 class Growth(Rows[Grown]):
-    """What `growth` found, the largest first. A context manager; inside the block its rows tell the growth so far."""
+    """What `growth` found, the largest first. A context manager; inside the block it is the growth so far.
 
-    __slots__ = ("_collect", "_entered", "_known", "_marks", "items")
+    Inside the block each question takes a look of its own, as a mark does: ``rows()``, ``len(growth)``, ``growth[0]``,
+    a loop, ``print(growth)``.
+    """
+
+    __slots__ = ("_collect", "_entered", "_found", "_known", "_marks")
 
     def __init__(self, collect: bool) -> None:
         self._collect = collect
         self._marks: list[dict[Key, Size]] = []
         self._known = Known(())
         self._entered = False
-        self.items: Sequence[Grown] = ()
+        self._found: Sequence[Grown] = ()
 
     def __enter__(self) -> Growth:
         self._entered, self._marks = True, []
@@ -112,27 +126,43 @@ class Growth(Rows[Grown]):
             groups = groups_of(look)
             self._marks.append({key: group.size(look) for key, group in groups.items()})
             if len(self._marks) > 1:
-                self.items = _grown(look, groups, self._marks, self._known)
+                self._found = _grown(look, groups, self._marks, self._known)
             else:
-                self._known = Known(look.blocks)
+                self._known, self._found = Known(look.blocks), ()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One dict a pattern; inside the block as of now."""
+    @property
+    def items(self) -> Sequence[Grown]:  # type: ignore[override]
+        """What has grown; inside the block as of now."""
         if self._entered:
             self.mark()
             self._marks.pop()
+        return self._found
+
+    def __iter__(self) -> Iterator[Grown]:
+        return iter(self.items)
+
+    def __reversed__(self) -> Iterator[Grown]:
+        return reversed(self.items)
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The position of a row, by one look."""
+        return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a pattern; inside the block as of now."""
         return [one.row() for one in self.items]
 
     def _shown(self) -> list[dict[str, Any]]:
         return [{key: value for key, value in row.items() if key != "remedy"} for row in self.rows()]
 
     def _title(self) -> str:
-        if not self.items:
+        found = self._found  # as the rows above the title's table are: `_shown` has just taken them
+        if not found:
             return "no tensors became more or larger"
-        return f"{bytes_text(sum(one.bytes for one in self.items))} more, in {counted(len(self.items), 'place')}"
+        return f"{bytes_text(sum(one.bytes for one in found))} more, in {counted(len(found), 'place')}"
 
     def _notes(self) -> Sequence[str]:
-        return list(dict.fromkeys(f"{one.cause}: {one.remedy}" for one in self.items if one.remedy))
+        return list(dict.fromkeys(f"{one.cause}: {one.remedy}" for one in self._found if one.remedy))
 
     def _spare(self) -> Sequence[str]:
         return ("a mark", "each", "holder")
@@ -229,7 +259,7 @@ def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
         leak.name,
         max(0, count(now) - count(before)),
         max(0, now.bytes - before.bytes),
-        tuple(map(count, (before, *between))),
+        tuple(map(count, (before, *between))) if between else (),
         leak.holder,
         leak.cause,
         leak.remedy,

@@ -47,7 +47,7 @@ def _key(found: tuple[int, bool]) -> Step:
 def held_by_sequence(obj: Any) -> Held:
     """The items of a list, tuple or deque of any class, then its attributes."""
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
-    make = item if plain(type(obj), family, "__getitem__") else _indirect_item
+    make = item if type(obj) is family or plain(type(obj), family, "__getitem__") else _indirect_item
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
         if type(value) not in ATOMS:
             yield make, position, value

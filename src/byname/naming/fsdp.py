@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from byname.naming.reading import parents_of
+
 __all__ = ["Gathered", "gathered_parameters", "is_sharded"]
 
 
@@ -22,7 +24,7 @@ class Gathered(NamedTuple):
 
 def is_sharded(kind: type) -> bool:
     """Whether a module of this class was given to ``fully_shard``."""
-    return any(parent.__name__ == "FSDPModule" for parent in type.__dict__["__mro__"].__get__(kind))
+    return any(parent.__name__ == "FSDPModule" for parent in parents_of(kind))
 
 
 def gathered_parameters(module: Any) -> Iterator[Gathered]:

@@ -17,6 +17,7 @@ from byname.naming.frames import locals_of
 from byname.naming.reading import namespace_of
 from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, Reached, Targets, search
+from byname.site import is_byname
 
 __all__ = ["Climb", "climb", "everything", "in_lots", "is_ours", "reached_from"]
 
@@ -34,7 +35,10 @@ def everything() -> tuple[list[object], int]:
     hidden = gc.get_freeze_count()
     if not hidden or _lists(found, vars(torch)):
         return found, 0
-    frames = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
+    # Not the frames of a look: what is returned here would hold the frame whose variable it is.
+    running = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
+    frames = [frame for frame in running if not is_byname(frame.f_code.co_filename)]
+    del running
     variables = [value for frame in frames for _, value in locals_of(frame)]
     return reached_from(found, [*variables, *sys.modules.values(), *frames]), hidden
 

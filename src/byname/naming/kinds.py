@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from byname.card import fact
-from byname.naming.log import Called, is_in_place, is_method
+from byname.naming.log import Called, is_in_place, is_method, name_of
+from byname.naming.reading import namespace_of
 from byname.quiet import untouched
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "SETTER",
     "TAKEN",
     "called_as",
+    "first_given",
     "flat",
+    "is_pytorchs",
     "kind_of",
     "memory_of",
     "modes_left",
@@ -41,13 +45,16 @@ modes_left = torch._C._len_torch_function_stack
 """How many function modes are still on the stack: inside a mode's own handler, those below it."""
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
+_WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
 
 
 def kind_of(function: Any) -> int:
-    """The kind of a function."""
-    name = str(getattr(function, "__name__", ""))
+    """The kind of a function. One that is not PyTorch's may do anything, whatever it is called."""
+    if not is_pytorchs(function):
+        return COMPOSITE
+    name = name_of(function)
     if name in ("__get__", "__set__", "__delete__"):
         return _kind_of_access(name, getattr(function, "__self__", None))
     if name == "requires_grad_":
@@ -57,6 +64,14 @@ def kind_of(function: Any) -> int:
     if type(function) not in _BUILTINS or name.startswith("_fused"):
         return COMPOSITE
     return IN_PLACE if is_in_place(name) else PLAIN
+
+
+def is_pytorchs(function: Any) -> bool:
+    """Whether a function is PyTorch's own, or at least written in C, and can be kept and looked up."""
+    if type(function) is FunctionType:
+        return str(function.__module__).partition(".")[0] == "torch"
+    kind = type(function)
+    return kind in _WRITTEN_IN_C or str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
 
 
 def _kind_of_access(access: str, attribute: Any) -> int:
@@ -69,7 +84,7 @@ def called_as(function: Any, kind: int) -> Any:
     """What the log keeps of a function: a builtin itself, of anything else its name."""
     if type(function) in _BUILTINS:
         return function
-    return Called(str(getattr(function, "__name__", "?")), kind, is_method(function))
+    return Called(name_of(function), kind, is_method(function))
 
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
@@ -77,7 +92,15 @@ def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) ->
     if kind in (PLAIN, READ, TAKEN, GRADIENT):
         out = kwargs.get("out") if kwargs else None
         return None if out is None else flat([out])
-    return flat(args[:1]) if kind != COMPOSITE else flat([*args, *(kwargs or {}).values()])
+    return flat([first_given(args, kwargs)]) if kind != COMPOSITE else flat([*args, *(kwargs or {}).values()])
+
+
+def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """What a function is given first: by keyword PyTorch's functions call it ``input``, ``self`` or what it is."""
+    if args:
+        return args[0]
+    given = kwargs or {}
+    return next((given[name] for name in ("input", "self") if name in given), next(iter(given.values()), None))
 
 
 def flat(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -10,14 +10,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from byname.card import fact
+from byname.naming.reading import attributes_of, found_in
 from byname.site import Site, Spot, changed_by, locate, scope_of
+from byname.source import ThisCode
 
 __all__ = [
     "Call",
@@ -33,6 +35,7 @@ __all__ = [
     "RawCut",
     "is_in_place",
     "is_method",
+    "name_of",
 ]
 
 
@@ -53,9 +56,20 @@ _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 _IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
 
 
+def name_of(function: Any) -> str:
+    """The name of a function; ``?`` for a callable that has none. A name that would have to be computed is none."""
+    if type(function) in _HAVE_A_NAME:
+        return str(function.__name__)
+    name = attributes_of(function).get("__name__", found_in(type(function), "__name__"))
+    return name if type(name) is str else "?"
+
+
+_HAVE_A_NAME = (FunctionType, type(len), type(str.join), type(str.__len__), type("".__len__))
+
+
 def is_method(function: Any) -> bool:
     """Whether a function is a method of tensors."""
-    name = getattr(function, "__name__", "")
+    name = name_of(function)
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
@@ -135,6 +149,11 @@ class Cut(NamedTuple):
     inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
+
+    @property
+    def place(self) -> tuple[ThisCode, int]:
+        """Where it was called, as a key."""
+        return ThisCode(self.code), self.instruction
 
 
 class OptimizerStep(NamedTuple):

@@ -148,6 +148,13 @@ class Findings:
         """Whether a search came upon this very object."""
         return id(thing) in self._met
 
+    def bound(self) -> tuple[str, ...]:
+        """A sentence where the search from the program's variables did not see all that they lead to."""
+        most = self._searches[0].budget
+        if not most:
+            return ()
+        return (f"names were looked for among the {most:,} objects nearest to the variables, and there are more",)
+
     def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
         """Whether no Python object holds the tensor: PyTorch alone keeps it alive."""
         return id(tensor) in self._unheld

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["attributes_of", "found_in", "namespace_of", "parents_of", "plain", "reads_plainly", "snapshot"]
@@ -20,8 +20,19 @@ def found_in(kind: type, name: str) -> object:
     return next((space[name] for parent in parents_of(kind) if name in (space := namespace_of(parent))), None)
 
 
-namespace_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
-parents_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+def namespace_of(kind: type) -> Mapping[str, Any]:
+    """What a class itself defines; nothing for a type of C that nobody has made ready, which has no namespace yet."""
+    return _namespace(kind) or _NOTHING
+
+
+def parents_of(kind: type) -> tuple[type, ...]:
+    """A class and those it stems from, in the order of lookup; none for a type that nobody has made ready."""
+    return _parents(kind) or ()
+
+
+_namespace: Callable[[type], Mapping[str, Any] | None] = type.__dict__["__dict__"].__get__
+_parents: Callable[[type], tuple[type, ...] | None] = type.__dict__["__mro__"].__get__
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def snapshot(mapping: Any) -> list[tuple[Any, Any]]:

@@ -6,10 +6,10 @@ import dis
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from byname.errors import BadArgumentError
 from byname.naming.frames import locals_of, running_frames
 from byname.naming.hidden import hidden_places
+from byname.naming.reading import namespace_of
 from byname.naming.step import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
 from byname.site import is_library, is_torch, scope_of
@@ -25,8 +26,8 @@ __all__ = [
     "FOREIGN",
     "Root",
     "all_roots",
+    "codes_of_the_program",
     "every_module_root",
-    "files_of_the_program",
     "given_root",
     "given_roots",
     "module_of",
@@ -107,7 +108,7 @@ def _may_hold(value: object, module: str) -> bool:
     """Whether a global can lead to a tensor of this module's: no number, and no class imported from elsewhere."""
     if type(value) in ATOMS:
         return False
-    return not issubclass(type(value), type) or type.__dict__["__dict__"].__get__(value).get("__module__") == module
+    return not issubclass(type(value), type) or namespace_of(value).get("__module__") == module  # type: ignore[arg-type]
 
 
 def every_module_root() -> list[Root]:
@@ -205,12 +206,32 @@ def _is_users(module: ModuleType) -> bool:
     return not is_library(file)
 
 
-def files_of_the_program() -> list[str]:
-    """The files of the user's modules and running functions."""
-    running = [frame.f_code.co_filename for frame, _, _ in running_frames() if not is_library(frame.f_code.co_filename)]
-    names = _user_modules(len(sys.modules), next(reversed(sys.modules)))
-    loaded = [vars(sys.modules[name]).get("__file__") for name in names if type(sys.modules.get(name)) is ModuleType]
-    return list(dict.fromkeys(file for file in (*running, *loaded) if type(file) is str))
+def codes_of_the_program() -> dict[str, list[CodeType]]:
+    """The files of the user's modules and running functions, each with its functions that are loaded."""
+    found: dict[str, dict[int, CodeType]] = {}
+    for code in [frame.f_code for frame, _, _ in running_frames()]:
+        if not is_library(code.co_filename):
+            found.setdefault(code.co_filename, {})[id(code)] = code
+    for name in _user_modules(len(sys.modules), next(reversed(sys.modules))):
+        module = sys.modules.get(name)
+        file = vars(module).get("__file__") if type(module) is ModuleType else None
+        if type(module) is ModuleType and type(file) is str:
+            codes = [code for code in _codes_in(vars(module), name) if code.co_filename == file]
+            found.setdefault(file, {}).update((id(code), code) for code in codes)
+    return {file: list(codes.values()) for file, codes in found.items()}
+
+
+def _codes_in(namespace: Mapping[str, Any], module: str) -> Iterator[CodeType]:
+    """The code of the functions in a module's namespace, and in those of the classes that it defines."""
+    for value in list(namespace.values()):
+        if type(value) in (staticmethod, classmethod):
+            value = value.__func__
+        for one in (value.fget, value.fset) if type(value) is property else (value,):
+            if type(one) is FunctionType:
+                yield one.__code__
+        if issubclass(type(value), type) and namespace_of(value).get("__module__") == module:
+            methods = {name: one for name, one in namespace_of(value).items() if not issubclass(type(one), type)}
+            yield from _codes_in(methods, module)
 
 
 def _modules_defining(variable: str) -> list[Root]:

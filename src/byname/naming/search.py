@@ -22,6 +22,10 @@ __all__ = ["Ours", "OursById", "Place", "Reached", "Targets", "Way", "search"]
 
 DEPTH = 10
 BUDGET = 300_000
+TOLD = 64
+"""How many ways to an object are told."""
+MOST_WAYS = 1024
+"""How many ways to an object are remembered, and followed at a time."""
 
 
 class Targets(list[torch.Tensor]):
@@ -39,6 +43,9 @@ class OursById(dict[int, Any]):
 @dataclass(slots=True, eq=False)
 class Place:
     """An object that the search came upon, and the ways in: a root, or a holder and what makes the step from it.
+
+    At most `MOST_WAYS` of them, and of the ways from one holder as many as are ever told: a list with one object a
+    hundred thousand times costs no more than a list of numbers.
 
     A holder stands there by its ``id``: as an object it could lead back here, and such a circle would keep everything
     in it alive until the next collection.
@@ -75,9 +82,15 @@ class Way:
 
 @dataclass(slots=True)
 class Reached:
-    """What a search came upon: places by ``id`` of their values, which the places keep alive meanwhile."""
+    """What a search came upon: places by ``id`` of their values, which the places keep alive meanwhile.
+
+    Attributes:
+        places: the places.
+        budget: how many objects the search was to look at, where it came to that bound; 0 where it saw all.
+    """
 
     places: dict[int, Place]
+    budget: int = 0
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, Place]]:
         """Every tensor that has a way."""
@@ -92,7 +105,7 @@ class Reached:
                 if isinstance(before, Root):
                     yield before
 
-    def ways_to(self, value: object, limit: int = 64) -> list[Way]:
+    def ways_to(self, value: object, limit: int = TOLD) -> list[Way]:
         """The ways to an object, shortest first, none through itself."""
         place = self.places.get(id(value))
         if place is None:
@@ -120,12 +133,13 @@ class Reached:
     def _ways(self, place: Place, limit: int) -> Iterator[Way]:
         """Follows the ways back to the roots, breadth first, so that the shortest come first."""
         level: list[_Partial] = [(place, (), (), frozenset([id(place.value)]))]
-        given = tried = 0
-        while level and given < limit and tried < _PATIENCE:
-            deeper = []
+        given = 0
+        while level and given < limit:
+            deeper: list[_Partial] = []
             for here, steps, passed, seen in level:
+                if len(deeper) >= MOST_WAYS:
+                    break
                 for number, (before, make, key) in enumerate(here.ways):
-                    tried += 1
                     if isinstance(before, Root):
                         yield Way(before, steps, passed)
                         given += 1
@@ -172,7 +186,7 @@ def search(
             level = _next_level(level, places, only, budget)
             if not level or len(places) > budget:
                 break
-    return Reached(places)
+    return Reached(places, budget if len(places) > budget else 0)
 
 
 def _next_level(level: list[Place], places: dict[int, Place], only: Collection[int] | None, budget: int) -> list[Place]:
@@ -180,14 +194,18 @@ def _next_level(level: list[Place], places: dict[int, Place], only: Collection[i
     for holder in level:
         if len(places) > budget:
             break
+        here = id(holder.value)
         for make, key, value in held_by(holder.value):
-            if only is not None and id(value) not in only:
+            ident = id(value)
+            if only is not None and ident not in only:
                 continue
-            place = places.get(id(value))
+            place = places.get(ident)
             if place is None:
-                place = places[id(value)] = Place(value)
+                place = places[ident] = Place(value)
                 found.append(place)
                 if len(places) > budget:
                     break
-            place.ways.append((id(holder.value), make, key))
+            ways = place.ways
+            if len(ways) < TOLD or (len(ways) < MOST_WAYS and ways[-TOLD][0] != here):
+                ways.append((here, make, key))
     return found

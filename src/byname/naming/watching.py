@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -28,13 +28,15 @@ from byname.naming.kinds import (
     SETTER,
     TAKEN,
     called_as,
+    first_given,
+    is_pytorchs,
     kind_of,
     memory_of,
     modes_left,
     targets_of,
     versions_of,
 )
-from byname.naming.log import Called, Log, RawCut
+from byname.naming.log import Called, Log, RawCut, name_of
 from byname.naming.modes import DISPATCHES, FUNCTIONS
 from byname.quiet import eager, untouched
 
@@ -72,7 +74,10 @@ class Watch(TorchFunctionMode):
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func)
+        try:
+            kind = self._kinds.get(func)
+        except Exception:  # noqa: BLE001 - a callable of somebody's, which cannot be hashed or compared
+            kind = None
         if kind is PLAIN and not kwargs:  # the most frequent case, written out because every call pays for it
             before = _sequence_number()
             result = func(*args)
@@ -105,7 +110,12 @@ class Watch(TorchFunctionMode):
             return result
         if kind is READ:
             return self._read(func, args, kwargs or {}, sys._getframe(1))
-        if kind is IN_PLACE and type(args[0]) in PLAIN_TENSORS and not modes_left() and not args[0].is_inference():
+        if (
+            kind is IN_PLACE
+            and args
+            and type(args[0]) in PLAIN_TENSORS
+            and not (modes_left() or args[0].is_inference())
+        ):
             return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
 
@@ -157,7 +167,7 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            self._note_call(self._called.get(func) or called_as(func, kind), result, before, after, frame)
+            self._note_call(self._known(func) or called_as(func, kind), result, before, after, frame)
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
@@ -166,11 +176,13 @@ class Watch(TorchFunctionMode):
             with untouched():
                 cuts_of_taking(self.log, func.__name__, args[0], before, frame)
         elif issubclass(type(result), (tuple, list)):
-            self._note_parts(_name(func), [*args, *kwargs.values()], result, before, frame)
+            self._note_parts(name_of(func), [*args, *kwargs.values()], result, before, frame)
         elif (
-            after == before and issubclass(type(result), torch.Tensor) and not (targets and args and result is args[0])
+            after == before
+            and issubclass(type(result), torch.Tensor)
+            and not (targets and result is first_given(args, kwargs))
         ):
-            self._note_making(_name(func), [*args, *kwargs.values()], result, before, frame)
+            self._note_making(name_of(func), [*args, *kwargs.values()], result, before, frame)
         if targets:
             self._note_changes(func, targets, versions, frame)
         return result
@@ -189,16 +201,20 @@ class Watch(TorchFunctionMode):
     def _get_to_know(self, function: Any) -> int:
         """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
         kind = kind_of(function)
-        if type(function) is not FunctionType or str(function.__module__).partition(".")[0] == "torch":
+        if is_pytorchs(function):
             self._kinds[function] = kind
             self._called[function] = called_as(function, kind)
         return kind
+
+    def _known(self, function: Any) -> Any:
+        """What the log keeps of a function that is remembered."""
+        return self._called.get(function) if is_pytorchs(function) else None
 
     def _operation(self, func: Any, frame: FrameType) -> str:
         """The name under which a change is noted: what an optimizer does is its step."""
         if self.stepping is not None and is_optimizers(frame):
             return self.stepping
-        return _name(func)
+        return name_of(func)
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         frame, inside = users_frame(frame)
@@ -238,7 +254,7 @@ class Watch(TorchFunctionMode):
         """Notes a tensor that no longer requires grad, or the first sight of one that the user makes require it."""
         if not targets:
             return
-        (tensor,) = targets
+        tensor = targets[0]
         user, _ = users_frame(frame)
         with untouched():
             if not requires_grad(tensor):
@@ -290,10 +306,6 @@ def restore(watches: Sequence[Watch], before: Suspended) -> None:
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _HAVE_NO_TENSORS = (type(None), torch.Size)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", "?"))
 
 
 def _name_of(access: Any) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 __all__ = ["Event"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Event:
     """A value on its way through a place.
 

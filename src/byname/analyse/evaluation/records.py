@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from byname.analyse.results.results import Results
 from byname.analyse.results.rows import shown_rows, spare_columns
@@ -27,7 +27,7 @@ class Record:
     epoch: int | None
     batch: int | None
     step: int | None
-    result: Results
+    result: Results = field(hash=False)
 
 
 class Records(Rows[Record]):

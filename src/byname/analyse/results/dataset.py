@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from byname.analyse.results.leaves import Leaf, keys_of, leaves_of, levels_of, named
-from byname.errors import BynameError
+from byname.errors import BynameError, NotInstalledError
 
 if TYPE_CHECKING:
     import xarray
@@ -28,7 +28,7 @@ def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Da
     try:
         import xarray
     except ImportError as missing:
-        raise BynameError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
+        raise NotInstalledError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
     leaves = [*leaves_of(figures)]
     coords = _coordinates(figures, leaves)
     variables: dict[str, Any] = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BynameError
+from byname.errors import NotInstalledError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["bars", "boxes", "curves", "heat_map"]
 
@@ -123,14 +125,31 @@ def _finite(value: Any) -> float:
 
 
 def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
-    """The axes given, or those of a new figure of a size in inches, which pyplot knows nothing of."""
+    """The axes given, or those of a new figure of a size in inches: pyplot's where the program draws by pyplot."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure as OfNobody
     except ImportError as missing:
-        raise BynameError("plot() needs matplotlib: pip install 'byname[plot]'") from missing
+        raise NotInstalledError("plot() needs matplotlib: pip install 'byname[plot]'") from missing
     if axes is not None:
         return axes
-    return Figure(figsize=(width, min(height, 60.0)), layout="constrained", dpi=120).add_subplot()
+    make = _pyplot().figure if _draws_by_pyplot() else OfNobody
+    figure: Figure = make(figsize=(width, min(height, 60.0)), layout="constrained", dpi=120)
+    return figure.add_subplot()
+
+
+def _draws_by_pyplot() -> bool:
+    """Whether a figure of pyplot's is what the user sees: pyplot is loaded, or this is a notebook, which shows those.
+
+    Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return "matplotlib.pyplot" in sys.modules or (shell is not None and shell() is not None)
+
+
+def _pyplot() -> Any:
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _rows_of(axes: Axes | None, labels: Sequence[str], of: str) -> Axes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from byname.analyse.results.leaves import leaves_of, path_of
 from byname.analyse.results.rows import long_rows, rows_of, shown_rows, spare_columns
 from byname.analyse.results.same import same
-from byname.errors import BynameError
+from byname.errors import NotInstalledError
 from byname.table import Row, counted, text, to_html
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Results(Mapping[str, Any]):
         try:
             import pandas
         except ImportError as missing:
-            raise BynameError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
+            raise NotInstalledError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
         return pandas.DataFrame([*long_rows(self._figures)] if long else self.rows())
 
     def to_xarray(self) -> xarray.Dataset:
@@ -96,7 +96,8 @@ class Results(Mapping[str, Any]):
         the dimension ``other``.
 
         Raises:
-            BynameError: if xarray is not installed, or nearly all of an array would be padding.
+            NotInstalledError: if xarray is not installed.
+            BynameError: if nearly all of an array would be padding.
         """
         from byname.analyse.results.dataset import dataset_of
 
@@ -107,14 +108,15 @@ class Results(Mapping[str, Any]):
 
         Numbers become bars, one a place in the order of the model; numbers of classes, and dicts such as ``cka``, a
         heat map; tensors a box a place, from the smallest to the largest value; spectra curves with two logarithmic
-        axes. Nothing is shown, and nothing of pyplot is touched: ``axes.figure.savefig("dead.png")``.
+        axes. In a notebook, and wherever pyplot is loaded, it is a figure of pyplot's: a cell shows it, and so does
+        ``plt.show()``. Elsewhere pyplot is not touched: ``axes.figure.savefig("dead.png")``.
 
         Args:
             figure: its name; the first if None.
             axes: what to draw in; a new figure of a fitting size if None.
 
         Raises:
-            BynameError: if matplotlib is not installed.
+            NotInstalledError: if matplotlib is not installed; it is also an ImportError.
             BadArgumentError: if there is no such figure, or it has no numbers.
         """
         from byname.analyse.results.plotting import plotted

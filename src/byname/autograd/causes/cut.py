@@ -68,9 +68,9 @@ def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | 
 
 def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
     """The cuts to tell of. Under ``no_grad`` every call is one, and the first is told."""
-    first: dict[str, Cut] = {}
+    first: dict[object, Cut] = {}
     for cut in cuts:
-        first.setdefault(cut.reason or f"{cut.code}{cut.instruction}", cut)
+        first.setdefault(cut.reason or cut.place, cut)
     return [Snip(cut) for cut in first.values()]
 
 
@@ -86,7 +86,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
         return [], False
     into, out = locate(made.code, made.instruction), [Cut(*raw) for raw in log.cuts]
     begin = log.steps[-1].number if log.steps else 0
-    numbers = {(cut.code, cut.instruction): cut for cut in out if cut.result is None and cut.number >= begin}
+    numbers = {cut.place: cut for cut in out if cut.result is None and cut.number >= begin}
     sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
     if sure or len(numbers) > _MOST_PLACES or not _makes_anew(made.code, into):
         return sure[-1:], True

@@ -68,7 +68,7 @@ def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
         for one in missing:
             found = (behind for log in evidence if (behind := log.cuts_behind(one))[0])
             cuts, sure = next(found, ([], MAY_BE))
-            key = (*((cut.code, cut.instruction) for cut in cuts), sure)
+            key = (*(cut.place for cut in cuts), sure)
             groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], sure)).parameters.append(one)
     return list(groups.values())
 
@@ -151,4 +151,4 @@ def _depends(cut: Cut, parameter: torch.Tensor) -> bool | None:
 
 
 def _distinct(cuts: Iterable[Cut]) -> list[Cut]:
-    return list({(cut.code, cut.instruction): cut for cut in cuts}.values())
+    return list({cut.place: cut for cut in cuts}.values())

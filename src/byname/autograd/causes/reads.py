@@ -1,4 +1,4 @@
-"""Does the program read the gradient of a variable? Looked up in the source of the functions that are running."""
+"""Does the program read the gradient of a variable? Looked up in the source of the functions that it has loaded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
-from typing import NamedTuple
-
-import executing
+from typing import Any, NamedTuple
 
 from byname.naming.frames import locals_of, running_frames
 from byname.naming.name import Name
 from byname.naming.reading import found_in
-from byname.naming.roots import files_of_the_program
+from byname.naming.roots import codes_of_the_program
 from byname.site import is_library
+from byname.source import ThisCode, is_what_ran, source_of, text_of
 
 __all__ = ["reads_gradient_of"]
 
@@ -37,11 +36,40 @@ class _Function(NamedTuple):
 def reads_gradient_of(names: Sequence[Name]) -> bool:
     """Whether the gradient of a variable may be read: under its name in any file, or by a function in reach."""
     wanted = {name.path.rpartition(".")[2].partition("[")[0] for name in names}
-    told = (function for file in files_of_the_program() for function in _said_in(file).values())
-    if any(wanted & function.gradients for function in told):
+    if any(wanted & function.gradients for function in _of_the_program()):
         return True
     is_held = any(name.exact and name.rebound_at is None for name in names)
     return is_held and any(function.others for function in _in_reach())
+
+
+def _of_the_program() -> Iterator[_Function]:
+    """Every function of the program's files, as it is loaded: a file edited meanwhile says something else."""
+    for file, codes in codes_of_the_program().items():
+        source = text_of(file)
+        if source.tree is not None and all(is_what_ran(source, code) for code in codes):
+            yield from _said_in(source).values()
+        else:
+            yield from filter(None, map(_said_by, codes))
+
+
+def _said_by(code: CodeType) -> _Function | None:
+    """What one function says; None for one that has no statements, as a lambda has none."""
+    source = source_of(code)
+    return _without_text(code) if source is None else _said_in(source).get(_key(code))
+
+
+def _without_text(code: CodeType) -> _Function:
+    """The same of code whose text is not to be had: if it names a gradient, any of its names may be meant."""
+    names = _names_in(code)
+    reads = not names.isdisjoint(("grad", "register_hook"))
+    return _Function(names, names if reads else frozenset(), reads)
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Every name in some code and in the functions inside, and every text: one may be given to `getattr`."""
+    inside = [_names_in(const) for const in code.co_consts if isinstance(const, CodeType)]
+    texts = [const for const in code.co_consts if type(const) is str]
+    return frozenset([*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *texts]).union(*inside)
 
 
 def _in_reach() -> Iterator[_Function]:
@@ -49,10 +77,10 @@ def _in_reach() -> Iterator[_Function]:
     waiting = [
         (frame.f_code, frame.f_globals, _class_of_self(frame)) for frame, _, foreign in running_frames() if not foreign
     ]
-    seen = {code for code, _, _ in waiting}
+    seen = {ThisCode(code) for code, _, _ in waiting}
     while waiting:
         code, variables, owner = waiting.pop()
-        function = None if is_library(code.co_filename) else _said_in(code.co_filename).get(_key(code))
+        function = None if is_library(code.co_filename) else _said_by(code)
         if function is None:
             continue
         yield function
@@ -60,8 +88,8 @@ def _in_reach() -> Iterator[_Function]:
             found = variables.get(called)
             if type(found) is not FunctionType:
                 found = found_in(owner, called)
-            if type(found) is FunctionType and found.__code__ not in seen:
-                seen.add(found.__code__)
+            if type(found) is FunctionType and ThisCode(found.__code__) not in seen:
+                seen.add(ThisCode(found.__code__))
                 waiting.append((found.__code__, found.__globals__, owner))
 
 
@@ -74,9 +102,9 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=256)
-def _said_in(file: str) -> dict[tuple[str, int], _Function]:
+def _said_in(source: Any) -> dict[tuple[str, int], _Function]:
     """The functions of a file by name and first line; its top level as ``<module>`` at 0."""
-    tree = executing.Source.for_filename(file).tree
+    tree = source.tree
     found: dict[tuple[str, int], _Function] = {}
     if tree is not None:
         found["<module>", 0] = _function(tree)

@@ -19,7 +19,8 @@ from byname.autograd.nonfinite.numbers import is_finite, kind_of, looking, not_f
 from byname.autograd.nonfinite.singular import operation_of, remedy_for, why
 from byname.card import PLAIN
 from byname.naming.frames import caller
-from byname.naming.log import is_in_place
+from byname.naming.kinds import first_given, is_pytorchs
+from byname.naming.log import is_in_place, name_of
 from byname.naming.modes import FUNCTIONS
 from byname.quiet import eager, untouched
 
@@ -124,13 +125,13 @@ class OriginsMode(TorchFunctionMode):
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func)
+        kind = self._kinds.get(func) if is_pytorchs(func) else None
         if kind is None:
             kind = self._get_to_know(func)
         if kind is _READ or self._stopped:
             return func(*args, **(kwargs or {}))
         # What a call overwrites must be looked at before; what it only reads is looked at after, when there is cause.
-        changed = list(_tensors(args[:1])) if kind is _IN_PLACE else []
+        changed = list(_tensors([first_given(args, kwargs)])) if kind is _IN_PLACE else []
         changed += _tensors([kwargs["out"]]) if kwargs and "out" in kwargs else []
         were_finite = [is_finite(one) for one in changed]
         before = _sequence_number()
@@ -147,9 +148,9 @@ class OriginsMode(TorchFunctionMode):
         return result
 
     def _get_to_know(self, function: Any) -> int:
-        name = str(getattr(function, "__name__", ""))
+        name = name_of(function)
         kind = _READ if name in _READING or name.startswith(_UNFILLED) else _IN_PLACE if is_in_place(name) else _MAKES
-        if str(getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch":
+        if is_pytorchs(function):
             self._kinds[function] = kind
         return kind
 
@@ -160,7 +161,7 @@ class OriginsMode(TorchFunctionMode):
     @eager
     def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], before: int, changed: Any) -> None:
         targets, were_finite = changed
-        name = str(getattr(function, "__name__", "?"))
+        name = name_of(function)
         overwritten = {id(one) for one in targets}
         given = list(_tensors([args, kwargs]))
         sources = [one for one, fine in zip(targets, were_finite, strict=True) if not fine and name not in _FILLING]
@@ -181,7 +182,7 @@ class OriginsMode(TorchFunctionMode):
         if earlier is not None and (earlier.turned or not made_nan):
             return earlier
         turned = made_nan or (not sources and not literal)
-        operation = operation_of(str(getattr(function, "__name__", "?")))
+        operation = operation_of(name_of(function))
         frame = caller()
         mask = not_finite(bad)
         return Origin(
@@ -243,7 +244,7 @@ def _not_finite_number(value: Any) -> bool:
 
 def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
     """The inputs of a call that its result has not overwritten."""
-    name = str(getattr(function, "__name__", ""))
+    name = name_of(function)
     named = dict(zip(("self", "other"), args[:2], strict=False))
     if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
         named = {"self": named.get("other"), "other": named.get("self")}

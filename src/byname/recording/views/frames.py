@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byname.errors import BynameError
+from byname.errors import NotInstalledError
 from byname.recording.views.arrays import AnyArray, array_from, numpy_of, objects
 from byname.recording.views.reading import Values, cropped
 
@@ -56,7 +56,7 @@ def to_pandas(series: Records) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError as missing:
-        raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+        raise NotInstalledError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
     values = _column(series)
     # Said to be objects: pandas 3 would otherwise turn strings into its own type, and None into NaN.
     column = pandas.Series(values, dtype=object if values.dtype == object else None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from byname.errors import BadArgumentError, BynameError
+from byname.errors import BadArgumentError, BynameError, NotInstalledError
 from byname.recording.facts import version
 from byname.recording.views.arrays import AnyArray, common_type, numpy_of, to_numpy
 from byname.recording.views.frames import Records
@@ -61,7 +61,7 @@ def to_xarray(
     try:
         import xarray
     except ImportError as missing:
-        raise BynameError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
+        raise NotInstalledError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
     grid = grid_of(series)
     if fill is not False:
         grid = grid.filled(None if fill is True else fill)
@@ -172,7 +172,7 @@ def _lazy(source: _Source, where: Positions, iterations: int) -> dask.array.Arra
     try:
         import dask.array
     except ImportError as missing:
-        raise BynameError('to_xarray(chunks=...) needs dask: pip install "byname[lazy]"') from missing
+        raise NotInstalledError('to_xarray(chunks=...) needs dask: pip install "byname[lazy]"') from missing
     sizes = tuple(iterations if dim == where.ndim - 3 else -1 for dim in range(where.ndim))
     cells = dask.array.from_array(where, chunks=sizes, name=False)  # type: ignore[no-untyped-call]
     everything = range(where.ndim + len(source.inner))

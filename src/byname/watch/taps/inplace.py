@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from byname.card import is_tensor
+from byname.naming.kinds import first_given
 from byname.naming.log import is_in_place
 from byname.quiet import eager
 
@@ -22,7 +23,7 @@ def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """
     target = kwargs.get("out")
     if target is None and (is_in_place(getattr(function, "__name__", "")) or kwargs.get("inplace") is True):
-        target = args[0] if args else next(iter(kwargs.values()), None)
+        target = first_given(args, kwargs)
     return target if is_tensor(target) else None
 
 

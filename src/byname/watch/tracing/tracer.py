@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.card import is_tensor
-from byname.naming.kinds import versions_of
+from byname.naming.kinds import first_given, versions_of
 from byname.naming.log import is_in_place
 from byname.quiet import eager, untouched
 from byname.watch.places.operations import is_elementary, operation_name, operation_path, taken
@@ -209,7 +209,7 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
     if kwargs.get("out") is not None:
         return tensors_in(kwargs["out"])
     if is_in_place(str(getattr(func, "__name__", ""))) or kwargs.get("inplace") is True:
-        return tensors_in(args[:1] or next(iter(kwargs.values()), None))
+        return tensors_in(first_given(args, kwargs))
     return None
 
 

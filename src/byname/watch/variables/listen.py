@@ -19,7 +19,7 @@ from typing import Any
 
 from byname.errors import BadArgumentError
 from byname.quiet import eager
-from byname.source import HIDDEN
+from byname.source import HIDDEN, ThisCode
 from byname.watch.compiling import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
 from byname.watch.variables.methods import gets_no_owner, method_of
@@ -99,11 +99,13 @@ def variables_of(function: FunctionType) -> tuple[str, ...]:
         >>> variables_of(f)
         ('x', 'k', 'i')
     """
-    return _variables_of(_own_code(function))
+    return _variables_of(ThisCode(_own_code(function)))
 
 
 @lru_cache(maxsize=1024)
-def _variables_of(code: CodeType) -> tuple[str, ...]:
+def _variables_of(this: ThisCode) -> tuple[str, ...]:
+    code = this.code
+    assert code is not None
     definition = definition_of(code)
     if definition is not None:
         return variables_in(definition)

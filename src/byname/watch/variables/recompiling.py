@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from byname.source import one_at_a_time, source_of, stands_for
+from byname.source import ThisCode, one_at_a_time, source_of, stands_for
 from byname.watch.variables.rewriting import rewrite
 from byname.watch.variables.scopes import Function
 
@@ -54,7 +54,7 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
     """
     try:
         with one_at_a_time:
-            made = _recompiled(code, code.co_filename, code.co_qualname, frozenset(wanted))
+            made = _recompiled(ThisCode(code), frozenset(wanted))
     except _NoSourceError:  # which is not kept: the source may be found later
         return None
     consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]
@@ -72,8 +72,10 @@ class _NoSourceError(Exception):
 
 
 @lru_cache(maxsize=256)
-def _recompiled(code: CodeType, file: str, name: str, wanted: frozenset[str]) -> CodeType:
-    """The code that reports these variables, but for its key. Codes of two files or classes may be equal (3.11)."""
+def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
+    """The code that reports these variables, but for its key."""
+    code = this.code
+    assert code is not None
     definition = definition_of(code)
     if definition is None:
         raise _NoSourceError
@@ -84,7 +86,7 @@ def _recompiled(code: CodeType, file: str, name: str, wanted: frozenset[str]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
         try:
-            made: Any = compile(tree, file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+            made: Any = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
         except SyntaxError as error:  # too many blocks inside of each other
             raise _NoSourceError from error
     inner = _find(made, code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from byname.errors import RecordingError, RecordingExistsError
+from byname.errors import NotInstalledError, RecordingError, RecordingExistsError
 from byname.table import closest, printable
 
 __all__ = ["nearest", "needs_h5py", "target"]
@@ -15,12 +15,12 @@ def needs_h5py(what: str) -> None:
     """Checks that h5py is installed.
 
     Raises:
-        RecordingError: if it is not; it says how to install it.
+        NotInstalledError: if it is not; it says how to install it.
     """
     from importlib.util import find_spec
 
     if find_spec("h5py") is None:
-        raise RecordingError(f'{what} needs h5py: pip install "byname[record]"')
+        raise NotInstalledError(f'{what} needs h5py: pip install "byname[record]"')
 
 
 def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
