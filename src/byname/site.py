@@ -131,7 +131,8 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
         return None
     if isinstance(node.func, ast.Attribute) and node.func.attr == operation:
         is_function = isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")
-        return ast.unparse(node.args[0] if is_function and node.args else node.func.value)
+        if not is_function:
+            return ast.unparse(node.func.value)
     out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     changed = out or next(iter(node.args), None) or named.get("input") or named.get("self")

@@ -142,3 +142,28 @@ def test_pyplot_and_its_settings_are_untouched():
         assert dict.items(matplotlib.rcParams) == dict.items(before)
         """
     )
+
+
+@pytest.mark.parametrize("how", ["pyplot", "a notebook"])
+def test_where_pyplot_is_in_use_the_figure_is_one_of_its(how):
+    run_forked(
+        f"""
+        import sys, types, torch, matplotlib
+        matplotlib.use("agg")
+        from byname.analyse import Results
+        if {how!r} == "pyplot":
+            import matplotlib.pyplot
+        else:
+            events = types.SimpleNamespace(register=lambda *given: None)
+            shell = types.SimpleNamespace(events=events, enable_gui=lambda gui: None)
+            sys.modules["IPython"] = ipython = types.ModuleType("IPython")
+            ipython.version_info, ipython.get_ipython = (9, 0), lambda: shell
+        for number, figure in enumerate(({{"f": 1}}, {{"f": torch.rand(3)}}, {{"cka": {{"a": 0.5}}}}), 1):
+            axes = Results({{"a": figure}} if "cka" not in figure else figure, name="D").plot()
+            plt = sys.modules["matplotlib.pyplot"]
+            assert plt.gcf() is axes.figure and len(plt.get_fignums()) == number
+        given = plt.subplots()[1]
+        assert Results({{"a": {{"f": 1}}}}, name="D").plot(axes=given) is given
+        assert len(plt.get_fignums()) == 4
+        """
+    )

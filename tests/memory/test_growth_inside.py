@@ -1,0 +1,34 @@
+"""Inside of its block a growth is, as a sequence and as a table, the growth so far."""
+
+import torch
+
+import byname
+
+history = []
+
+
+def test_the_sequence_is_up_to_date_inside_of_the_block():
+    with byname.growth() as growth:
+        assert len(growth) == len(growth.rows()) == 0
+        for count in (1, 3):
+            while len(history) < count:
+                history.append(torch.ones(1000))
+            assert [row["count"] for row in growth.rows()] == [count]
+            assert [len(growth), len(list(growth)), len(list(reversed(growth)))] == [1, 1, 1]
+            assert (growth[0].name, growth[0].count) == ("history[*]", count)
+            assert growth.index(growth[0]) == 0
+            assert growth[0] in growth
+            assert "1 place" in str(growth)
+        growth.mark()
+    assert [(row.name, row.count, row.marks) for row in growth] == [("history[*]", 3, (0, 3))]
+    assert (growth[0].each, growth[0].a_mark) == (4000, "+3")
+    history.clear()
+
+
+def test_without_marks_there_are_none():
+    with byname.growth() as growth:
+        history.extend(torch.ones(1000) for _ in range(3))
+        assert growth[0].marks == ()
+    assert growth[0].marks == ()
+    assert growth.rows()[0]["a mark"] == ""
+    history.clear()

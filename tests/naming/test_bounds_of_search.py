@@ -1,0 +1,78 @@
+"""What a look through the program costs and keeps: bounds on ways, objects that nobody has made ready, frozen heaps."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import byname
+from byname.naming import search as searching
+from byname.naming.heap import everything
+from byname.naming.names import find
+from byname.naming.reading import namespace_of, parents_of
+from byname.naming.roots import given_root
+from byname.naming.search import MOST_WAYS, TOLD, Targets, search
+
+
+def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
+    one = torch.ones(1)
+    many, few = [one] * 10_000, [one]
+    reached = search([given_root([many, few])])
+    ways = reached.places[id(one)].ways
+    assert len(ways) == TOLD + 1
+    assert [way.source for way in reached.ways_to(one)][:2] == ["list[0][0]", "list[0][1]"]
+    assert len(reached.ways_to(one)) == TOLD
+
+
+def test_an_object_in_very_many_lists_has_a_bounded_number_of_ways():
+    one = torch.ones(1)
+    reached = search([given_root([[one] for _ in range(5 * MOST_WAYS)])])
+    assert len(reached.places[id(one)].ways) == MOST_WAYS
+    assert [way.source for way in reached.ways_to(one)][:2] == ["list[0][0]", "list[1][0]"]
+    assert len(reached.ways_to(one)) == TOLD
+
+
+def test_a_search_says_that_it_came_to_its_bound(monkeypatch):
+    held = [[torch.ones(1)] for _ in range(100)]
+    assert search([given_root(held)]).budget == 0
+    assert search([given_root(held)], budget=50).budget == 50
+    monkeypatch.setattr(searching.search, "__kwdefaults__", {**searching.search.__kwdefaults__, "budget": 10})
+    sentence = "names were looked for among the 10 objects nearest to the variables, and there are more"
+    assert find(Targets(), deep=False).bound() == (sentence,)
+    saved = byname.saved(torch.ones(3, requires_grad=True).exp().sum())
+    assert sentence in saved.opaque
+    assert sentence in str(saved)
+
+
+def test_a_type_that_is_not_ready_holds_nothing():
+    testcapi = pytest.importorskip("_testcapi")
+    unready = [one for one in vars(testcapi).values() if issubclass(type(one), type) and not parents_of(one)]
+    if not unready:
+        pytest.skip("this Python's _testcapi has no such type")
+    assert dict(namespace_of(unready[0])) == {}
+    byname.census()
+    byname.name((lambda: torch.ones(7))())
+    assert byname.holders(torch.ones(5)) == []
+
+
+class Large:
+    """Something that only a variable of the caller holds."""
+
+
+def test_a_look_at_a_frozen_heap_keeps_no_variable_of_its_caller():
+    def asks():
+        large = Large()
+        assert everything()[1]
+        byname.name([torch.ones(3)][0])
+        return weakref.ref(large)
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        reference = asks()
+        assert reference() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
