@@ -99,6 +99,26 @@ def test_many_double_stars_do_not_take_forever():
     assert not parse(".".join(["**", "a"] * 40)).matches(".".join(["a"] * 39 + ["b"]))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("*a" * 12 + "b", "a" * 60),
+        ("*a" * 400 + "b", "a" * 5000),
+        ("*?" * 400 + "b", "a" * 5000),
+        ("a*" * 200 + "ab*", "a" * 5000),
+        ("*" + "?" * 200 + "*b*c", "b" * 5000),
+    ],
+)
+def test_many_stars_in_one_name_do_not_take_forever(pattern, name):
+    assert not Name(pattern).matches(name)
+    assert Name(pattern).matches(name + "abc" if pattern[-1] == "c" else name + "ab")
+
+
+@given(st.text("ab*?", max_size=12).filter(lambda text: "**" not in text), st.text("ab\n", max_size=12))
+def test_a_name_matches_its_pattern_as_in_a_shell(pattern, name):
+    assert Name(pattern).matches(name) == fnmatchcase(name, pattern)
+
+
 def test_two_stars_match_no_segment_at_all():
     assert parse("**.attn").matches("attn")
     assert parse("layers.**.attn").matches("layers.attn")

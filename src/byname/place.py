@@ -27,7 +27,7 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from byname.errors import BadPathError
 
@@ -63,7 +63,7 @@ class Name:
 
     def matches(self, name: str) -> bool:
         """Whether a name, as a program has it, fits."""
-        return _expression(self.text).fullmatch(name) is not None
+        return _matches(_pieces(self.text), name)
 
     @property
     def wild(self) -> bool:
@@ -203,11 +203,43 @@ def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
     return found
 
 
+class _Piece(NamedTuple):
+    """What stands between two stars of a pattern of a name; each of its characters fits just one."""
+
+    expression: re.Pattern[str]
+    size: int
+
+
 @lru_cache(maxsize=4096)
-def _expression(text: str) -> re.Pattern[str]:
-    parts = re.findall(r"\\.|.", text, re.DOTALL)
-    wild = {"*": ".*", "?": "."}
-    return re.compile("".join(wild.get(part) or re.escape(part[-1]) for part in parts), re.DOTALL)
+def _pieces(text: str) -> tuple[_Piece, ...]:
+    pieces: list[list[str]] = [[]]
+    for part in re.findall(r"\\.|.", text, re.DOTALL):
+        if part == "*":
+            pieces.append([])
+        else:
+            pieces[-1].append("." if part == "?" else re.escape(part[-1]))
+    return tuple(_Piece(re.compile("".join(piece), re.DOTALL), len(piece)) for piece in pieces)
+
+
+def _matches(pieces: Sequence[_Piece], name: str) -> bool:
+    """Whether a name has these pieces, one after another: the first at its beginning and the last at its end.
+
+    The first place at which a piece fits is as good as any later one, so that nothing is ever tried again; one
+    expression of all pieces with ``.*`` between them would try every way to cut the name.
+    """
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return first.expression.fullmatch(name) is not None
+    end = len(name) - last.size
+    if first.size > end or not (first.expression.match(name) and last.expression.match(name, end)):
+        return False
+    at = first.size
+    for piece in pieces[1:-1]:
+        found = piece.expression.search(name, at, end)
+        if found is None:
+            return False
+        at = found.end()
+    return True
 
 
 _NAME = re.compile(r"(?:\\.|[^.\[\]\\])+", re.DOTALL)
