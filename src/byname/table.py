@@ -253,12 +253,17 @@ def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Calla
     return known[column]
 
 
+_COMPARED = 300
+"""Letters of a name that is compared with others."""
+
+
 def closest(wanted: str, there: Iterable[str]) -> str:
     """The names there are, those most like the wanted one first."""
     import difflib
 
     every = list(there)
-    near = difflib.get_close_matches(str(wanted), every, n=3, cutoff=0.4)
+    comparable = [one for one in every if len(one) <= _COMPARED]  # it takes the square of their lengths
+    near = difflib.get_close_matches(str(wanted)[:_COMPARED], comparable, n=3, cutoff=0.4)
     return ", ".join(dict.fromkeys([*near, *every[:12]]))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-from byname.errors import NoRecordingError, NotARecordingError, RecordingError
+from byname.errors import BadArgumentError, BynameError, NoRecordingError, NotARecordingError, RecordingError
 from byname.recording.processes.ranks import rank_file, rank_files
 from byname.recording.recording import Recording
 from byname.recording.stores.layout.targets import nearest, needs_h5py
@@ -28,7 +29,8 @@ def open(path: str | os.PathLike[str]) -> Recording:
     Raises:
         NotARecordingError: if the file is something else.
         NoRecordingError: if there is no such file; a FileNotFoundError, too.
-        RecordingError: if it is damaged.
+        RecordingError: if it is damaged, or cannot be read.
+        BadArgumentError: if the path is none.
 
     Examples:
         >>> import tempfile
@@ -42,16 +44,35 @@ def open(path: str | os.PathLike[str]) -> Recording:
         (('0',), (3, 5, 2), True)
     """
     needs_h5py("opening a recording")
-    asked = Path(os.fspath(path))
+    named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(named, str):
+        raise BadArgumentError(f"a recording is opened by the path of its file, not by {type(path).__name__}")
+    try:
+        return _opened(Path(named), printable(named))
+    except BynameError:
+        raise
+    except (OSError, ValueError) as reason:
+        shown = printable(named if len(named) <= _LONG else f"{named[:_LONG]}... ({len(named)} characters)")
+        words = printable(str(getattr(reason, "strerror", None) or reason))
+        if isinstance(reason, ValueError) or reason.errno == errno.ENAMETOOLONG:  # no file can have such a name
+            raise NoRecordingError(f"there is no file {shown}: {words}") from None
+        raise RecordingError(f"{shown} cannot be read: {words}") from reason
+
+
+_LONG = 200
+"""Characters of a path that are shown where there can be no such file."""
+
+
+def _opened(asked: Path, shown: str) -> Recording:
     if asked.is_dir():
         inside = sorted(one.name for one in asked.iterdir() if one.suffix in (".h5", ".hdf5"))
         there = ", ".join(inside[:12]) or "no .h5 file"
-        raise NotARecordingError(f"{printable(str(path))} is a directory; in it: {printable(there)}")
+        raise NotARecordingError(f"{shown} is a directory; in it: {printable(there)}")
     ranks = rank_files(asked)
     if asked.exists():
         return _with_late_ranks(FileSource(asked), ranks)
     if not ranks:
-        raise NoRecordingError(f"there is no file {printable(str(path))}; {nearest(asked.absolute())}")
+        raise NoRecordingError(f"there is no file {shown}; {nearest(asked.absolute())}")
     return _of_ranks(asked, ranks)
 
 

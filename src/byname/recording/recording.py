@@ -35,7 +35,7 @@ class Recording(Mapping[str, Any]):
         self._sources = list(sources)
         self._results = [Results(source) for source in sources]
         self.run: dict[str, Any] = dict(sources[0].run)
-        self.missing = (*missing, *_of_all(sources))
+        self.missing = (*missing, *_of_all(self._sources, self._results))
         self.ended = all(source.ended for source in sources)
         self.complete = all(source.complete for source in sources) and not self.missing
 
@@ -119,12 +119,12 @@ class Recording(Mapping[str, Any]):
         return {**row, **_range(self._series(path))} if ranges else row
 
 
-def _of_all(sources: Sequence[FileSource]) -> list[str]:
-    """What each file says is missing, with its name where there are several."""
+def _of_all(sources: Sequence[FileSource], results: Sequence[Results]) -> list[str]:
+    """What each file says is missing, and what was left out of it, with its name where there are several."""
     return [
         sentence if len(sources) == 1 else f"{printable(source.path.name)}: {sentence}"
-        for source in sources
-        for sentence in source.missing
+        for source, held in zip(sources, results, strict=True)
+        for sentence in (*source.missing, *held.missing)
     ]
 
 

@@ -17,7 +17,10 @@ from byname.errors import NotStorableError
 from byname.quiet import untouched
 from byname.recording.processes.shard import Shard
 
-__all__ = ["cuts", "indices", "is_distributed", "local_part"]
+__all__ = ["checked", "cuts", "indices", "is_distributed", "local_part"]
+
+_MOST = 2**20
+"""Processes of a mesh, and pieces into which a dimension is cut, that a file may speak of."""
 
 
 def is_distributed(value: object) -> bool:
@@ -60,6 +63,35 @@ def _local_part(local: Any, spec: Any) -> tuple[Tensor, Shard]:
         )
     offset = tuple(ranges[0].start if ranges else size for ranges, size in zip(where, shape, strict=True))
     return local, Shard(sizes, names, held.coordinate, placements, shape, offset)
+
+
+def checked(shard: Shard) -> Shard:
+    """A shard as a file describes it, if it can be one.
+
+    Raises:
+        ValueError: if a number is no number of a mesh or tensor, or the descriptions do not fit one another.
+    """
+    numbers = (*shard.mesh, *shard.coordinate, *shard.shape, *shard.offset)
+    texts = (*shard.names, *shard.placements)
+    if any(type(one) is not int or not 0 <= one < 2**63 for one in numbers) or any(
+        type(one) is not str for one in texts
+    ):
+        raise ValueError("sizes are numbers, and names and placements texts")
+    if 0 in shard.mesh or math.prod(shard.mesh) > _MOST:
+        raise ValueError("no mesh has this size")
+    within = zip(shard.coordinate, shard.mesh, strict=False)
+    fits = (
+        len(shard.placements) == len(shard.mesh),
+        len(shard.names) in (0, len(shard.mesh)),
+        len(shard.coordinate) in (0, len(shard.mesh)) and all(one < size for one, size in within),
+        len(shard.offset) in (0, len(shard.shape)),
+    )
+    if not all(fits):
+        raise ValueError("the mesh, the placements and the tensor have different numbers of dimensions")
+    for cut in filter(None, map(cuts, shard.placements)):
+        if not 0 <= cut[0] < len(shard.shape) or not 0 < cut[1] <= _MOST:
+            raise ValueError("a placement cuts what the tensor has not")
+    return shard
 
 
 def indices(shard: Shard) -> list[list[range]]:

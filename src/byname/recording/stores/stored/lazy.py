@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 import numpy
@@ -15,7 +15,7 @@ import torch
 
 from byname.recording.stores.layout.dtypes import file_type, numbers, strings, taken_as
 from byname.recording.stores.layout.parts import Form
-from byname.recording.stores.stored.trust import broken, dataset_in, group_in, stored
+from byname.recording.stores.stored.trust import broken, check_packed, dataset_in, group_in, stored, text_lengths
 from byname.recording.values.nested import decoded, dtype_named
 
 __all__ = ["Numbers", "PartAt", "Source", "StoredValues"]
@@ -52,6 +52,23 @@ class PartAt:
         return file
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What was found out about the arrays of a part; they are the same each time that they are read.
+
+    Attributes:
+        whole: the arrays of which the file has all that they say.
+        unpacked: the chunks that unpack to what they say, by array.
+        sizes: the bytes of each value, where they differ.
+        texts: the bytes of each text.
+    """
+
+    whole: set[str] = field(default_factory=set)
+    unpacked: dict[str, set[int]] = field(default_factory=dict)
+    sizes: Any = None
+    texts: Any = None
+
+
 class StoredValues(Sequence[Any]):
     """The values of one part of a place, or some of them.
 
@@ -61,13 +78,13 @@ class StoredValues(Sequence[Any]):
         rows: the rows of the part that these are; all by default.
     """
 
-    __slots__ = ("_checked", "part", "rows", "source")
+    __slots__ = ("_seen", "part", "rows", "source")
 
     def __init__(self, source: Source, part: PartAt, rows: range | None = None) -> None:
         self.source = source
         self.part = part
         self.rows = range(part.count) if rows is None else rows
-        self._checked = False
+        self._seen = _Seen()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,7 +95,9 @@ class StoredValues(Sequence[Any]):
     def __getitem__(self, which: slice) -> StoredValues: ...
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
-            return StoredValues(self.source, self.part, self.rows[which])
+            some = StoredValues(self.source, self.part, self.rows[which])
+            some._seen = self._seen
+            return some
         row = self.rows[operator.index(which)]
         return self._read(row, row + 1)[0]
 
@@ -86,9 +105,8 @@ class StoredValues(Sequence[Any]):
         if abs(self.rows.step) != 1:
             yield from (self[number] for number in range(len(self)))
             return
-        block = self._block()
-        for start in range(0, len(self.rows), block):
-            rows = self.rows[start : start + block]
+        for start, stop in self._blocks():
+            rows = self.rows[start:stop]
             values = self._read(min(rows), max(rows) + 1)
             yield from values if rows.step > 0 else values[::-1]
 
@@ -100,10 +118,42 @@ class StoredValues(Sequence[Any]):
         """The values as one array that reads what is asked of it; None where they are no numbers of one shape."""
         return Numbers(self) if self.part.form.layout == "rows" and self.part.form.kind != "str" else None
 
-    def _block(self) -> int:
+    def check(self, group: Any) -> None:
+        """Looks whether the file can hold the values that there are said to be; reads none of them."""
+        if self.part.form.layout == "flat":
+            self._check(dataset_in(group, "offsets", numbers("<i8"), (None,)))
+        elif self._is_text:
+            self._check(dataset_in(group, "values", strings(), (None,)))
+        else:
+            self.dataset(group)
+
+    @property
+    def _is_text(self) -> bool:
+        return self.part.form.kind in ("str", "nested")
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Where in the rows those begin and end that are read at once: `BLOCK` bytes, or the value that has more."""
         form = self.part.form
-        row = math.prod(form.shape) * dtype_named(form.dtype).itemsize if form.dtype and form.layout == "rows" else 1024
-        return max(1, BLOCK // max(row, 8))
+        if form.layout == "rows" and form.kind != "str":
+            row = math.prod(form.shape) * dtype_named(form.dtype).itemsize if form.dtype else 16
+            block = max(1, BLOCK // max(row, 8))
+            yield from ((start, start + block) for start in range(0, len(self.rows), block))
+        elif self.rows:
+            with self.source.reading() as file:
+                sizes = self._sizes(self.part.group(file))[numpy.asarray(self.rows)]
+            before = numpy.cumsum(sizes + 8) // BLOCK
+            starts = [0, *(numpy.flatnonzero(numpy.diff(before)) + 1).tolist(), len(self.rows)]
+            yield from itertools.pairwise(starts)
+
+    def _sizes(self, group: Any) -> Any:
+        """The bytes of each value, where they differ."""
+        if self._seen.sizes is None:
+            sizes = self._text_lengths(group) if self._is_text else numpy.zeros(self.part.count, numpy.int64)
+            if self.part.form.layout != "rows":
+                elements, each = self._elements(group)
+                sizes = sizes + numpy.diff(self._begins(group, 0, self.part.count, elements)) * each
+            self._seen.sizes = sizes
+        return self._seen.sizes
 
     def _read(self, start: int, stop: int) -> list[Any]:
         with self.source.reading() as file:
@@ -114,7 +164,7 @@ class StoredValues(Sequence[Any]):
         form = self.part.form
         if form.kind == "str":
             return [one.decode() for one in self._texts(group, start, stop)]
-        dataset = self.dataset(group)
+        dataset = self.dataset(group, start, stop)
         if form.kind != "tensor":
             read: list[Any] = dataset[start:stop].tolist()
             return read
@@ -124,8 +174,10 @@ class StoredValues(Sequence[Any]):
 
     def _flat(self, group: Any, start: int, stop: int) -> list[Any]:
         form, ndim = self.part.form, len(self.part.form.shape)
-        values = dataset_in(group, "values", file_type(dtype_named(form.dtype)), (None,))
-        shapes = dataset_in(group, "shapes", numbers("<i8"), (None, ndim))[start:stop].tolist()
+        values, _ = self._elements(group)
+        found_shapes = dataset_in(group, "shapes", numbers("<i8"), (None, ndim))
+        self._check(found_shapes, start, stop)
+        shapes = found_shapes[start:stop].tolist()
         found = []
         for shape, (low, high) in zip(shapes, self._bounds(group, start, stop, values), strict=True):
             if min(shape, default=0) < 0 or math.prod(shape) != high - low:
@@ -134,46 +186,74 @@ class StoredValues(Sequence[Any]):
         return found
 
     def _nested(self, group: Any, start: int, stop: int) -> list[Any]:
-        data = dataset_in(group, "bytes", numbers("<u1"), (None,))
+        data, _ = self._elements(group)
         bounds = self._bounds(group, start, stop, data)
         texts = self._texts(group, start, stop)
         return [decoded(text, data[low:high].data) for text, (low, high) in zip(texts, bounds, strict=True)]
 
     def _texts(self, group: Any, start: int, stop: int) -> list[bytes]:
-        texts = dataset_in(group, "values", strings(), (None,))
-        self._check(texts)
-        read: list[bytes] = texts[start:stop].tolist()
+        self._text_lengths(group)
+        read: list[bytes] = dataset_in(group, "values", strings(), (None,))[start:stop].tolist()
         return read
 
+    def _text_lengths(self, group: Any) -> Any:
+        if self._seen.texts is None:
+            texts = dataset_in(group, "values", strings(), (None,))
+            self._check(texts)
+            self._seen.texts = text_lengths(texts, self.part.count)
+        return self._seen.texts
+
+    def _elements(self, group: Any) -> tuple[Any, int]:
+        """The array in which the elements of all values lie one after another, and the bytes of each."""
+        if self.part.form.layout == "nested":
+            return dataset_in(group, "bytes", numbers("<u1"), (None,)), 1
+        dtype = dtype_named(self.part.form.dtype)
+        return dataset_in(group, "values", file_type(dtype), (None,)), dtype.itemsize
+
     def _bounds(self, group: Any, start: int, stop: int, elements: Any) -> list[tuple[int, int]]:
-        """Where the elements of each record are; no record can name others than there are."""
-        offsets = dataset_in(group, "offsets", numbers("<i8"), (None,))
-        self._check(offsets)
-        self._check_size(elements, len(elements))
-        begins = offsets[start : stop + 1].tolist()
-        if len(begins) == stop - start:
-            begins.append(len(elements))
-        if begins != sorted(begins) or begins[0] < 0 or begins[-1] > len(elements):
-            raise broken("offsets that lead outside of the values")
+        """Where the elements of each record are, which can be read."""
+        begins = self._begins(group, start, stop, elements).tolist()
+        self._check(elements, begins[0], begins[-1], count=len(elements))
         return list(itertools.pairwise(begins))
 
-    def dataset(self, group: Any) -> Any:
-        """The array of the values, after a look at whether all of it is there."""
+    def _begins(self, group: Any, start: int, stop: int, elements: Any) -> Any:
+        """Where the elements of each record begin, and those of the last one end; all are some that there are."""
+        offsets = dataset_in(group, "offsets", numbers("<i8"), (None,))
+        self._check(offsets, start, stop + 1)
+        begins = offsets[start : stop + 1]
+        if len(begins) == stop - start:
+            begins = numpy.append(begins, len(elements))
+        if (begins[1:] < begins[:-1]).any() or begins[0] < 0 or begins[-1] > len(elements):
+            raise broken("offsets that lead outside of the values")
+        return begins
+
+    def dataset(self, group: Any, start: int = 0, stop: int = 0) -> Any:
+        """The array of the values, after a look at whether all of it is there, and these rows can be unpacked."""
         form = self.part.form
         kind = file_type(dtype_named(form.dtype)) if form.kind == "tensor" else numbers(_NUMPY[form.kind])
         found = dataset_in(group, "values", kind, (None, *form.shape))
-        self._check(found)
+        self._check(found, start, stop)
         return found
 
-    def _check(self, dataset: Any) -> None:
-        if len(dataset) < self.part.count:
-            raise broken(f"{dataset.name} has {len(dataset)} records, and {self.part.count} were there before")
-        self._check_size(dataset, self.part.count)
+    def _check(self, dataset: Any, start: int = 0, stop: int = 0, *, count: int | None = None) -> None:
+        """Refuses an array of which the file has less than it says, or that is something else when it is unpacked.
 
-    def _check_size(self, dataset: Any, count: int) -> None:
-        needed = count * math.prod(dataset.shape[1:]) * dataset.id.get_type().get_size()
-        if not self._checked and stored(dataset) < needed:
-            raise broken(f"{dataset.name} says that it has {needed} bytes, and the file has {stored(dataset)} of them")
+        Args:
+            dataset: the array.
+            start: the first row that is to be read.
+            stop: the row after the last.
+            count: how many rows it needs; those of the part by default.
+        """
+        name, count = dataset.name, self.part.count if count is None else count
+        if len(dataset) < count:
+            raise broken(f"{name} has {len(dataset)} records, and {count} were there before")
+        if name not in self._seen.whole:
+            needed = count * math.prod(dataset.shape[1:]) * dataset.id.get_type().get_size()
+            held = stored(dataset)
+            if held < needed:
+                raise broken(f"{name} says that it has {needed} bytes, and the file has {held} of them")
+            self._seen.whole.add(name)
+        check_packed(dataset, start, stop, self._seen.unpacked.setdefault(name, set()))
 
 
 class Numbers:
@@ -227,7 +307,7 @@ class Numbers:
             return numpy.empty((0, *self._tail), self.dtype)
         part = self.values.part
         with self.values.source.reading() as file:
-            dataset = self.values.dataset(part.group(file))
+            dataset = self.values.dataset(part.group(file), min(rows), max(rows) + 1)
             block = dataset[min(rows) : max(rows) + 1 : abs(rows.step)]
         block = _as_numbers(block, part.form)
         return block if rows.step > 0 else block[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,28 +11,34 @@ from typing import Any
 import numpy
 
 from byname.recording.processes.shard import Shard
+from byname.recording.processes.shards import checked
 from byname.recording.series import Series
 from byname.recording.stores.layout.dtypes import modes, numbers
+from byname.recording.stores.layout.names import group_name, place_of
 from byname.recording.stores.layout.parts import Form
 from byname.recording.stores.stored.lazy import PartAt, Source, StoredValues
 from byname.recording.stores.stored.trust import (
     attribute,
     broken,
+    check_packed,
     dataset_in,
+    flat_shape,
     group_in,
     names_in,
     row_shape,
     storage,
     stored,
+    within_size,
 )
 from byname.recording.values.nested import dtype_named
 from byname.recording.views.reading import Picked
+from byname.table import counted, printable
 
 __all__ = ["Index", "Results", "Stored"]
 
 _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
-_LAYOUTS = ("rows", "flat", "nested")
-_KINDS = ("tensor", "int", "float", "bool", "complex", "str", "nested")
+_KINDS = {"rows": ("tensor", "int", "float", "bool", "complex", "str"), "flat": ("tensor",), "nested": ("nested",)}
+"""Of the values that each layout has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,10 @@ class Results(Mapping[str, Series]):
     Args:
         source: the file.
 
+    Attributes:
+        places: by their paths.
+        missing: those that were left out, in words.
+
     Raises:
         RecordingError: if the file is none that a recorder has written.
     """
@@ -86,7 +97,8 @@ class Results(Mapping[str, Series]):
     def __init__(self, source: Source) -> None:
         self._source = source
         with source.reading() as file:
-            self.places = {place.path: place for place in _places(file)}
+            with within_size(file):
+                self.places, self.missing = _places(file)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -117,7 +129,10 @@ class Results(Mapping[str, Series]):
         """When, where and how often the values of a place came."""
         parts = self.places[path].parts
         with self._source.reading() as file:
-            columns = [_columns(part, part.group(file), len(parts)) for part in parts]
+            groups = [part.group(file) for part in parts]
+            for part, group in zip(parts, groups, strict=True):
+                StoredValues(self._source, part).check(group)  # first: many places may lead to the same columns
+            columns = [_columns(part, group, len(parts)) for part, group in zip(parts, groups, strict=True)]
             order = numpy.concatenate([one.pop("order") for one in columns])
             if len(columns) > 1 and (numpy.sort(order) != numpy.arange(len(order))).any():
                 raise broken(f"the records of {path} have no order")
@@ -143,38 +158,67 @@ class Results(Mapping[str, Series]):
                 continue
             with self._source.reading() as file:
                 found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
-                _check_length(found, part.count)
-                shapes.append([tuple(shape) for shape in found[: part.count].tolist()])
+                shapes.append([tuple(shape) for shape in _read(found, part.count).tolist()])
         return shapes
 
 
-def _places(file: Any) -> list[Stored]:
-    numbered = []
-    for name in names_in(file):
+def _places(file: Any) -> tuple[dict[str, Stored], tuple[str, ...]]:
+    """The places by their paths, in order, and in words what else there should be."""
+    names, links = names_in(file)
+    missing = [
+        f"what was recorded at `{place_of(name)}`: there is {kind}, which is not followed"
+        for name, kind in links.items()
+    ]
+    numbered: dict[str, tuple[int, str, Stored]] = {}
+    last = -1
+    for name in names:
         if name == "byname":
             continue  # the mark by which the file and its journal know each other
-        group = group_in(file, name)
-        parts = [_part_at(group, (name,))]
-        if b"more" in group.id:
-            further = group_in(group, "more")
-            inside = sorted(names_in(further), key=lambda one: (len(one), one))
-            parts += [_part_at(group_in(further, one), (name, "more", one)) for one in inside]
-        numbered.append((attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts))))
-    return [place for _, place in sorted(numbered, key=lambda pair: pair[0])]
+        number, place = _place_at(file, name)
+        other = numbered.get(place.path)
+        if other is not None:
+            kept, left_out = (name, other[1]) if group_name(place.path) == name else (other[1], name)
+            missing.append(
+                f"what was recorded at `{place_of(left_out)}`: it says that it is `{place.path}`, as does {kept}"
+            )
+        if other is None or kept == name:
+            numbered[place.path] = number, name, place
+        last = max(last, number)
+    gone = last + 1 - len(numbered) - len(missing)
+    if gone > 0:
+        missing.append(f"{counted(gone, 'place')} that the file had: its numbers of places lead to {last}")
+    in_order = sorted(numbered.values(), key=lambda one: one[0])
+    return {place.path: place for _, _, place in in_order}, tuple(map(printable, missing))
+
+
+def _place_at(file: Any, name: str) -> tuple[int, Stored]:
+    """A place by the name of its group, and the number that it has among all places."""
+    group = group_in(file, name)
+    parts = [_part_at(group, (name,))]
+    if b"more" in group.id:
+        further = group_in(group, "more")
+        inside, links = names_in(further)
+        if links:
+            raise broken(f"{next(iter(links))} in {further.name} is a link, which is not followed")
+        inside.sort(key=lambda one: (len(one), one))
+        parts += [_part_at(group_in(further, one), (name, "more", one)) for one in inside]
+    return attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts))
 
 
 def _part_at(group: Any, names: tuple[str, ...]) -> PartAt:
     layout, kind = attribute(group, "layout", str), attribute(group, "kind", str)
-    if layout not in _LAYOUTS or kind not in _KINDS:
+    if kind not in _KINDS.get(layout, ()):
         raise broken(f"{group.name} has the layout {layout} and the kind {kind}, which this version does not know")
     shape: tuple[int, ...] = ()
+    dtype = attribute(group, "dtype", str, "")
     if kind == "tensor":
-        dtype_named(attribute(group, "dtype", str))
-        shape = (0,) * row_shape(group, "shapes")[0] if layout == "flat" else row_shape(group, "values")
+        dtype_named(dtype)
+        shape = flat_shape(group) if layout == "flat" else row_shape(group, "values")
+    elif dtype:
+        raise broken(f"{group.name} has the kind {kind} and the dtype {dtype}, which only tensors have")
     iterations = dataset_in(group, "iterations", numbers("<i8"), (None,))
     padded = layout == "rows" and b"shapes" in group.id
-    form = Form(layout, kind, attribute(group, "dtype", str, ""), shape, _shard(group), padded)
-    return PartAt(names, form, len(iterations))
+    return PartAt(names, Form(layout, kind, dtype, shape, _shard(group), padded), len(iterations))
 
 
 def _shard(group: Any) -> Shard | None:
@@ -183,7 +227,7 @@ def _shard(group: Any) -> Shard | None:
         return None
     try:
         facts = {name: tuple(fact) for name, fact in json.loads(text).items()}
-        return Shard(**facts)
+        return checked(Shard(**facts))
     except (ValueError, TypeError, AttributeError, RecursionError) as reason:
         raise broken(f"{group.name} is a part of a distributed tensor, and which cannot be read") from reason
 
@@ -192,22 +236,20 @@ def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:
     columns = {}
     for name, code in _COLUMNS.items():
         dataset = dataset_in(group, name, numbers(code), (None,))
-        _check_length(dataset, part.count, whole=name == "iterations")
-        columns[name] = dataset[: part.count]
-    mode = dataset_in(group, "modes", modes(), (None,))
-    _check_length(mode, part.count, whole=False)
-    columns["modes"] = mode[: part.count]
+        columns[name] = _read(dataset, part.count, whole=name == "iterations")
+    columns["modes"] = _read(dataset_in(group, "modes", modes(), (None,)), part.count, whole=False)
     columns["order"] = numpy.arange(part.count)
     if parts > 1 and b"order" in group.id:
         order = dataset_in(group, "order", numbers("<i8"), (None,))
-        _check_length(order, part.count)
-        columns["order"] = order[: part.count]
+        columns["order"] = _read(order, part.count)
     return columns
 
 
-def _check_length(dataset: Any, count: int, *, whole: bool = True) -> None:
-    """Whether an array has its records; only `ranks`, `calls` and `modes` need not have been written."""
+def _read(dataset: Any, count: int, *, whole: bool = True) -> Any:
+    """The first records of an array that has them; only `ranks`, `calls` and `modes` need not have been written."""
     if len(dataset) < count:
         raise broken(f"{dataset.name} has {len(dataset)} records of {count}")
-    if whole and stored(dataset) < count * dataset.id.get_type().get_size() * int(numpy.prod(dataset.shape[1:])):
+    if whole and stored(dataset) < count * dataset.id.get_type().get_size() * math.prod(dataset.shape[1:]):
         raise broken(f"{dataset.name} says that it has {count} records, and the file does not hold them")
+    check_packed(dataset, 0, count)
+    return dataset[:count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 from byname.errors import NotARecordingError, RecordingError
 from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.stored.trust import attribute, broken
+from byname.recording.stores.stored.trust import attribute, broken, within_size
 from byname.table import printable
 
 __all__ = ["FileSource"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 _OWN = ("format", "version", "closed", "complete", "json", "missing", "last_iteration")
 
 
@@ -39,7 +41,7 @@ class FileSource:
         self._file: Any = None
         self._closed = False
         self._mark = ""
-        with self._described(), self._opened() as file:
+        with self._described(), self._opened() as file, within_size(file):
             self.run, self.complete, self.ended, self.missing = _facts(file)
             self._mark = _mark(file)
         if self.ended:
@@ -81,12 +83,17 @@ class FileSource:
             if self.shown in str(reason):
                 raise
             raise type(reason)(f"{self.shown}: {reason}") from reason.__cause__
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as reason:  # HDF5's errors become one of these
+        except PermissionError as reason:
+            raise RecordingError(f"{self.shown} cannot be read: {reason.strerror}") from reason
+        except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as reason:  # also of HDF5
             raise RecordingError(f"{self.shown} is damaged or cut off: {printable(str(reason))}") from reason
 
 
 def _check_start(path: Path) -> None:
     """Whether this is a file of HDF5 at all, before HDF5 has a look."""
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind):  # to open a pipe would wait for somebody who writes to it
+        raise NotARecordingError(f"{printable(str(path))} is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, and no file")
     with path.open("rb", buffering=0) as file:
         start = file.read(len(_SIGNATURE))
         size = os.fstat(file.fileno()).st_size
@@ -118,7 +125,7 @@ def _facts(file: Any) -> tuple[dict[str, Any], bool, bool, list[str]]:
         raise RecordingError(f"it was written in version {version} of the format, and this byname reads {VERSION}")
     coded = _json(attribute(file, "json", str), list)
     run = {name: attribute(file, name, object) for name in file.attrs if name not in _OWN}
-    run.update({name: _json(run[name], object) for name in coded if name in run})
+    run.update({name: _json(run[name], object) for name in {*coded} if name in run})
     complete, ended = attribute(file, "complete", bool), attribute(file, "closed", bool)
     missing = [str(one) for one in _json(attribute(file, "missing", str), list)]
     if not ended:
