@@ -12,7 +12,7 @@ from byname.errors import NotStorableError
 from byname.quiet import untouched
 from byname.recording.values.kinds import ATOMS, Refused, kind_of, plain_atom, plain_items, plain_key
 from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
-from byname.recording.values.unusual import part_copied
+from byname.recording.values.unusual import check_dtype, part_copied
 
 __all__ = ["Copies", "copied", "plain_copy"]
 
@@ -45,9 +45,9 @@ def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor])
     if torch.is_inference_mode_enabled():  # a tensor made under it could never take part in a training
         with torch.inference_mode(False):
             return copied(value, path, fetch)
-    if is_ordinary(value) and nothing_listens():
-        return _at_once(value)
     try:
+        if is_ordinary(value) and nothing_listens():
+            return _at_once(value)
         return _Copying(fetch).copy(value, _DEEPEST)
     except Refused as refused:
         where = "".join(reversed(refused.steps))
@@ -66,6 +66,7 @@ def _at_once(tensor: torch.Tensor) -> torch.Tensor:
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy. To ask `clone` for its layout takes as long again as cloning a small tensor does."""
     numbers = bare(tensor)
+    check_dtype(numbers.dtype)
     return numbers.clone() if numbers.is_contiguous() else numbers.contiguous()
 
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,17 @@ from torch import Tensor
 
 from byname.errors import NotStorableError, RecordingError
 
-__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "tensor_of"]
+__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "has_numbers", "tensor_of"]
 
-_DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
+_BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
+"""How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
+no operation for bits and for what is smaller than a byte, and a quantized tensor without its scale ends the process."""
+_EVERY = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
+_WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
 _DEEPEST = 200
 """Containers within one another; deeper ones would reach Python's recursion limit while they are read."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor; PyTorch's operations take no more."""
 _LONGEST = 10_000
 """Bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
 
@@ -29,13 +36,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def has_numbers(dtype: torch.dtype) -> bool:
+    """Whether PyTorch can read the elements of a tensor of this dtype; no other is written to a file, or read."""
+    return dtype in _WITH_NUMBERS
+
+
 def dtype_named(name: object) -> torch.dtype:
-    """The dtype that a file names.
+    """The dtype of tensors that a file names.
 
     Raises:
-        RecordingError: if PyTorch has none of that name.
+        RecordingError: if PyTorch has none of that name, or cannot read its elements.
     """
-    found = _DTYPES.get(name) if type(name) is str else None
+    dtype = _dtype(name)
+    if not has_numbers(dtype):
+        raise RecordingError(f"{dtype} is the dtype of no recorded tensor: PyTorch cannot read its elements")
+    return dtype
+
+
+def _dtype(name: object) -> torch.dtype:
+    found = _EVERY.get(name) if type(name) is str else None
     if found is None:
         raise RecordingError(f"this PyTorch has no dtype {name!r:.60}; a newer version of PyTorch may have it")
     return found
@@ -151,12 +170,20 @@ def _untagged(form: Any, data: memoryview) -> Any:
 def _tensor(inside: Any, data: memoryview) -> Tensor:
     name, shape, start = inside
     dtype = dtype_named(name)
-    if type(start) is not int or start < 0 or any(type(size) is not int or size < 0 for size in shape):
+    sizes_fit = type(shape) is list and len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
+    if not sizes_fit or type(start) is not int or start < 0 or any(not 0 <= size < 2**63 for size in shape):
         raise ValueError("a place or size of a tensor that no tensor can have")
     length = math.prod(shape) * dtype.itemsize
     if start + length > len(data):
         raise ValueError("a tensor outside of the stored bytes")
     return tensor_of(data[start : start + length], dtype, shape)
+
+
+def _dict(inside: Any, data: memoryview) -> dict[Any, Any]:
+    items = [(_untagged(key, data), _untagged(one, data)) for key, one in inside]
+    if len(items) > 2 * len({hash(key) for key, _ in items}) + 16:
+        raise ValueError("keys of one hash, which take the square of their number to be put into a dict")
+    return dict(items)
 
 
 def _complex(inside: Any, data: memoryview) -> complex:
@@ -178,11 +205,11 @@ def _bytes(inside: Any, data: memoryview) -> bytes:
 _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
     "tensor": _tensor,
     "tuple": lambda inside, data: tuple(_untagged(one, data) for one in inside),
-    "dict": lambda inside, data: {_untagged(key, data): _untagged(one, data) for key, one in inside},
+    "dict": _dict,
     "float": _float,
     "int": lambda inside, data: int(inside, 16),
     "bytes": _bytes,
     "complex": _complex,
-    "dtype": lambda inside, data: dtype_named(inside),
+    "dtype": lambda inside, data: _dtype(inside),
     "device": lambda inside, data: torch.device(inside),
 }

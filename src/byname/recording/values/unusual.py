@@ -11,9 +11,10 @@ from byname.card import PLAIN, fact, parts_of
 from byname.quiet import untouched
 from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.values.kinds import Refused
+from byname.recording.values.nested import has_numbers
 from byname.recording.values.ordinary import bare, undisturbed
 
-__all__ = ["inner", "numbers", "part_copied"]
+__all__ = ["check_dtype", "inner", "numbers", "part_copied"]
 
 
 def part_copied(tensor: torch.Tensor, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -77,10 +78,20 @@ def _check(tensor: torch.Tensor) -> None:
         )
     if torch._C.TensorBase.__dict__["is_quantized"].__get__(tensor):
         raise Refused("is a quantized tensor. Let `on_value` return its `int_repr()` or `dequantize()`")
+    check_dtype(fact(tensor, "dtype"))
     if torch._is_functional_tensor(tensor) or not _has_numbers(tensor):
         raise Refused(
             f"is of type {name}, which stands for other tensors and has no memory of its own. Let `on_value` return "
             "the tensor in it that is wanted"
+        )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuses a dtype that PyTorch knows by name alone: it could neither be printed nor read out of a file."""
+    if not has_numbers(dtype):
+        raise Refused(
+            f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
+            "`value.view(torch.uint8)`"
         )
 
 
