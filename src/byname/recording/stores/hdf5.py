@@ -242,6 +242,9 @@ class Hdf5Store:
                     thing.close()
 
     def _give_up(self, reason: Exception) -> None:
+        cut = self._disk.cut_off()
+        if cut is not None:
+            reason, self._kept = cut, "nothing that can be read"
         self._let_go()
         text = f"{printable(str(self.path))} can no longer be written ({printable(str(reason))}); in it: {self._kept}"
         self._failure = RecordingError(text)

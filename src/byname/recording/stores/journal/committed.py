@@ -63,8 +63,7 @@ def committed(path: str | os.PathLike[str]) -> Iterator[Path | CommittedFile]:
 
 
 def _source(descriptor: int, path: Path) -> Path | CommittedFile:
-    changes = Extents()
-    last = _journaled(descriptor, path, changes)
+    last, changes = _journaled(descriptor, path)
     if last is not None:
         changes.cut(last.end)
         return CommittedFile(descriptor, changes, last.end)
@@ -73,18 +72,18 @@ def _source(descriptor: int, path: Path) -> Path | CommittedFile:
     return path
 
 
-def _journaled(descriptor: int, path: Path, changes: Extents) -> Frame | None:
-    """The last frame of the journal, if it belongs to this file; takes the changes of all its frames."""
+def _journaled(descriptor: int, path: Path) -> tuple[Frame | None, Extents]:
+    """The last frame of the journal, if it belongs to this file, and the changes of all its frames."""
     try:
         journal = opened(beside(path), os.O_RDONLY)
     except FileNotFoundError:
-        return None
-    last = None
+        return None, Extents()
+    last, changes = None, []
     try:
         for frame in frames(journal):
             if _start(descriptor, frame.marked_at, IDENTITY) != frame.identity:
-                return None  # of an older file of this name
-            changes.update(frame.changes)
+                return None, Extents()  # of an older file of this name
+            changes.extend(frame.changes)
             last = frame
     except RecordingError as error:
         raise RecordingError(f"{path} cannot be read: {error} ({beside(path)}).") from None
@@ -92,7 +91,7 @@ def _journaled(descriptor: int, path: Path, changes: Extents) -> Frame | None:
         os.close(journal)
     if last is not None and last.end > os.fstat(descriptor).st_size:
         raise RecordingError(f"{path} was cut off: it should have {last.end:,} bytes.")
-    return last
+    return last, Extents.of(changes)
 
 
 def _start(descriptor: int, offset: int, size: int) -> bytes:

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     found = None  # type: ignore[assignment]
 
-__all__ = ["alone", "beside", "opened", "read_at", "same_file", "shared", "write_at"]
+__all__ = ["alone", "beside", "claimed", "opened", "read_at", "same_file", "shared", "unclaim", "write_at"]
 
 fcntl: Any = found
 Bytes = bytes | bytearray | memoryview
@@ -105,6 +105,23 @@ def shared(descriptor: int, path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         _unlock(descriptor)
+
+
+def claimed(descriptor: int) -> bool:
+    """Locks a file until it is closed, or its process ends. False where another has it, and where there are no locks.
+
+    By this a file that is being written is told from one that a killed process has left.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def unclaim(descriptor: int) -> None:
+    """Ends the lock of `claimed`."""
+    _unlock(descriptor)
 
 
 def _lock(descriptor: int, kind: int, patience: float) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 __all__ = ["Extents"]
@@ -17,6 +18,39 @@ class Extents:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._pieces: list[bytearray] = []
+
+    @classmethod
+    def of(cls, writes: Sequence[tuple[int, bytes | bytearray | memoryview]]) -> Extents:
+        """What is left of bytes that were written at offsets, one after another.
+
+        It takes hardly longer than to sort them; `write` would move all pieces behind each, and they may be many where
+        they come from a file.
+        """
+        spans = [(start, start + len(data)) for start, data in writes]
+        order = sorted((number for number, data in enumerate(writes) if len(data[1])), key=lambda one: spans[one][0])
+        made, at, begun = cls(), 0, 0
+        here: list[int] = []  # what is written over this byte, the last first; numbers are negative, as heaps begin low
+        while begun < len(order) or here:
+            if not here:
+                at = spans[order[begun]][0]
+            while begun < len(order) and spans[order[begun]][0] <= at:
+                heappush(here, -order[begun])
+                begun += 1
+            last = -here[0]
+            start, stop = spans[last]
+            if stop <= at:
+                heappop(here)
+                continue
+            while begun < len(order) and spans[order[begun]][0] < stop:
+                if order[begun] > last:
+                    stop = spans[order[begun]][0]
+                    break
+                heappush(here, -order[begun])
+                begun += 1
+            made._starts.append(at)
+            made._pieces.append(bytearray(memoryview(writes[last][1])[at - start : stop - start]))
+            at = stop
+        return made
 
     def __bool__(self) -> bool:
         return bool(self._starts)

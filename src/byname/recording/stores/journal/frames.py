@@ -24,6 +24,9 @@ IDENTITY = 16
 MAGIC = b"byname\x01J"
 HEADER = struct.Struct("<8s16sQQQQQI")
 RECORD = struct.Struct("<QQ")
+_LARGE = 2**26
+_HOLES = 64
+"""A larger journal than that which says that it has so many times the bytes that lie on the disk is one of holes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,10 @@ def frames(descriptor: int) -> Iterator[Frame]:
         after = at + HEADER.size + length
         if magic != MAGIC or after > size or count * RECORD.size > length:
             return
-        body = _bytes(descriptor, at + HEADER.size, length)
-        if zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0))) != checksum:
+        _check_held(descriptor)
+        fits = length - count * RECORD.size <= end  # pieces of one frame do not overlap
+        body = _bytes(descriptor, at + HEADER.size, length) if fits else b""
+        if not fits or zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0))) != checksum:
             if after < size:
                 raise RecordingError(f"its journal is damaged at byte {at}, before its last frame")
             return
@@ -80,6 +85,14 @@ def frames(descriptor: int) -> Iterator[Frame]:
         at, before = after, number
 
 
+def _check_held(descriptor: int) -> None:
+    """Refuses a journal that takes no room on the disk for the bytes that it says it has."""
+    facts = os.fstat(descriptor)
+    held = getattr(facts, "st_blocks", facts.st_size) * 512
+    if facts.st_size > _LARGE and held * _HOLES < facts.st_size:
+        raise RecordingError(f"its journal is damaged: of {facts.st_size} bytes the disk holds {held}")
+
+
 def _bytes(descriptor: int, offset: int, size: int) -> bytearray:
     data = bytearray(size)
     got = read_at(descriptor, memoryview(data), offset)
@@ -87,11 +100,11 @@ def _bytes(descriptor: int, offset: int, size: int) -> bytearray:
     return data
 
 
-def _changes(body: bytearray, count: int, end: int) -> Extents | None:
-    changes, at, view = Extents(), count * RECORD.size, memoryview(body)
+def _changes(body: bytes | bytearray, count: int, end: int) -> Extents | None:
+    pieces, at, view = [], count * RECORD.size, memoryview(body)
     for offset, length in RECORD.iter_unpack(view[:at]):
         if at + length > len(body) or offset + length > end:
             return None
-        changes.write(offset, view[at : at + length])
+        pieces.append((offset, view[at : at + length]))
         at += length
-    return changes if at == len(body) else None
+    return Extents.of(pieces) if at == len(body) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from typing import Any
@@ -10,10 +11,14 @@ from byname.recording.stores.journal.descriptors import read_at, write_at
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.positioned import Positioned
 
-__all__ = ["SUPERBLOCK", "GuardedFile"]
+__all__ = ["SUPERBLOCK", "FileCutError", "GuardedFile"]
 
 SUPERBLOCK = 2048
 """Before the first commit these first bytes stay in memory: without a superblock the file is none of HDF5's."""
+
+
+class FileCutError(OSError):
+    """Another program has written to the file, so that what was in it is lost."""
 
 
 class GuardedFile(Positioned):
@@ -33,6 +38,7 @@ class GuardedFile(Positioned):
         self._unapplied = Extents()  # committed, and not yet in place
         self._fence = SUPERBLOCK  # what lies before it was committed, and changes only through the journal
         self._end = self._position = 0
+        self._reach = 0  # how long the file is at least, unless somebody else has cut it off
         self._error: OSError | None = None
         self._closed = False
 
@@ -45,7 +51,7 @@ class GuardedFile(Positioned):
             self._fresh.write(start, view[:held])
         if held < size:
             try:
-                write_at(self._descriptor, view[held:], start + held)
+                self._put(view[held:], start + held)
             except OSError as error:
                 self._fail(error)
                 self._fresh.write(start + held, view[held:])
@@ -74,6 +80,20 @@ class GuardedFile(Positioned):
 
     def flush(self) -> None:
         """Nothing: what was written is seen with `commit`."""
+
+    def _put(self, data: Any, offset: int) -> None:
+        """Writes to the file itself. One that was cut off gets no more: it would be as long again, and of zeros."""
+        self._check_whole()
+        write_at(self._descriptor, data, offset)
+        self._reach = max(self._reach, offset + len(data))
+
+    def _check_whole(self) -> None:
+        if os.fstat(self._descriptor).st_size < self._reach:
+            raise FileCutError(errno.EIO, "another program has emptied the file, or has cut it off")
+
+    def _set_size(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self._reach = size
 
     def _writable(self) -> bool:
         return self._error is None and not self._closed and os.getpid() == self._process

@@ -39,10 +39,20 @@ from pathlib import Path
 from typing import Any
 
 from byname.interrupts import interrupts_wait
-from byname.recording.stores.journal.descriptors import alone, beside, opened, same_file, write_at
+from byname.recording.stores.journal.descriptors import (
+    alone,
+    beside,
+    claimed,
+    opened,
+    read_at,
+    same_file,
+    unclaim,
+    write_at,
+)
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, packed
-from byname.recording.stores.journal.guarded import SUPERBLOCK, GuardedFile
+from byname.recording.stores.journal.guarded import SUPERBLOCK, FileCutError, GuardedFile
+from byname.recording.stores.journal.leftovers import is_foreign, new_name, remove_journal, remove_left
 from byname.recording.stores.journal.redo import Journal
 
 __all__ = ["JournaledFile"]
@@ -92,6 +102,8 @@ class JournaledFile(GuardedFile):
         self._marked_at: int | None = None
         self._written_as = self._name(overwrite)
         super().__init__(opened(self._written_as, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        if self._written_as != self.path:
+            claimed(self._descriptor)  # until it takes the name: by this it is told from what a killed writer left
         self._journal = Journal(beside(self.path))
         self._commits = self._committed_end = 0
 
@@ -99,15 +111,18 @@ class JournaledFile(GuardedFile):
         """Where to write until the first commit; all that can be refused is refused here."""
         if not self.path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory; create it first", str(self.path.parent))
+        journal = beside(self.path)
+        if is_foreign(journal):
+            raise FileExistsError(errno.EEXIST, "this is no journal of a recording; move it away", str(journal))
+        remove_left(self.path)
         if not self.path.exists():
-            with suppress(FileNotFoundError):
-                beside(self.path).unlink()  # of a file that is gone
+            remove_journal(journal)  # of a file that is gone
             return self.path
         if not overwrite:
             raise FileExistsError(errno.EEXIST, "the file exists; overwrite=True replaces it", str(self.path))
         if not self.path.is_file():
             raise FileExistsError(errno.EEXIST, "this is not a file, and is not replaced", str(self.path))
-        return self.path.with_name(f"{self.path.name}.{self._identity.hex()[:12]}.new")
+        return new_name(self.path, self._identity)
 
     def sign(self, file: Any) -> None:
         """Puts the mark into the file (``/byname/identity``) by which it and its journal know each other.
@@ -148,9 +163,19 @@ class JournaledFile(GuardedFile):
         """
         if self._writable():
             try:
-                write_at(self._descriptor, memoryview(data), offset)
+                self._put(memoryview(data), offset)
             except OSError as error:
                 self._fail(error)
+
+    def cut_off(self) -> FileCutError | None:
+        """The error for a file that another program has emptied or written to; None while it is as it was written."""
+        if self._error is None:
+            try:
+                self._check_whole()
+                self._check_mark()
+            except FileCutError as error:
+                return error
+        return self._error if isinstance(self._error, FileCutError) else None
 
     def close(self) -> None:
         """Ends writing: what was not committed is dropped, and no journal is left. Once more does nothing.
@@ -172,12 +197,14 @@ class JournaledFile(GuardedFile):
             os.close(self._descriptor)
 
     def _commit(self) -> None:
+        self._check_whole()
+        self._check_mark()
         if not self._fresh and self._end == self._committed_end:
             return
         if not same_file(self._descriptor, self._written_as):
             raise FileNotFoundError(errno.ENOENT, "the file was deleted or replaced by others", str(self.path))
         if os.fstat(self._descriptor).st_size < self._end:
-            os.ftruncate(self._descriptor, self._end)
+            self._set_size(self._end)
         if not self._commits:
             self._mark()
         if self._written_as == self.path:
@@ -189,6 +216,12 @@ class JournaledFile(GuardedFile):
             self._put_in_place()
             self._take_the_name()
         self._commits += 1
+
+    def _check_mark(self) -> None:
+        if self._commits and self._marked_at is not None:
+            mark = bytearray(IDENTITY)
+            if read_at(self._descriptor, memoryview(mark), self._marked_at) < IDENTITY or mark != self._identity:
+                raise FileCutError(errno.EIO, "another program has written to the file")
 
     def _take_over(self) -> None:
         """What was fresh is committed."""
@@ -232,17 +265,21 @@ class JournaledFile(GuardedFile):
     def _put_in_place(self) -> None:
         for offset, piece in self._unapplied.runs():
             write_at(self._descriptor, piece, offset)
-        os.ftruncate(self._descriptor, self._committed_end)
+        self._set_size(self._committed_end)
         self._unapplied = Extents()
         self._fence = max(SUPERBLOCK, self._committed_end)
 
     def _take_the_name(self) -> None:
         self._written_as.replace(self.path)
         self._written_as = self.path
-        with suppress(FileNotFoundError):
-            beside(self.path).unlink()  # of the file that was here
+        unclaim(self._descriptor)  # readers need a lock of it
+        with suppress(OSError):
+            remove_journal(beside(self.path))  # of the file that was here
 
     def _finish(self) -> None:
+        if self.cut_off() is not None:
+            self._journal.remove()
+            return  # nothing that was in it can be put back
         here = same_file(self._descriptor, self._written_as)  # or moved, or deleted
         if not self._commits:
             self._journal.remove()
@@ -258,12 +295,13 @@ class JournaledFile(GuardedFile):
 
     def _through_a_copy(self) -> None:
         """Leaves the readers their file, and puts a whole one into its place."""
-        copy = self.path.with_name(f"{self.path.name}.{self._identity.hex()[:12]}.new")
+        copy = new_name(self.path, self._identity)
         try:
-            shutil.copyfile(self.path, copy)
-            shutil.copymode(self.path, copy)
-            descriptor = opened(copy, os.O_RDWR)
+            descriptor = opened(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
+                claimed(descriptor)
+                shutil.copyfile(self.path, copy)
+                shutil.copymode(self.path, copy)
                 for offset, piece in self._unapplied.runs():
                     write_at(descriptor, piece, offset)
                 os.ftruncate(descriptor, self._committed_end)

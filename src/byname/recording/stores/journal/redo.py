@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from byname.recording.stores.journal.descriptors import opened, same_file, write_at
+from byname.recording.stores.journal.leftovers import remove_journal
 
 __all__ = ["Journal"]
 
@@ -48,7 +49,7 @@ class Journal:
         self._descriptor, self.size = descriptor, len(frame)
 
     def _created(self, path: Path) -> int:
-        path.unlink(missing_ok=True)  # of an older file of this name
+        remove_journal(path)  # of an older file of this name
         return opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def remove(self) -> None:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from byname.errors import NotInstalledError, RecordingError, RecordingExistsError
+from byname.recording.stores.journal.descriptors import beside
+from byname.recording.stores.journal.leftovers import is_foreign
 from byname.table import closest, printable
 
 __all__ = ["nearest", "needs_h5py", "target"]
@@ -32,7 +34,7 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
     Raises:
         RecordingError: if there is a directory of that name, or no directory for it.
-        RecordingExistsError: if there is a file, and it may not be replaced.
+        RecordingExistsError: if there is a file, and it may not be replaced; or one of the name of the journal.
     """
     path = Path(os.fspath(to)).absolute()
     shown = printable(str(to))
@@ -46,6 +48,12 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
         raise RecordingError(f"there is no directory {printable(str(path.parent))} to write to; {nearest(path.parent)}")
     if is_there and not overwrite:
         raise RecordingExistsError(f"{shown} is there already, and was not touched; overwrite=True replaces it")
+    journal = beside(path)
+    if is_foreign(journal):
+        raise RecordingExistsError(
+            f"{printable(str(journal))} is there, was not made by a recording, and was not touched; a recording to "
+            f"{shown} needs this name: move the file away, or record to another name"
+        )
     return path
 
 
