@@ -265,6 +265,39 @@ def test_sizes_that_a_journal_claims_are_not_believed(path, wrong):
     assert allocated < 1e7
 
 
+def test_a_journal_of_holes_takes_no_memory(path):
+    journaled, file = runs.write(path, 2)
+    identity, marked_at = journaled._identity, journaled._marked_at
+    runs.end(journaled, file)
+    for end in (path.stat().st_size, 2**62):
+        fields = (frames.MAGIC, identity, marked_at, 1, end, 0, 4 << 30)
+        with path.with_name("run.h5.journal").open("wb") as journal:
+            journal.write(frames.HEADER.pack(*fields, 0))
+            journal.truncate((4 << 30) + frames.HEADER.size)
+        tracemalloc.start()
+        assert runs.read_unless("the disk holds", path) is None
+        allocated = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert allocated < 1e7
+
+
+def test_a_frame_of_many_pieces_in_any_order_is_read_over_the_file(path):
+    journaled, file = runs.write(path, 2)
+    identity, marked_at = journaled._identity, journaled._marked_at
+    runs.end(journaled, file)
+    whole = path.read_bytes()
+    places = random.Random(0).sample(range(len(whole)), 5000)
+    body = b"".join(struct.pack("<QQ", place, 1) for place in places) + bytes(whole[place] for place in places)
+    fields = (frames.MAGIC, identity, marked_at, 1, len(whole), len(places), len(body))
+    crc = zlib.crc32(body, zlib.crc32(frames.HEADER.pack(*fields, 0)))
+    path.with_name("run.h5.journal").write_bytes(frames.HEADER.pack(*fields, crc) + body)
+    path.write_bytes(bytes(marked_at) + whole[marked_at:])  # the journal has some of the bytes that are gone
+    with committed(path) as source:
+        read = source.read()
+    assert [read[place] for place in places] == [whole[place] for place in places]
+    assert len(read) == len(whole)
+
+
 def test_a_pipe_in_the_place_of_a_journal_or_a_directory_in_that_of_a_file(path, tmp_path):
     runs.end(*runs.write(path, 2))
     os.mkfifo(path.with_name("run.h5.journal"))

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,3 +47,36 @@ def test_an_update_stands_over_what_was_there(below, above):
     one.update(two)
     assert covered(one) == covered(all_of)
     assert bool(one) == bool(below or above)
+
+
+@given(WRITES)
+def test_pieces_put_together_at_once_are_those_written_one_after_another(writes):
+    made, slowly = Extents.of(writes), Extents()
+    for offset, data in writes:
+        slowly.write(offset, data)
+    assert covered(made) == covered(slowly)
+    assert list(made.runs()) == list(slowly.runs())
+    starts = [offset for offset, _ in made]
+    assert starts == sorted(set(starts))
+
+
+class Compared(int):
+    """A number that counts how often it is compared with another."""
+
+    times = 0
+
+    def __lt__(self, other):
+        Compared.times += 1
+        return int(self) < int(other)
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "one over the other"])
+def test_the_work_of_putting_pieces_together_grows_with_their_number(order):
+    def comparisons(count):
+        Compared.times = 0
+        starts = {"ascending": range(0, 2 * count, 2), "descending": range(2 * count, 0, -2)}.get(order, range(count))
+        length = count if order == "one over the other" else 1
+        Extents.of([(Compared(start), memoryview(bytes(length))) for start in starts])
+        return Compared.times
+
+    assert comparisons(4000) < 6 * comparisons(1000) + 1000

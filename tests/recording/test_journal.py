@@ -328,6 +328,126 @@ def test_an_existing_file_is_refused_and_untouched(path):
     assert path.read_text() == "precious"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("there", ["file", "directory", "pipe", "dead link"])
+def test_what_has_the_name_of_the_journal_and_is_none_is_refused_and_untouched(path, tmp_path, there, overwrite):
+    if overwrite:
+        runs.end(*runs.write(path, 2))
+    journal = path.with_name("run.h5.journal")
+    make = {
+        "file": lambda: journal.write_text("precious"),
+        "directory": journal.mkdir,
+        "pipe": lambda: os.mkfifo(journal),
+        "dead link": lambda: journal.symlink_to(tmp_path / "nowhere"),
+    }
+    make[there]()
+    before = journal.lstat()
+    with pytest.raises(FileExistsError, match="no journal"):
+        JournaledFile(path, overwrite=overwrite)
+    assert (journal.lstat().st_ino, journal.lstat().st_size) == (before.st_ino, before.st_size)
+    assert names(tmp_path) == [*(["run.h5"] if overwrite else []), "run.h5.journal"]
+    assert not overwrite or runs.read(path, natively=True) == 2
+
+
+def test_a_file_that_comes_to_have_the_name_of_the_journal_is_not_replaced(path):
+    journaled, file = runs.write(path, 2)
+    journal = path.with_name("run.h5.journal")
+    journal.write_text("precious")
+    runs.advance(file, 3)
+    file.flush()
+    with pytest.raises(FileExistsError, match="no journal"):
+        journaled.commit()
+    file.close()
+    journaled.close()
+    assert journal.read_text() == "precious"
+    assert runs.read(path) == 2
+
+
+@pytest.mark.parametrize("begun", [b"", b"byname"])
+def test_a_journal_that_a_kill_left_without_a_whole_frame_is_replaced(path, tmp_path, begun):
+    path.with_name("run.h5.journal").write_bytes(begun)
+    path.with_name("run.h5.journal.new").write_bytes(begun)
+    runs.end(*runs.write(path, 2))
+    assert names(tmp_path) == ["run.h5"]
+
+
+def emptied(path):
+    with path.open("w"):
+        pass
+
+
+def halved(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwritten(path):
+    size = path.stat().st_size
+    with path.open("wb") as file:
+        file.write(b"mine " * size)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["", "while somebody reads"])
+@pytest.mark.parametrize("harm", [emptied, halved, overwritten])
+def test_a_file_that_another_program_empties_is_an_error_of_the_commit(path, tmp_path, harm, read):
+    journaled, file = runs.write(path, 3)
+    with path.open("rb") as reader:
+        if read:
+            fcntl = pytest.importorskip("fcntl")
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            runs.advance(file, 4)
+            file.flush()
+            journaled.commit()
+        harm(path)
+        left = path.read_bytes()
+        runs.advance(file, 5)
+        file.flush()
+        with pytest.raises(OSError, match="another program"):
+            journaled.commit()
+        assert "another program" in str(journaled.cut_off())
+        file.close()
+        journaled.close()
+    assert path.read_bytes() == left
+    assert names(tmp_path) == ["run.h5"]
+
+
+def killed_before_it_takes_the_name(path):
+    def work():
+        os.replace = lambda *args, **kwargs: os._exit(runs.KILLED)
+        type(path).replace = os.replace
+        runs.write(path, 1, overwrite=True)
+
+    assert runs.in_child(work) == runs.KILLED
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_one_and_nothing_else(path, tmp_path):
+    runs.end(*runs.write(path, 2))
+    for _ in range(3):
+        killed_before_it_takes_the_name(path)
+        assert len(names(tmp_path)) == 2
+    others = {"run.h5.0123456789ab.new": b"of a user", "run.h5.new": b"", "arun.h5.0123456789ab.new": b""}
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+    runs.end(*runs.write(path, 1, overwrite=True))
+    assert names(tmp_path) == sorted(["run.h5", *others])
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+    assert runs.read(path, natively=True) == 1
+
+
+def test_a_writer_that_still_runs_keeps_its_file(path, tmp_path):
+    pytest.importorskip("fcntl")
+    runs.end(*runs.write(path, 3))
+    waiting, waiting_file = runs.write(path, 0, overwrite=True)
+    assert len(names(tmp_path)) == 2
+    runs.end(*runs.write(path, 2, overwrite=True))
+    assert len(names(tmp_path)) == 2
+    runs.advance(waiting_file, 1)
+    waiting_file.flush()
+    waiting.commit()
+    assert runs.read(path) == 1
+    runs.end(waiting, waiting_file)
+    assert names(tmp_path) == ["run.h5"]
+
+
 def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         JournaledFile(tmp_path / "nowhere" / "run.h5", overwrite=False)

@@ -88,6 +88,7 @@ class GuardedFile(Positioned):
         self._reach = max(self._reach, offset + len(data))
 
     def _check_whole(self) -> None:
+        """Raises an error where another program has changed the file; a look of a microsecond before each write."""
         if os.fstat(self._descriptor).st_size < self._reach:
             raise FileCutError(errno.EIO, "another program has emptied the file, or has cut it off")
 

@@ -172,7 +172,6 @@ class JournaledFile(GuardedFile):
         if self._error is None:
             try:
                 self._check_whole()
-                self._check_mark()
             except FileCutError as error:
                 return error
         return self._error if isinstance(self._error, FileCutError) else None
@@ -198,7 +197,6 @@ class JournaledFile(GuardedFile):
 
     def _commit(self) -> None:
         self._check_whole()
-        self._check_mark()
         if not self._fresh and self._end == self._committed_end:
             return
         if not same_file(self._descriptor, self._written_as):
@@ -217,7 +215,8 @@ class JournaledFile(GuardedFile):
             self._take_the_name()
         self._commits += 1
 
-    def _check_mark(self) -> None:
+    def _check_whole(self) -> None:
+        super()._check_whole()
         if self._commits and self._marked_at is not None:
             mark = bytearray(IDENTITY)
             if read_at(self._descriptor, memoryview(mark), self._marked_at) < IDENTITY or mark != self._identity:
