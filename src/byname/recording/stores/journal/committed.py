@@ -78,7 +78,7 @@ def _journaled(descriptor: int, path: Path) -> tuple[Frame | None, Extents]:
         journal = opened(beside(path), os.O_RDONLY)
     except FileNotFoundError:
         return None, Extents()
-    last, changes = None, []
+    last, changes = None, list[tuple[int, bytearray]]()
     try:
         for frame in frames(journal):
             if _start(descriptor, frame.marked_at, IDENTITY) != frame.identity:

@@ -1,0 +1,40 @@
+"""No file ends the process that reads it, takes its memory or its time, or raises what is none of byname's errors."""
+
+import subprocess
+import sys
+
+import fuzzing
+import pytest
+
+pytest.importorskip("resource")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    made = tmp_path_factory.mktemp("recordings")
+    fuzzing.make(made)
+    return made
+
+
+def tried(directory, first, seconds):
+    """What the recordings of some seeds were; the seed of one that does harm is the last in the message."""
+    program = [sys.executable, fuzzing.__file__, str(directory), str(first), str(seconds)]
+    child = subprocess.run(program, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    answers = child.stdout.split()
+    assert child.returncode == 0, f"exit {child.returncode} at seed {answers[-1:]}: {child.stderr[-3000:]}"
+    return answers[1::2]
+
+
+def test_the_recordings_that_are_changed_can_be_read(directory):
+    for path in sorted(directory.glob("*.h5")):
+        fuzzing.read(path)
+
+
+def test_changed_recordings_are_read_or_refused(directory):
+    assert {"read", "refused"} == set(tried(directory, 0, 6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [10**6, 2 * 10**6, 3 * 10**6])
+def test_many_changed_recordings_are_read_or_refused(directory, first):
+    assert {"read", "refused"} == set(tried(directory, first, 40))
