@@ -234,6 +234,9 @@ def test_a_program_that_calls_no_module_is_told_so_and_keeps_its_exit_code(files
     [
         (["--record", "forward"], "--record needs a file"),
         (["--to", "run.h5"], "--to belongs to --record"),
+        (["--every", "10"], "--every belongs to --record"),
+        (["--mode", "both"], "--mode belongs to --record"),
+        (["--overwrite"], "--overwrite belongs to --record"),
         (["--record", "a..b", "--to", "x.h5"], "--record: not a path: 'a..b'"),
         (["--record", "A:x", "--record", "B:x", "--to", "x.h5"], "one file records one model"),
         (["--record", "forward", "--to", "missing/run.h5"], "--to missing/run.h5: there is no directory missing"),

@@ -36,7 +36,7 @@ def test_values_come_with_their_iterations_and_calls():
 
 def test_train_and_eval_are_counted_apart():
     model, x = net()
-    with byname.record(model, {"head": {}, "embed": {"mode": "eval"}, "blocks.0": {"mode": "both"}}) as recorder:
+    with byname.record(model, {"head": {"mode": "train"}, "embed": {"mode": "eval"}, "blocks.0": {}}) as recorder:
         for train in (True, True, False, True, False):
             model.train(train)
             model(x)

@@ -73,7 +73,7 @@ class Asked:
                 parse(path)
             except BynameError as error:
                 raise CommandError(f"--record: {error}", exit_code=2) from None
-        _check_file(Path(to), overwrite=options["overwrite"])
+        _check_file(Path(to), overwrite=bool(options.get("overwrite")))
         return cls(paths, next(iter(kinds), ""), to, Path(to).absolute(), options)
 
 

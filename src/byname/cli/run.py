@@ -44,10 +44,8 @@ class Run:
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
         parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
         parser.add_argument("--to", metavar="FILE", help="the HDF5 file of the records")
-        parser.add_argument("--every", type=positive, metavar="N", default=1, help="record every Nth iteration (1)")
-        parser.add_argument(
-            "--mode", choices=("train", "eval", "both"), default="both", help="which forwards to record (both)"
-        )
+        parser.add_argument("--every", type=positive, metavar="N", help="record every Nth iteration (1)")
+        parser.add_argument("--mode", choices=("train", "eval", "both"), help="which forwards to record (both)")
         parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
         add_program(parser)
 
@@ -65,14 +63,19 @@ def _together(first: AbstractContextManager[object], second: AbstractContextMana
 def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
     explaining = _explaining(options)
     if not options.record:
-        for option in ("to", "overwrite"):
+        for option in _OF_RECORD:
             if getattr(options, option):
                 raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
         return explaining
     from byname.cli.recorded import Asked, Recorded
 
-    how = {"every": options.every, "mode": options.mode, "overwrite": options.overwrite}
+    how = {name: given for name in _OPTIONS if (given := getattr(options, name))}
     return _together(explaining, Recorded(Asked.of(options.record, options.to, how)))
+
+
+_OPTIONS = ("every", "mode", "overwrite")
+"""What is passed on to `byname.record` where it is given; else its own defaults hold."""
+_OF_RECORD = ("to", *_OPTIONS)
 
 
 def _explaining(options: argparse.Namespace) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ class Options:
     every: int = 1
     start: int = 0
     stop: int | None = None
-    mode: str = "train"
+    mode: str = "both"
     on_change: bool = True
     reduce: Reduce = None
     dtype: Any = None

@@ -38,7 +38,7 @@ def record(
     every: int = 1,
     start: int = 0,
     stop: int | None = None,
-    mode: str = "train",
+    mode: str = "both",
     on_change: bool = True,
     reduce: Reduce = None,
     dtype: Any = None,
@@ -75,7 +75,8 @@ def record(
         every: one iteration of so many is recorded, counted from `start`.
         start: the first iteration.
         stop: the first that is not recorded any more.
-        mode: ``"train"``, ``"eval"`` or ``"both"``; iterations of the two are counted apart.
+        mode: ``"both"``, or only ``"train"`` or ``"eval"``: forwards with ``model.training`` or without it. Their
+            iterations are counted apart.
         on_change: False stores each value, changed or not.
         reduce: ``"mean"``, ``"std"``, ``"norm"``, ``"min"``, ``"max"``, ``"histogram"``, several of them, or a
             function: what is stored in the place of a tensor, computed where the tensor is.

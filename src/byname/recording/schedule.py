@@ -45,7 +45,7 @@ class Schedule:
     every: int = 1
     start: int = 0
     stop: int | None = None
-    mode: str = "train"
+    mode: str = "both"
 
     def __post_init__(self) -> None:
         _whole("every", self.every, 1)
