@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-__all__ = ["Entry", "clean", "frames", "users_frame", "without_byname"]
+__all__ = ["Entry", "clean", "frames", "users_frame", "warn", "without_byname"]
 
 
 class Entry(NamedTuple):
@@ -56,6 +58,19 @@ def users_frame(error: BaseException) -> Entry | None:
 
     theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
     return theirs[-1] if theirs else None
+
+
+def warn(sentence: str, category: type[Warning]) -> None:
+    """Warns; the place of the warning is the nearest line that is not byname's.
+
+    Args:
+        sentence: what there is to say.
+        category: a class of warnings.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"byname: {sentence}", category, stacklevel=level)
 
 
 def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -85,7 +85,11 @@ def test_a_figure_that_has_not_changed_is_recorded_once():
 
 def test_schedules_and_modes_hold_for_analysers_among_places():
     net, slow, fast = model(), Largest(), Largest()
-    where = {"1": {"every": 3, "mode": "train"}, slow: {"every": 4, "start": 1, "mode": "train"}, fast: {"mode": "eval"}}
+    where = {
+        "1": {"every": 3, "mode": "train"},
+        slow: {"every": 4, "start": 1, "mode": "train"},
+        fast: {"mode": "eval"},
+    }
     with byname.observe(net, "1", slow), byname.observe(net, "2.0", fast):
         with byname.record(net, where, on_change=False) as recorder:
             for number, x in enumerate(batches(8)):

@@ -54,6 +54,7 @@ class Listener(Storing):
         self._columns: dict[str, Column] = {}
         self._times = Times()
         self._begun_once = False
+        self._failed: set[str] = set()
         self.handle: Handle = attach(
             model, where, self._receive, begun=self._begun, reads=True, enabled=False, unmatched=self._unmatched
         )
@@ -110,6 +111,18 @@ class Listener(Storing):
             self._record(column, time, call, event.value)
         except NotStorableError as error:
             self._refuse(column, error, event.value)
+        except Exception as error:  # of a function of the user's: `on_value` or `reduce`
+            self._lose(column.path, time, error)
+            raise
+
+    def _lose(self, path: str, time: Time, error: Exception) -> None:
+        """Notes that a value is missing, once for each place."""
+        if path not in self._failed:
+            self._failed.add(path)
+            self._windows.lose(
+                f"`{path}`: values are missing from {time.mode} iteration {time.iteration} on, since what is made of "
+                f"them raised {type(error).__name__}"
+            )
 
     def _time_of(self, event: Event, column: Column) -> Time | None:
         """The iteration that a value belongs to; None for a gradient from before the listener was there."""

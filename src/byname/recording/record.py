@@ -115,11 +115,20 @@ def record(
     _refuse_twice(listeners)
     reports = reports_of(root, analysers, clock, windows)
     recorder = Recorder(clock, windows, [*listeners, *reports], at_end)
+    if to is not None and gather_every is None and (before_gather or after_gather):
+        recorder.warn(_ONE_WINDOW)
     facts = {"model": type(root).__qualname__, **facts_of_run(named(where), to)}
     make = _maker_of_stores(to, facts, compression, overwrite)
     together = gather_every is not None and world() > 1
     recorder.begin(_gathering(windows, make) if together else make(world() > 1))
     return recorder
+
+
+_ONE_WINDOW = (
+    "before_gather and after_gather are called with windows, and without gather_every= the whole run is one: it is in "
+    "memory, and nothing of it in the file, until the recorder is closed. gather_every=100 has a window written every "
+    "100 iterations; at_end= is for what is made of the whole run"
+)
 
 
 def _check(to: Any, gather_every: Any, **callbacks: Callbacks) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 
-from byname.errors import RecordingError
+from byname.errors import RecordingError, RecordingWarning
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener
@@ -19,6 +19,7 @@ from byname.recording.results import Results
 from byname.recording.series import Series
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
+from byname.tracebacks import warn
 
 __all__ = ["Recorder"]
 
@@ -86,6 +87,11 @@ class Recorder:
     def tell(self, told: Callable[[Exception], None]) -> None:
         """From now on errors of places come out of no forward: they are told, and the other places are recorded."""
         self._windows.tell = told
+
+    def warn(self, sentence: str) -> None:
+        """Warns of something, and has it in the notes."""
+        self._notes = (*self._notes, sentence)
+        warn(sentence, RecordingWarning)
 
     def step(self) -> None:
         """Counts a step, where steps are counted: what comes now belongs to the next iteration.

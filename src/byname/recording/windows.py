@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
@@ -21,12 +20,15 @@ from byname.recording.series import Series
 from byname.recording.stores.memory import MemoryStore
 from byname.recording.stores.store import Store
 from byname.recording.values.copying import Copies, plain_copy
+from byname.tracebacks import warn
 
 __all__ = ["Windows"]
 
 _SECONDS = 1.0
 _HURRY = 5.0
 _BYTES = 8 << 20
+_SAID = 8
+"""Windows of one place whose loss is told each by a sentence of its own."""
 
 
 class Windows:
@@ -62,6 +64,8 @@ class Windows:
         self._after = after
         self.own: Callable[[], Store] | None = None
         self.gatherer: Gatherer | None = None
+        self._raised: list[BaseException] = []
+        self._failed: dict[str, int] = {}
         self._number = 0
         self._begun = 0
         self._opened = time.monotonic()
@@ -83,9 +87,10 @@ class Windows:
             self.close()
 
     def close(self) -> None:
-        """Hands on what came since the last window."""
+        """Hands on what came since the last window; then raises what a callback has raised."""
         with self._alone(), interrupts_wait():
             self._close()
+            self._raise()
 
     def flush(self) -> None:
         """Has what was recorded so far outlive the process, as far as windows may be closed.
@@ -120,7 +125,7 @@ class Windows:
         window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
         self.bytes = 0
         self._opened = time.monotonic()
-        window = _through(self._before, window, "before_gather")
+        window = self._through(self._before, window, "before_gather")
         if self.gatherer is None:
             self._hand_on(window)
         else:
@@ -135,6 +140,7 @@ class Windows:
             hurry: whether to wait for them for a few seconds only, for somebody waits to see an error.
         """
         with self._alone(), ExitStack() as steps:
+            steps.callback(self._raise)
             if self.gatherer is not None:
                 steps.callback(self._account)
                 steps.callback(self.gatherer.close)
@@ -165,17 +171,49 @@ class Windows:
             self.warn(sentence)
 
     def _hand_on(self, window: dict[str, Series]) -> None:
-        gathered = _through(self._after, window, "after_gather")
+        gathered = self._through(self._after, window, "after_gather")
         if gathered:
             self.store.append(gathered)
             with suppress(RecordingError):  # the store has warned; the program goes on, and closing raises it
                 self.store.flush()
 
+    def _through(self, callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
+        """What the callbacks make of a window. A place whose callback raises is missing in it; the others go on."""
+        if not callbacks:
+            return window
+        made = {}
+        for path, series in window.items():
+            try:
+                made[path] = _kept(series, applied(callbacks, path, series, moment))
+            except BaseException as error:  # noqa: BLE001 - the user's own code; raised when the others are stored
+                self._raised.append(error)
+                self._lose_window(series, moment, error)
+        return made
+
+    def _lose_window(self, series: Series, moment: str, error: BaseException) -> None:
+        """Says which records are missing; of a callback that raises again and again the first windows only."""
+        first, last = min(series.iterations), max(series.iterations)
+        often = self._failed[series.path] = self._failed.get(series.path, 0) + 1
+        which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
+        if often > _SAID:
+            which = f"more windows, from iteration {first} on, are"
+        if often <= _SAID + 1:
+            self.lose(f"`{series.path}`: {which} missing, since its {moment} callback raised {type(error).__name__}")
+
+    def _raise(self) -> None:
+        """Raises the first of what callbacks have raised; of the others there are sentences."""
+        raised, self._raised = self._raised, []
+        if not raised:
+            return
+        if self.tell is None or not isinstance(raised[0], Exception):
+            raise raised[0]
+        self.tell(raised[0])
+
     def warn(self, sentence: str) -> None:
         """Notes it, and says so at once."""
         if self.lose(sentence):
             if self.tell is None:
-                warnings.warn(f"byname: {sentence}", RecordingWarning, stacklevel=3)
+                warn(sentence, RecordingWarning)
             else:
                 self.tell(RecordingWarning(sentence))
 
@@ -186,12 +224,6 @@ class Windows:
         self.lost[sentence] = None
         self.store.lose(sentence)
         return True
-
-
-def _through(callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
-    if not callbacks:
-        return window
-    return {path: _kept(series, applied(callbacks, path, series, moment)) for path, series in window.items()}
 
 
 def _kept(given: Series, returned: Series) -> Series:
