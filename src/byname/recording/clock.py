@@ -22,6 +22,7 @@ class _Here(threading.local):
     """What one thread is at."""
 
     time: Time | None = None
+    inside = False
 
 
 class Clock:
@@ -33,7 +34,7 @@ class Clock:
 
     Attributes:
         latest: the iteration that values belong to now.
-        differentiable: the latest that a backward can come to; what ran under ``no_grad`` since then does not count.
+        forwards: how many outermost forwards have begun in each mode.
     """
 
     def __init__(self, model: nn.Module, count: Any) -> None:
@@ -41,7 +42,9 @@ class Clock:
             raise BadArgumentError(
                 f"count is 'forward', 'step' or an optimizer whose steps are counted, not {count!r:.60}"
             )
-        self.latest = self.differentiable = Time("train" if model.training else "eval", 0)
+        self.latest = Time("train" if model.training else "eval", 0)
+        self.forwards = {"train": 0, "eval": 0}
+        self._differentiable: Time | None = None
         self.by_steps = count != "forward"
         self._by_hand = count == "step"
         self._model = weakref.ref(model)
@@ -53,7 +56,7 @@ class Clock:
         self._counting = threading.Lock()
         self._here = _Here()
         # before the listeners are attached, so that it is told of a forward before they are
-        self._handle: Handle = follow_forwards(model, self._forward, lambda: self._ended(), enabled=False)
+        self._handle: Handle = follow_forwards(model, self._forward, self._over, enabled=False)
         self._hook: Any = None
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:
@@ -90,8 +93,34 @@ class Clock:
         with self._counting:
             self._steps += 1
         self.latest = Time(self.latest.mode, self._steps)
-        self.differentiable = Time(self.differentiable.mode, self._steps)
+        self._differentiable = None
         self._began()
+
+    @property
+    def mode(self) -> str:
+        """The mode that the model is in now."""
+        model = self._model()
+        return "train" if model is None or model.training else "eval"
+
+    @property
+    def differentiable(self) -> Time:
+        """The latest that a backward can come to; what ran under ``no_grad`` since then does not count.
+
+        Where no forward of the whole model has run, it is of the mode that the model is in.
+        """
+        return self._differentiable or Time(self.mode, self.latest.iteration)
+
+    @property
+    def inside(self) -> bool:
+        """Whether an outermost forward runs in this thread."""
+        return self._here.inside
+
+    def passing(self) -> Time:
+        """The step of a value that passes now, in the mode that the model is in: it may pass outside of a forward."""
+        mode = self.mode
+        if self.latest.mode != mode and not self._here.inside:
+            self.latest = Time(mode, self.latest.iteration)
+        return self.latest
 
     def now(self) -> Time:
         """The iteration that the forward of this thread is."""
@@ -104,8 +133,10 @@ class Clock:
         return Time("train", self._next["train"]), Time("eval", self._next["eval"])
 
     def _forward(self, _: int) -> None:
-        model = self._model()
-        mode = "train" if model is None or model.training else "eval"
+        mode = self.mode
+        with self._counting:
+            self.forwards[mode] += 1
+        self._here.inside = True
         if self.by_steps:
             number = self._steps
         else:
@@ -115,7 +146,11 @@ class Clock:
                 self._next[mode] = number + 1
         self.latest = self._here.time = Time(mode, number)
         if torch.is_grad_enabled():
-            self.differentiable = self.latest
+            self._differentiable = self.latest
+
+    def _over(self) -> None:
+        self._here.inside = False
+        self._ended()
 
 
 def _is_optimizer(given: object) -> bool:

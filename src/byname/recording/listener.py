@@ -56,7 +56,14 @@ class Listener(Storing):
         self._begun_once = False
         self._failed: set[str] = set()
         self.handle: Handle = attach(
-            model, where, self._receive, begun=self._begun, reads=True, enabled=False, unmatched=self._unmatched
+            model,
+            where,
+            self._receive,
+            begun=self._begun,
+            stamp=self._time_of_value,
+            reads=True,
+            enabled=False,
+            unmatched=self._unmatched,
         )
 
     @property
@@ -125,14 +132,26 @@ class Listener(Storing):
             )
 
     def _time_of(self, event: Event, column: Column) -> Time | None:
-        """The iteration that a value belongs to; None for a gradient from before the listener was there."""
+        """The iteration that a value belongs to; None where there is none, see `_time_of_value`."""
         clock = self._clock
         if not column.gradient:
-            return self._times.of(event.iteration) if column.by_forward else clock.latest
+            return self._time_of_value(event.iteration)
         if isinstance(column.numbers, InOrder) or event.recomputed:  # it is not known of which forward
             return clock.differentiable
-        time = self._times.of(event.iteration)
+        time: Time | None = event.before
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
+
+    def _time_of_value(self, forward: int) -> Time | None:
+        """The iteration of a value that passes now, in a forward or after it.
+
+        None where forwards are counted and it belongs to none: before the first that this was told of, and outside of
+        forwards when the model is in another mode than in the latest.
+        """
+        clock = self._clock
+        if clock.by_steps:
+            return clock.passing()
+        time = self._times.of(forward)
+        return time if time is None or time.mode == clock.mode or clock.inside else None
 
     def _column(self, event: Event) -> Column:
         path = event.path

@@ -43,6 +43,7 @@ def attach(
     enabled: bool = True,
     before: Before | None = None,
     begun: Callable[[int], object] | None = None,
+    stamp: Callable[[int], object] | None = None,
     reads: bool = False,
     unmatched: Callable[[NoMatchError], None] | None = None,
 ) -> Handle:
@@ -65,6 +66,8 @@ def attach(
         before: ``before(path, module, inputs, kwargs)`` is called when a matched call begins; ``event.before`` is what
             it returned.
         begun: is called when a forward of the whole model begins, with its number, before anything of it is told.
+        stamp: is called with the number of the forward when a value passes whose gradient is wanted; ``event.before``
+            of the gradient is what it returned.
         reads: whether the callback only looks. Parameters are then told at the end of a forward, as buffers are, where
             otherwise they are told at its beginning, so that another can stand in their place.
         unmatched: is given the errors of operations that match nothing, of which the first forward raises one otherwise
@@ -78,6 +81,7 @@ def attach(
     if not callable(callback):
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
+    running.stamp = stamp
     meaning, selectors = meaning_of(where, root)
     running.notes.update(dict.fromkeys(meaning.notes))
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")

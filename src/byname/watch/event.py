@@ -25,7 +25,8 @@ class Event:
         iteration: the number of the forward of the whole model, from 0; -1 where a part of the model runs before the
             first. In a backward, and so in the second run of a checkpoint, it is that of the latest forward; the
             gradient of a value has the iteration and call of the value.
-        before: what ``before`` returned when the call began.
+        before: what ``before`` returned when the call began; of the gradient of a value what ``stamp`` returned when
+            the value passed.
     """
 
     path: str

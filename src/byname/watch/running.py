@@ -93,6 +93,7 @@ class Running:
         order: the number of the attachment.
         needs_forward: whether places are wanted that are told only while the model's own forward runs.
         listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
+        stamp: is called with the number of the forward when a value passes of which the gradient is waited for.
         hooked: hooks on tensors that outlive their graph.
         standing_in: what stands in the place of parameters at the moment.
         notes, paths: what the `Handle` shows.
@@ -108,6 +109,7 @@ class Running:
         self.reader: object | None = getattr(callback, "__self__", callback) if reads else None
         self.order = next(order_of_attaching)
         self.listening = False
+        self.stamp: Callable[[int], object] | None = None
         self.needs_forward = False
         self.hooked: dict[tuple[str, int], list[Any]] = {}
         self.standing_in: list[Any] = []

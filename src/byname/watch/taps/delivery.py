@@ -86,7 +86,8 @@ class _OfGradients(_OfItems):
         iteration, call, recomputed = running.number(path)
         if self._was_given(tensor, inputs) and self._was_there_before(path, call, tensor, recomputed):
             return
-        waiting = _Waiting(running, path, self._spot.module, call, recomputed, iteration)
+        stamp = None if running.stamp is None else running.stamp(iteration)
+        waiting = _Waiting(running, path, self._spot.module, call, recomputed, iteration, stamp)
         hook = on_gradient(tensor, waiting, waiting.missed)
         if hook is not None and hook.lasting:
             running.hook_leaf((path, call), hook)
@@ -113,10 +114,10 @@ class _OfGradients(_OfItems):
 class _Waiting:
     """Is called with a gradient when there is one. It is one object, for there are many of them in a graph."""
 
-    __slots__ = ("_call", "_iteration", "_module", "_path", "_recomputed", "_running")
+    __slots__ = ("_call", "_iteration", "_module", "_path", "_recomputed", "_running", "_stamp")
 
     def __init__(
-        self, running: Running, path: str, module: nn.Module, call: int, recomputed: bool, iteration: int
+        self, running: Running, path: str, module: nn.Module, call: int, recomputed: bool, iteration: int, stamp: Any
     ) -> None:
         self._running = running
         self._path = path
@@ -124,11 +125,14 @@ class _Waiting:
         self._call = call
         self._recomputed = recomputed
         self._iteration = iteration
+        self._stamp = stamp
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
         if asleep(self._running.reader):  # the hook of a leaf is there for every backward
             return None
-        event = Event(self._path, self._module, gradient, (), self._call, self._recomputed, self._iteration)
+        event = Event(
+            self._path, self._module, gradient, (), self._call, self._recomputed, self._iteration, self._stamp
+        )
         new: torch.Tensor = self._running.told(event)
         return None if new is gradient else new
 
