@@ -25,6 +25,7 @@ __all__ = [
     "NotAnOptimizerError",
     "NotInstalledError",
     "NotStorableError",
+    "NothingSeenWarning",
     "RecordingError",
     "RecordingExistsError",
     "RecordingWarning",
@@ -110,6 +111,10 @@ class NoRecordingError(RecordingError, FileNotFoundError):
 
 class RecordingExistsError(RecordingError, FileExistsError):
     """A recording was to be written to a file that is there already; ``overwrite=True`` replaces it."""
+
+
+class NothingSeenWarning(UserWarning):
+    """A place that something was attached to has told nothing; the message says why, and what to do."""
 
 
 class RecordingWarning(UserWarning):

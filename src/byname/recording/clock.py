@@ -45,6 +45,7 @@ class Clock:
         self.latest = Time("train" if model.training else "eval", 0)
         self.forwards = {"train": 0, "eval": 0}
         self._differentiable: Time | None = None
+        self._modes: set[str] = set()
         self.by_steps = count != "forward"
         self._by_hand = count == "step"
         self._model = weakref.ref(model)
@@ -115,9 +116,16 @@ class Clock:
         """Whether an outermost forward runs in this thread."""
         return self._here.inside
 
+    def iterations(self) -> dict[str, int]:
+        """How many there have been in each mode; where steps are counted, as far as something has passed in it."""
+        if not self.by_steps:
+            return dict(self.forwards)
+        return {mode: self._steps + 1 for mode, number in self.forwards.items() if number or mode in self._modes}
+
     def passing(self) -> Time:
         """The step of a value that passes now, in the mode that the model is in: it may pass outside of a forward."""
         mode = self.mode
+        self._modes.add(mode)
         if self.latest.mode != mode and not self._here.inside:
             self.latest = Time(mode, self.latest.iteration)
         return self.latest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import nn
@@ -12,12 +13,13 @@ from byname.recording.columns import Column
 from byname.recording.numbering import InOrder, Numbers, OfBackwards, OfSteps
 from byname.recording.options import Options
 from byname.recording.schedule import Time
+from byname.recording.silence import REMEDY, Unrecorded, why
 from byname.recording.storing import Storing
 from byname.recording.times import Times
 from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
 from byname.recording.windows import Windows
-from byname.table import printable
+from byname.table import counted, printable
 from byname.watch.attach import attach
 from byname.watch.compiling import RUN_EAGERLY
 from byname.watch.event import Event
@@ -55,6 +57,8 @@ class Listener(Storing):
         self._times = Times()
         self._begun_once = False
         self._failed: set[str] = set()
+        self._unrecorded = Unrecorded(type(model).__name__)
+        self._held = weakref.ref(model)
         self.handle: Handle = attach(
             model,
             where,
@@ -65,6 +69,29 @@ class Listener(Storing):
             enabled=False,
             unmatched=self._unmatched,
         )
+
+        if self.handle.heard is not None:
+            self.handle.heard.says = False  # the recorder does
+
+    def unrecorded(self, clock: Clock) -> list[tuple[str, str]]:
+        """The places of which nothing was recorded, in words, each with the reason."""
+        heard = self.handle.heard
+        found = []
+        for entry in () if heard is None else heard.entries():
+            columns = [self._columns[path] for path in entry.paths if path in self._columns]
+            reason = why(columns, entry.reason, self._schedule, clock, self._unrecorded)
+            if reason:
+                found.append((entry.asked, reason))
+        return found
+
+    def dropped(self) -> list[str]:
+        """Sentences about places of which something was recorded, and some values belonged to no iteration."""
+        return [
+            f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name} and "
+            f"belong to no iteration; {REMEDY}"
+            for path, number in self._unrecorded.outside.items()
+            if self._columns[path].stored
+        ]
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -112,6 +139,8 @@ class Listener(Storing):
             return
         time = self._time_of(event, column)
         if time is None or column.refused or not self._is_due(time):
+            if not (column.stored or column.refused) or time is None:
+                self._unrecorded.note(event.path, time, self._held())
             return
         call = event.call if column.numbers is None else column.numbers.next(time, event)
         try:

@@ -17,6 +17,7 @@ from byname.recording.listener import Listener
 from byname.recording.reports import Reports
 from byname.recording.results import Results
 from byname.recording.series import Series
+from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
 from byname.tracebacks import warn
@@ -125,7 +126,9 @@ class Recorder:
         atexit.unregister(self._exit)
         if error is not None:
             self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
+        silent = self._note_silence() if error is None else []
         with ExitStack() as steps:  # from the last to the first, each also if one before it raises
+            steps.callback(self._windows.tell_of, silent)
             steps.callback(self._finish)
             steps.callback(self._windows.close_store, complete=error is None)
             steps.callback(self._windows.end, hurry=error is not None)
@@ -133,6 +136,15 @@ class Recorder:
             for listener in self._listeners:
                 steps.callback(listener.handle.remove)
             steps.callback(self._clock.stop)
+
+    def _note_silence(self) -> list[str]:
+        """Notes where nothing was recorded, and why; the sentences to warn of."""
+        if self._windows.store.failed:
+            return []  # which has said that nothing is recorded any more
+        silent = unrecorded(self._listeners, self._clock)
+        for sentence in (*silent, *dropped(self._listeners)):
+            self._windows.lose(sentence)
+        return silent
 
     def _let_go(self) -> None:
         """The model is not kept by what was recorded of it."""

@@ -16,6 +16,7 @@ from byname.recording.columns import Column
 from byname.recording.numbering import InOrder
 from byname.recording.options import Options
 from byname.recording.schedule import Time
+from byname.recording.silence import why
 from byname.recording.storing import Storing
 from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
@@ -60,6 +61,7 @@ class Reports(Storing):
         self.asked = f"the analyser {name}"
         self._analyser = analyser
         self._name = name
+        self._model_name = type(model).__name__
         self._clock = clock
         self._columns: dict[str, Column] = {}
         self._calls: dict[str, InOrder] = {}
@@ -69,6 +71,21 @@ class Reports(Storing):
     def paths(self) -> tuple[str, ...]:
         """The figures that there have been."""
         return tuple(self._columns)
+
+    def unrecorded(self, clock: Clock) -> list[tuple[str, str]]:
+        """The analyser, if none of its figures was recorded, with the reason."""
+        if sum(clock.forwards.values()):
+            reason = (
+                "it was disabled" if not self._analyser.enabled else "its result had no figures, it was told nothing"
+            )
+        else:
+            reason = f"figures are taken when a forward has ended, and none of {self._model_name} did"
+        found = why([*self._columns.values()], reason, self._schedule, clock)
+        return [(self.asked, found)] if found else []
+
+    def dropped(self) -> list[str]:
+        """Figures are taken in forwards."""
+        return []
 
     def prepare(self) -> None:
         """A forward has ended: is in place in the next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
@@ -212,9 +212,14 @@ class Windows:
     def warn(self, sentence: str) -> None:
         """Notes it, and says so at once."""
         if self.lose(sentence):
-            if self.tell is None:
-                warn(sentence, RecordingWarning)
-            else:
+            self.tell_of([sentence])
+
+    def tell_of(self, sentences: Sequence[str]) -> None:
+        """Warns of these, if there are any, at once."""
+        if sentences and self.tell is None:
+            warn("; ".join(sentences), RecordingWarning)
+        elif self.tell is not None:
+            for sentence in sentences:
                 self.tell(RecordingWarning(sentence))
 
     def lose(self, sentence: str) -> bool:

@@ -17,8 +17,9 @@ from byname.place import Place, parse
 from byname.watch.compiling import EAGERLY, Uncompiled
 from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap
+from byname.watch.heard import in_words
 from byname.watch.iterations import Iterations
-from byname.watch.places.resolve import Meaning, modules_by_path, resolve
+from byname.watch.places.resolve import Meaning, methods_of, modules_by_path, resolve
 from byname.watch.places.spot import Spot
 from byname.watch.running import Before, Callback, Running
 from byname.watch.selecting.selectors import Selector
@@ -83,6 +84,11 @@ def attach(
     running = Running(root, callback, before, reads=reads)
     running.stamp = stamp
     meaning, selectors = meaning_of(where, root)
+    running.heard.methods = methods_of
+    for asked, spots in meaning.asked:
+        running.heard.ask(in_words(asked), spots)
+    for selector in selectors:
+        running.heard.ask(in_words(selector), (), selector)
     running.notes.update(dict.fromkeys(meaning.notes))
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
     uncompiled = Uncompiled(model, running.notes)
@@ -126,7 +132,8 @@ def _handle(
     arrivals = Arrivals(root, running, binding)
     taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
     handle = Handle(taps, running.paths, running.notes, staying=(running, states))
-    binding.missing = handle.remove
+    handle.heard = running.heard
+    binding.missing = handle.give_up
     return handle
 
 
@@ -135,7 +142,9 @@ def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
     if not running.iteration:
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "variable"))
         for spot in spots:
-            if spot.path in unreached:
+            if spot.full in running.heard.lacking:
+                running.notes.setdefault(running.heard.lacking[spot.full])
+            elif spot.path in unreached:
                 running.notes.setdefault(f"`{spot.full}`: the first forward has not come to it")
     binding.end()
 
@@ -166,6 +175,7 @@ def meaning_of(where: Any, model: nn.Module) -> tuple[Meaning, list[Selector]]:
             continue
         found = _meaning(one, model)
         found.spots = without_scripts(found.spots)
+        meaning.asked.append((one, found.spots))
         meaning.spots += found.spots
         meaning.notes += found.notes
         operations = [spot for spot in found.spots if spot.kind == "operation"]

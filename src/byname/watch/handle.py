@@ -6,7 +6,10 @@ import threading
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from byname.watch.heard import Heard
 
 __all__ = ["Handle", "Tap"]
 
@@ -51,6 +54,9 @@ class Handle:
         self._notes = notes
         self._installed = False
         self._removed = False
+        self._failed = False
+        self.heard: Heard | None = None
+        """Which places have told something; None where nobody asked for any."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -116,14 +122,24 @@ class Handle:
     def remove(self) -> None:
         """Takes everything off for good; the model is as it was. Once more does nothing."""
         with _CHANGING:
+            enabled = self._installed
             self.enabled = False
             self._removed = True
             self._taps, self._staying = [], ()  # which hold the model
+        if self.heard is not None:
+            self.heard.end(enabled=enabled, failed=self._failed)()
+
+    def give_up(self) -> None:
+        """Takes everything off for good, where an error says already what was not there."""
+        if self.heard is not None:
+            self.heard.says = False
+        self.remove()
 
     def __enter__(self) -> Handle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._failed = error is not None
         self.remove()
 
     def __repr__(self) -> str:

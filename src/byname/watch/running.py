@@ -15,6 +15,7 @@ from torch import nn
 from byname.naming.callers import CODE_OF_A_MODULES_CALL
 from byname.watch.event import Event
 from byname.watch.gradients.values import without_superseded
+from byname.watch.heard import Heard
 from byname.watch.tracing.asleep import asleep
 
 __all__ = ["Before", "Callback", "Running", "active_modes", "order_of_attaching", "runs", "unheard"]
@@ -97,6 +98,7 @@ class Running:
         hooked: hooks on tensors that outlive their graph.
         standing_in: what stands in the place of parameters at the moment.
         notes, paths: what the `Handle` shows.
+        heard: which of the places that were asked for have told something.
         only: of places that are called several times and of which some calls were selected, the numbers of these.
     """
 
@@ -115,6 +117,7 @@ class Running:
         self.standing_in: list[Any] = []
         self.notes: dict[str, None] = {}
         self.paths: dict[str, None] = {}
+        self.heard = Heard(model, self.notes)
         self.only: dict[str, set[int]] = {}
         self._iterations = itertools.count()
         self._latest = -1
@@ -170,6 +173,7 @@ class Running:
         if thread.depth > 1 or asleep(self.reader):
             return False
         self._latest = thread.iteration = next(self._iterations)
+        self.heard.forwards += 1
         thread.calls.clear()
         return True
 
@@ -208,7 +212,9 @@ class Running:
         value = event.value
         if not self.listening or (self.only and event.call not in self.only.get(event.path, (event.call,))):
             return value
-        self.paths.setdefault(event.path)
+        if event.path not in self.heard.reached:
+            self.heard.reached.add(event.path)
+            self.paths.setdefault(event.path)
         modes = _modes.modes
         try:
             if not modes:

@@ -21,7 +21,7 @@ from byname.watch.taps.states import state_of
 from byname.watch.variables.listen import method_of, variables_of
 from byname.watch.wrappers import inside_of, is_script, unseen_in_script
 
-__all__ = ["Meaning", "modules_by_path", "resolve"]
+__all__ = ["Meaning", "methods_of", "modules_by_path", "resolve"]
 
 
 Segments: TypeAlias = tuple[Segment, ...]
@@ -37,11 +37,13 @@ class Meaning:
         spots: the places.
         notes: how it was read, where it could be read in several ways.
         operations: those of the places that are operations, by the path that was asked for.
+        asked: what was asked for, each with its places.
     """
 
     spots: list[Spot]
     notes: list[str] = field(default_factory=list)
     operations: dict[str, list[Spot]] = field(default_factory=dict)
+    asked: list[tuple[object, list[Spot]]] = field(default_factory=list)
 
 
 def resolve(place: Place, model: nn.Module) -> Meaning:

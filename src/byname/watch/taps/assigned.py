@@ -86,7 +86,10 @@ class _Receiver:
         ]
         for segments, one in found:
             value = self._item(value, segments, one)
-        for segments, one in items_in(value, self.spot.items):
+        left = items_in(value, self.spot.items)
+        if not left:
+            self.deliver.lacks(value)  # type: ignore[attr-defined]
+        for segments, one in left:
             last[segments] = _seen(one)
         return value
 

@@ -234,6 +234,7 @@ class Binding:
             if Name(spot.name).matches(label):
                 self._matched.add(pattern)
                 found.append(replace(spot, path=call.path))
+                self._running.heard.mean(found[-1].full, spot.full)
         return found
 
     def _wanting(self, call: Call) -> list[Selector]:
@@ -248,12 +249,15 @@ class Binding:
             if (not inside or selector.reaches_into(path)) and online.see(call)
         ]
         self._matched.update(wanting)
+        for selector in wanting:
+            self._running.heard.mean(call.path or "forward", selector)
         return wanting
 
     def _match(self, selector: Selector, flow: Flow) -> None:
         matched = [flow.calls[index] for index in selector.matches(flow)]
         every = Counter(call.path for call in flow.calls)
         for call in {one.path: one for one in matched}.values():
+            self._running.heard.mean(call.path or "forward", selector)
             self._note_calls(call, {one.call for one in matched if one.path == call.path}, every[call.path])
             if call.kind == "module":
                 self._choose(call.path, call.module)

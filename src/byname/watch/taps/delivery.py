@@ -13,7 +13,7 @@ from byname.card import is_tensor
 from byname.quiet import untouched
 from byname.watch.event import Event
 from byname.watch.gradients.values import missed_at, on_gradient
-from byname.watch.places.items import Segments, items_in, put, tensors_in
+from byname.watch.places.items import Segments, items_in, lacking_in, put, tensors_in
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.tracing.asleep import asleep
@@ -43,11 +43,20 @@ class _OfItems:
         self._paths: dict[Segments, str] = {}
 
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        for segments, one in items_in(value, self._spot.items):
+        found = items_in(value, self._spot.items)
+        if not found:
+            self.lacks(value)
+        for segments, one in found:
             new = self.item(segments, one, inputs, before)
             if new is not one:
                 value = put(value, segments, new)
         return value
+
+    def lacks(self, value: Any) -> None:
+        """Notes what a value holds that has no such item, once."""
+        spot, lacking = self._spot, self._running.heard.lacking
+        if spot.full not in lacking and not asleep(self._running.reader):
+            lacking[spot.full] = lacking_in(value, spot.items, spot.path)
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Tells of one item; what takes its place."""
@@ -57,6 +66,7 @@ class _OfItems:
         path = self._paths.get(segments)
         if path is None:
             path = self._paths[segments] = self._spot.of_item(segments)
+            self._running.heard.mean(path, self._spot.full)
         return path
 
 
@@ -89,6 +99,8 @@ class _OfGradients(_OfItems):
         stamp = None if running.stamp is None else running.stamp(iteration)
         waiting = _Waiting(running, path, self._spot.module, call, recomputed, iteration, stamp)
         hook = on_gradient(tensor, waiting, waiting.missed)
+        if hook is not None:
+            running.heard.waited.add(self._spot.full)
         if hook is not None and hook.lasting:
             running.hook_leaf((path, call), hook)
         elif hook is None and torch.is_grad_enabled():

@@ -1,0 +1,160 @@
+"""Of which places was nothing recorded, and why? What a recorder says when it is closed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from byname.naming.callers import CODE_OF_A_MODULES_CALL
+from byname.naming.reading import namespace_of, parents_of
+from byname.recording.clock import Clock
+from byname.recording.columns import Column
+from byname.recording.schedule import Schedule, Time
+from byname.table import counted, printable
+from byname.watch.heard import grouped
+
+if TYPE_CHECKING:
+    from byname.recording.listener import Listener
+    from byname.recording.reports import Reports
+
+__all__ = ["REMEDY", "Unrecorded", "dropped", "unrecorded", "why"]
+
+_MODE = {"train": "training", "eval": "evaluation"}
+
+
+class Unrecorded:
+    """Values of one listener that came and were not recorded.
+
+    Args:
+        name: of the model's class.
+
+    Attributes:
+        outside: how many values of each place belonged to no iteration.
+        undue: how many of each place came when nothing was due, by mode.
+        ran: what ran where values belonged to no iteration, in words.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outside: Counter[str] = Counter()
+        self.undue: dict[str, Counter[str]] = {}
+        self.ran = ""
+
+    def note(self, path: str, time: Time | None, model: nn.Module | None) -> None:
+        """A value was not recorded: that of no iteration, or of one that is not due."""
+        if time is not None:
+            self.undue.setdefault(path, Counter())[time.mode] += 1
+            return
+        self.outside[path] += 1
+        if not self.ran and model is not None:
+            self.ran = _running(model)
+
+
+def unrecorded(listeners: Iterable[Listener | Reports], clock: Clock) -> list[str]:
+    """A sentence for each reason for which nothing was recorded at places that were asked for."""
+    return grouped("recorded", [found for one in listeners for found in one.unrecorded(clock)])
+
+
+def dropped(listeners: Iterable[Listener | Reports]) -> list[str]:
+    """A sentence for each place of which some values are missing, because they belonged to no iteration."""
+    return [sentence for one in listeners for sentence in one.dropped()]
+
+
+def why(
+    columns: Sequence[Column], reason: str, schedule: Schedule, clock: Clock, values: Unrecorded | None = None
+) -> str:
+    """Why nothing was recorded; empty where something was, or where it was said before.
+
+    Args:
+        columns: the places that have told something.
+        reason: why none has.
+        schedule: when they are recorded.
+        clock: has counted the iterations.
+        values: those that were not recorded.
+    """
+    if any(column.stored or column.refused for column in columns):
+        return ""
+    undue = _undue(schedule, clock)
+    if undue or values is None:
+        return undue or reason
+    paths = [column.path for column in columns]
+    came = sum((values.undue.get(path, Counter()) for path in paths), Counter[str]())
+    if came:
+        return _came_undue(came, schedule)
+    if any(values.outside[path] for path in paths):
+        return _outside(values, clock)
+    return reason
+
+
+def _outside(values: Unrecorded, clock: Clock) -> str:
+    if sum(clock.forwards.values()):
+        return f"it ran outside of the forwards of {values.name}; {REMEDY}"
+    ran = f" ({values.ran} did)" if values.ran else " (parts of it did)"
+    return f"the forward of {values.name} never ran{ran}; {REMEDY}"
+
+
+REMEDY = 'give `record` the part that runs, record(model.encoder, ...), or count="step" and call `step()`'
+
+
+def _undue(schedule: Schedule, clock: Clock) -> str:
+    """Why no iteration was due, of those that there were."""
+    iterations = clock.iterations()
+    mine = {mode: number for mode, number in iterations.items() if schedule.mode in (mode, "both")}
+    if not any(iterations.values()):
+        return ""
+    if not any(mine.values()):
+        other = next(mode for mode, number in iterations.items() if number)
+        were = (
+            "all that passed was"
+            if clock.by_steps
+            else f"its {counted(iterations[other], 'forward')} {_was(iterations[other])}"
+        )
+        return f'{were} in {_MODE[other]}, and mode="{schedule.mode}"; mode="both" records both'
+    if max(mine.values()) <= schedule.start:
+        in_mode = "" if schedule.mode == "both" else f" in {_MODE[schedule.mode]}"
+        return f"start={schedule.start}, and there were {counted(max(mine.values()), 'iteration')}{in_mode}"
+    return ""
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _came_undue(came: Mapping[str, int], schedule: Schedule) -> str:
+    modes = [mode for mode, number in came.items() if number]
+    if schedule.mode != "both" and schedule.mode not in modes:
+        number = sum(came.values())
+        return f'its {counted(number, "value")} came in {_MODE[modes[0]]}, and mode="{schedule.mode}"; mode="both" records both'
+    stop = "" if schedule.stop is None else f", stop={schedule.stop}"
+    return f"it came only in iterations that are not due with every={schedule.every}, start={schedule.start}{stop}"
+
+
+def _running(model: nn.Module) -> str:
+    """What runs now instead of the model's forward: the outermost of its methods, or of its parts."""
+    methods, found = _methods(model), ""
+    parts = {id(part): path for path, part in model.named_modules() if path}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in methods:
+            found = f"its `{printable(methods[frame.f_code])}`"
+        elif frame.f_code is CODE_OF_A_MODULES_CALL and (path := parts.get(id(frame.f_locals.get("self")))):
+            found = f"its part `{printable(path)}`"
+        frame = frame.f_back
+    return found
+
+
+def _methods(model: nn.Module) -> dict[CodeType, str]:
+    """The methods of a model's own classes by their code, as it is now."""
+    found: dict[CodeType, str] = {}
+    for kind in parents_of(type(model)):
+        if kind is nn.Module:
+            break
+        for name, one in namespace_of(kind).items():
+            if type(one) is FunctionType and name != "forward":
+                found.setdefault(one.__code__, name)
+    return found

@@ -1,0 +1,177 @@
+"""Which of the places that were asked for have told nothing, and why? What an attachment says when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from byname.errors import NothingSeenWarning
+from byname.table import counted, printable
+from byname.tracebacks import warn
+from byname.watch.places.spot import Spot
+
+__all__ = ["Entry", "Heard", "grouped", "in_words"]
+
+
+_METHODS = 4
+"""Methods that are named."""
+
+
+class Entry(NamedTuple):
+    """One of the things that ``where`` asked for.
+
+    Attributes:
+        asked: in words.
+        paths: the places of it that have told something.
+        reason: why there are none; empty where there are some.
+    """
+
+    asked: str
+    paths: tuple[str, ...]
+    reason: str
+
+
+class Heard:
+    """What one attachment was asked for, and what it was told of.
+
+    Args:
+        model: the model, until the attachment ends.
+        notes: the notes of the attachment.
+
+    Attributes:
+        reached: the places that have told something.
+        waited: the places of gradients whose values have passed.
+        lacking: of places that are items, what their values hold instead, in a sentence.
+        forwards: how many outermost forwards have begun.
+        seen: says why nothing came of what a place has told, where something stands between it and the user; empty
+            where something did.
+        says: whether it says so by itself at the end, also by a warning.
+        if_never_run: whether it warns where nothing of the model ran.
+        methods: gives the methods of a module.
+    """
+
+    def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
+        self.reached: set[str] = set()
+        self.waited: set[str] = set()
+        self.lacking: dict[str, str] = {}
+        self.forwards = 0
+        self.seen: Callable[[Entry], str] | None = None
+        self.says = True
+        self.if_never_run = False
+        self.methods: Callable[[nn.Module], Iterable[str]] = lambda _: ()
+        self._model: nn.Module | None = model
+        self._notes = notes
+        self._asked: list[tuple[str, Sequence[Spot], object]] = []
+        self._meant: dict[str, set[object]] = {}
+
+    def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
+        """Notes one of the things that ``where`` asked for: its places, or the selector."""
+        self._asked.append((asked, spots, selector))
+
+    def mean(self, path: str, key: object) -> None:
+        """Notes that a place is what an asked one (its full path), or a selector, means."""
+        if path != key:
+            self._meant.setdefault(path, set()).add(key)
+
+    def entries(self) -> list[Entry]:
+        """Each of the things that were asked for."""
+        return [self._entry(*one) for one in self._asked]
+
+    def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
+        """The attachment ends: puts into the notes what told nothing; what warns of it, once all is taken off.
+
+        Args:
+            enabled: whether it was in place until now; who has switched it off has a reason.
+            failed: whether an error of the program ended it.
+        """
+        found: list[str] = []
+        if self._model is not None and self.says and enabled:
+            found = grouped("seen", [(one.asked, one.reason) for one in self._judged() if one.reason])
+            self._notes.update(dict.fromkeys(found))
+        warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
+        self._model, self._asked = None, []
+        return (lambda: warn("; ".join(found), NothingSeenWarning)) if warned else _nothing
+
+    def _judged(self) -> list[Entry]:
+        seen = self.seen
+        return [one if one.reason or seen is None else one._replace(reason=seen(one)) for one in self.entries()]
+
+    def _entry(self, asked: str, spots: Sequence[Spot], selector: object) -> Entry:
+        keys = {selector} if selector is not None else {spot.full for spot in spots}
+        reached = sorted(self.reached)
+        paths = tuple(path for path in reached if path in keys or not keys.isdisjoint(self._meant.get(path, ())))
+        return Entry(asked, paths, "" if paths else self._reason(spots))
+
+    def _reason(self, spots: Sequence[Spot]) -> str:
+        for spot in spots:
+            if spot.full in self.lacking:
+                return self.lacking[spot.full]
+        for spot in spots:
+            if spot.gradient and (reason := self._of_gradient(spot)):
+                return reason
+        if not self.forwards:
+            return self.never_ran()
+        ran = f"in {counted(self.forwards, 'forward')} of {type(self._model).__name__}"
+        kinds = {spot.kind for spot in spots}
+        if kinds == {"variable"}:
+            method, name = spots[0].method, spots[0].name
+            way = "it did not return" if name == "return" else f"no assignment of `{name}` was come to"
+            return f"{way} {ran}" if method == "forward" else f"{way} {ran}; was `{method}` called?"
+        if kinds <= {"parameter", "buffer"}:
+            return f"it was None {ran}" if kinds else f"nothing of what was selected ran {ran}"
+        return f"it was not called {ran}"
+
+    def never_ran(self) -> str:
+        """Why nothing came where no forward of the whole model ran, and what to do."""
+        name = type(self._model).__name__
+        if self.reached:
+            return f"the forward of {name} never ran, though parts of it did; attach to the part that runs"
+        found = self.methods(self._model) if self._model is not None else ()
+        others = [f"`{one}`" for one in found if not one.startswith("_") and one != "forward"][:_METHODS]
+        hint = f"another method of it ({', '.join(others)}) or " if others else ""
+        return (
+            f"no forward of this {name} ran; if the program calls {hint}a part of it, attach to that part, and if it "
+            "runs a copy of the model, to the copy"
+        )
+
+    def _of_gradient(self, spot: Spot) -> str:
+        if f"`{spot.full}`: no gradient flows there, the value does not require one" in self._notes:
+            return "no gradient flows there, the value does not require one"
+        if f"`{spot.full}`: no gradient flows there, the parameter does not require one" in self._notes:
+            return "no gradient flows there, the parameter does not require one"
+        if spot.full in self.waited:
+            return "no backward came to its value"
+        if spot.kind == "parameter":
+            return "no backward came to the parameter"
+        return ""
+
+
+def grouped(verb: str, found: Iterable[tuple[str, str]]) -> list[str]:
+    """A sentence for each reason.
+
+    >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
+    ['nothing was seen at `a`, `b`: it was None']
+
+    Args:
+        verb: what did not happen.
+        found: places in words, each with the reason.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for asked, reason in found:
+        by_reason.setdefault(reason, []).append(asked)
+    return [f"nothing was {verb} at {', '.join(asked)}: {reason}" for reason, asked in by_reason.items()]
+
+
+def in_words(asked: object) -> str:
+    """A place as it was asked for, for messages."""
+    if isinstance(asked, type):
+        return f"modules of class {printable(asked.__name__)}"
+    if isinstance(asked, nn.Module):
+        return f"this {printable(type(asked).__name__)}"
+    return f"`{printable(str(asked)[:80])}`"
+
+
+def _nothing() -> None:
+    """There is nothing to warn of."""
