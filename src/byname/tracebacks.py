@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -61,14 +62,14 @@ def users_frame(error: BaseException) -> Entry | None:
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
-    """Warns; the place of the warning is the nearest line that is not byname's.
+    """Warns; the place of the warning is the nearest line that is neither byname's nor that of an exit stack.
 
     Args:
         sentence: what there is to say.
         category: a class of warnings.
     """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, contextlib.__file__)):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"byname: {sentence}", category, stacklevel=level)
 

@@ -75,9 +75,7 @@ class Reports(Storing):
     def unrecorded(self, clock: Clock) -> list[tuple[str, str]]:
         """The analyser, if none of its figures was recorded, with the reason."""
         if sum(clock.forwards.values()):
-            reason = (
-                "it was disabled" if not self._analyser.enabled else "its result had no figures, it was told nothing"
-            )
+            reason = "it was told nothing" if self._analyser.enabled else "it was disabled"
         else:
             reason = f"figures are taken when a forward has ended, and none of {self._model_name} did"
         found = why([*self._columns.values()], reason, self._schedule, clock)

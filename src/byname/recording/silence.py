@@ -128,8 +128,8 @@ def _was(number: int) -> str:
 def _came_undue(came: Mapping[str, int], schedule: Schedule) -> str:
     modes = [mode for mode, number in came.items() if number]
     if schedule.mode != "both" and schedule.mode not in modes:
-        number = sum(came.values())
-        return f'its {counted(number, "value")} came in {_MODE[modes[0]]}, and mode="{schedule.mode}"; mode="both" records both'
+        came_in = f"its {counted(sum(came.values()), 'value')} came in {_MODE[modes[0]]}"
+        return f'{came_in}, and mode="{schedule.mode}"; mode="both" records both'
     stop = "" if schedule.stop is None else f", stop={schedule.stop}"
     return f"it came only in iterations that are not due with every={schedule.every}, start={schedule.start}{stop}"
 

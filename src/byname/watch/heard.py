@@ -79,6 +79,10 @@ class Heard:
         """Each of the things that were asked for."""
         return [self._entry(*one) for one in self._asked]
 
+    def sentences(self) -> list[str]:
+        """What has told nothing so far, and why; nothing once the attachment has ended."""
+        return grouped("seen", [(one.asked, one.reason) for one in self._judged() if one.reason])
+
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
         """The attachment ends: puts into the notes what told nothing; what warns of it, once all is taken off.
 
@@ -88,7 +92,7 @@ class Heard:
         """
         found: list[str] = []
         if self._model is not None and self.says and enabled:
-            found = grouped("seen", [(one.asked, one.reason) for one in self._judged() if one.reason])
+            found = self.sentences()
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self._asked = None, []

@@ -43,6 +43,9 @@ class Switched(Protocol):
     def targets_are(self, targets: Tensor | str | None) -> None:
         """The targets were set."""
 
+    def silence(self) -> list[str]:
+        """Sentences about the places of which nothing was given so far."""
+
     @property
     def removed(self) -> bool:
         """Whether it was taken off for good."""
@@ -202,7 +205,8 @@ class Analyser(ABC):
         with self.lock:
             self.settle()
             figures = {path: self.figures(kept) for path, kept in self._places.items()}
-        return Results(figures, name=type(self).__name__)
+        silence = () if figures else tuple(said for one in self.observations for said in one.silence())
+        return Results(figures, name=type(self).__name__, notes=silence)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything seen, as tensors and plain values that are not shared with this."""

@@ -18,6 +18,7 @@ from byname.watch.attach import attach, meaning_of, unwrapped
 from byname.watch.event import Event
 from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
 from byname.watch.handle import Handle
+from byname.watch.heard import Entry
 from byname.watch.places.items import tensors_in
 from byname.watch.places.spot import Spot
 from byname.watch.tracing.asleep import asleep
@@ -62,6 +63,9 @@ def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = 
     observation = Observation(root, analyser, label, meaning_of(where, root)[0].spots)
     handle = attach(root, where, observation, example=example, begun=observation.begun, reads=True, enabled=False)
     observation.handle = handle
+    if handle.heard is not None:
+        handle.heard.seen = observation.why_nothing
+        handle.heard.if_never_run = True
     try:
         observation.targets_are(analyser.targets)
     except BynameError:  # their path is none of this model's
@@ -96,6 +100,23 @@ class Observation:
         self._targets_handle: Handle | None = None
         self._lasting: dict[str, list[Removable]] = {}
         self._awaited: set[str] = set()
+        self._given: set[str] = set()
+        self._waited = False
+
+    def why_nothing(self, entry: Entry) -> str:
+        """Why the analyser was given nothing of what passed; empty where it was given something."""
+        passed = [one for one in self.places if any(one == path or one.startswith(f"{path}[") for path in entry.paths)]
+        if any(self.places[one] in self._given for one in passed):
+            return ""
+        if self._waited and "value" not in self._analyser.listens:
+            return "its gradients are observed, and no backward came to it"
+        if "value" not in self._analyser.listens:
+            return "its gradients are observed, and no gradient flows there"
+        return "no tensors passed there"
+
+    def silence(self) -> list[str]:
+        """Sentences about the places of which the analyser was given nothing so far."""
+        return [] if self.handle.heard is None else self.handle.heard.sentences()
 
     @property
     def model(self) -> nn.Module | None:
@@ -131,6 +152,8 @@ class Observation:
         before, followed = self._targets_handle, None
         if isinstance(targets, str) and not self.handle.removed:
             followed = attach(self._model, targets, self._keep_targets, reads=True, enabled=self._wanted)
+            if followed.heard is not None:
+                followed.heard.says = False  # the observation does
         self._targets_handle = followed
         if before is not None:
             before.remove()
@@ -168,7 +191,9 @@ class Observation:
         # What is kept is made outside of inference mode, and in full precision.
         precise = torch.autocast(value.device.type, enabled=False)
         with self._analyser.lock, torch.inference_mode(False), torch.no_grad(), precise:
-            self._analyser.put(sample(value=value.detach(), gradient=gradient))
+            given = sample(value=value.detach(), gradient=gradient)
+            self._analyser.put(given)
+            self._given.add(given.path)
 
     def _sample(self, path: str, event: Event, kind: Kind) -> Callable[..., Sample]:
         """All of a sample but its value, which a backward that is yet to come must not keep alive."""
@@ -196,6 +221,7 @@ class Observation:
             return
         if not event.recomputed:
             self._awaited.add(path)
+        self._waited = True
         sample = self._sample(path, event, kind)
 
         def receive(gradient: Tensor) -> None:

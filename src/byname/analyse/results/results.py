@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from byname.analyse.results.leaves import leaves_of, path_of
@@ -41,13 +41,15 @@ class Results(Mapping[str, Any]):
 
     Attributes:
         name: what they are results of.
+        notes: why there are none, in sentences; empty where there are some.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, figures: Mapping[str, Mapping[Any, Any]], *, name: str) -> None:
+    def __init__(self, figures: Mapping[str, Mapping[Any, Any]], *, name: str, notes: Sequence[str] = ()) -> None:
         self._figures = {path: dict(of_place) for path, of_place in figures.items()}
         self.name = name
+        self.notes = tuple(notes)
 
     def __getitem__(self, path: str) -> dict[Any, Any]:
         return self._figures[path]
@@ -129,10 +131,10 @@ class Results(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         rows = shown_rows(self._figures)
-        return text(rows, title=self._title(), spare=spare_columns(rows, self._figures))
+        return text(rows, title=self._title(), notes=self.notes, spare=spare_columns(rows, self._figures))
 
     def _repr_html_(self) -> str:
-        return to_html(shown_rows(self._figures), title=self._title())
+        return to_html(shown_rows(self._figures), title=self._title(), notes=self.notes)
 
     def _title(self) -> str:
         return f"{self.name}: {counted(len(self), 'place')}"

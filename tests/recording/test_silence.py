@@ -1,0 +1,196 @@
+"""Does a recorder say at its end where it has recorded nothing, why, and what to do? And nothing where it has?"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+from byname.errors import RecordingWarning
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.spare = nn.Linear(4, 4)
+
+    def encode(self, x):
+        return self.enc(x)
+
+    def forward(self, x, often=False):
+        h = {"relu": self.encode(x).relu(), "w": x}
+        if often:
+            rare = h["w"] + 1
+            h["w"] = rare
+        return self.head(h["relu"])
+
+
+X = torch.ones(2, 4)
+
+
+def forwards(model, number=3):
+    for _ in range(number):
+        model(X)
+
+
+def encodes(model):
+    for _ in range(3):
+        model.encode(X).sum().backward()
+
+
+FILTERED = 'its 3 forwards were in evaluation, and mode="train"; mode="both" records both'
+PART = 'give `record` the part that runs, record(model.encoder, ...), or count="step" and call `step()`'
+CASES = {
+    "mode": ("enc", {"mode": "train"}, lambda net: forwards(net.eval()), f"`enc`: {FILTERED}"),
+    "mode of one": ({"enc": {"mode": "eval"}, "head": {}}, {}, lambda net: forwards(net, 1),
+                    '`enc`: its 1 forward was in training, and mode="eval"; mode="both" records both'),
+    "start": ("enc", {"start": 10}, forwards, "`enc`: start=10, and there were 3 iterations"),
+    "method": ("enc", {}, encodes, f"`enc`: the forward of Net never ran (its `encode` did); {PART}"),
+    "part": ("enc", {}, lambda net: net.enc(X), f"`enc`: the forward of Net never ran (its part `enc` did); {PART}"),
+    "key": ("forward.h['nope']", {}, forwards,
+            "`forward.h['nope']`: `forward.h` holds a dict without 'nope'; it has 'relu', 'w'"),
+    "wildcard key": ("forward.h['*']", {}, forwards,
+                     "`forward.h['*']`: `forward.h` holds a dict without '*'; it has 'relu', 'w'; "
+                     "its items are `forward.h[*]`"),
+    "wildcard attribute": ("forward.h.*", {}, forwards,
+                           "`forward.h.*`: `forward.h` holds a dict without attributes `*`; it has 'relu', 'w'; "
+                           "its items are `forward.h[*]`"),
+    "attribute": ("forward.h.relu", {}, forwards,
+                  "`forward.h.relu`: `forward.h` holds a dict without attributes `relu`; it has 'relu', 'w'; "
+                  "its items are `forward.h['relu']`"),
+    "branch": ("forward.rare", {}, forwards,
+               "`forward.rare`: no assignment of `rare` was come to in 3 forwards of Net"),
+    "module": ("spare", {}, forwards, "`spare`: it was not called in 3 forwards of Net"),
+    "no backward": (["enc.grad", "enc.weight.grad"], {}, forwards,
+                    "`enc.grad`: no backward came to its value; "
+                    "nothing was recorded at `enc.weight.grad`: no backward came to the parameter"),
+    "not differentiable": ("forward.x.grad", {}, forwards,
+                           "`forward.x.grad`: no gradient flows there, the value does not require one"),
+    "several for one reason": (["enc", "head"], {"mode": "train"}, lambda net: forwards(net.eval()),
+                               f"`enc`, `head`: {FILTERED}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_nothing_was_recorded_the_warning_the_notes_and_the_file_say_why(case, tmp_path):
+    where, options, run, reason = CASES[case]
+    model = Net()
+    with pytest.warns(RecordingWarning) as told:
+        with byname.record(model, where, to=tmp_path / "run.h5", **options) as recorder:
+            run(model)
+    said = f"nothing was recorded at {reason}"
+    assert [str(one.message) for one in told] == [f"byname: {said}"]
+    assert told[0].filename == __file__
+    recording = byname.open(tmp_path / "run.h5")
+    assert "; ".join(recording.missing) == said and not recording.complete
+    assert set(recording.missing) <= set(recorder.notes)
+
+
+def test_nothing_ran_at_all():
+    model = Net()
+    with pytest.warns(RecordingWarning, match=r"no forward of this Net ran; if the program calls another method of it "
+                                              r"\(`encode`\) or a part of it, .* copy of the model, to the copy"):  # fmt: skip
+        with byname.record(model, ["enc", "enc.weight"]):
+            pass
+
+
+def test_parameters_are_asked_of_the_forward_that_never_ran():
+    model = Net()
+    with pytest.warns(RecordingWarning, match=r"`enc\.weight`: no forward of this Net ran") as told:
+        with byname.record(model, "enc.weight"):
+            encodes(model)
+    assert len(told) == 1
+
+
+def test_where_steps_are_counted_modes_are_said_too():
+    model = Net().eval()
+    with pytest.warns(RecordingWarning, match='`enc`: all that passed was in evaluation, and mode="train"'):
+        with byname.record(model, "enc", count="step", mode="train") as recorder:
+            model.encode(X)
+            recorder.step()
+
+
+def test_a_place_that_ran_only_when_it_was_not_due():
+    model = Net()
+    with pytest.warns(RecordingWarning, match="it came only in iterations that are not due with every=2, start=0"):
+        with byname.record(model, {"forward.rare": {"every": 2}, "enc": {}}):
+            for number in range(4):
+                model(X, often=bool(number % 2))
+
+
+def test_figures_of_an_analyser_of_which_none_came():
+    model, features = Net(), byname.analyse.FeatureStatistics()
+    with byname.observe(model, "enc", features):
+        with pytest.warns(
+            RecordingWarning, match="at the analyser FeatureStatistics: figures are taken when a forward"
+        ):
+            with byname.record(model, features):
+                model.encode(X)
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        (["enc", "head"], {}),
+        ("*", {}),  # `spare` never runs, and a wildcard takes what there is
+        ("**", {}),
+        (nn.Linear, {}),
+        (byname.select.linear, {}),
+        ("forward.h[*]", {}),
+        ("forward.*", {}),
+        (["enc.grad", "enc.weight.grad", "enc.weight"], {"every": 2}),
+        ("enc", {"start": 1}),
+        ("relu", {}),
+        ({"enc": {"mode": "train"}, "head": {"every": 2}}, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cannot be recorded")
+def test_where_something_was_recorded_nothing_is_said(where, options, tmp_path):
+    model = Net()
+    with byname.record(model, where, to=tmp_path / "run.h5", **options) as recorder:
+        for _ in range(3):
+            model(X).sum().backward()
+        model.eval()(X)
+    recording = byname.open(tmp_path / "run.h5")
+    assert not [one for one in (*recorder.notes, *recording.missing) if one.startswith("nothing was")]
+
+
+def test_a_block_that_an_error_left_says_only_that():
+    model = Net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError), byname.record(model, "spare") as recorder:
+            model(X)
+            raise KeyError("the program's own")
+    assert recorder.notes == ("the recorded program was left in iteration 0 by a KeyError",) or all(
+        not note.startswith("nothing was") for note in recorder.notes
+    )
+
+
+def test_values_that_belong_to_no_iteration_are_missing(tmp_path):
+    model = Net()
+    with byname.record(model, "enc", to=tmp_path / "run.h5") as recorder:
+        model(X)
+        model.eval()
+        model.encode(X)
+    sentence = f"`enc`: 1 value passed outside of the forwards of Net and belong to no iteration; {PART}"
+    assert recorder.notes == (sentence,)
+    recording = byname.open(tmp_path / "run.h5")
+    assert (recording.missing, recording.complete) == ((sentence,), False)
+    assert recording["enc"].modes == ["train"] or list(recording["enc"].modes) == ["train"]
+
+
+def test_where_warnings_are_errors_everything_is_off_and_stored_before_it_is_raised(tmp_path):
+    model = Net()
+    recorder = byname.record(model, ["enc", "spare"], to=tmp_path / "run.h5")
+    model(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RecordingWarning):
+            recorder.close()
+    assert not model._forward_hooks and not model.enc._forward_hooks
+    recording = byname.open(tmp_path / "run.h5")
+    assert recording.ended and len(recording["enc"]) == 1
+    recorder.close()
