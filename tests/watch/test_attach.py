@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
+from byname.errors import BadArgumentError, NoMatchError, NotAModuleError, NothingSeenWarning
 from byname.watch.attach import attach
 from byname.watch.select import select
 
@@ -173,7 +173,8 @@ class TestValues:
 
     def test_a_gradient_that_cannot_flow_is_said(self):
         model, x = net()
-        with attach(model, "forward.x.grad", lambda event: None) as handle:
+        said = pytest.warns(NothingSeenWarning, match=r"`forward\.x\.grad`: no gradient flows there")
+        with said, attach(model, "forward.x.grad", lambda event: None) as handle:
             model(x)
             assert handle.notes == ("`forward.x.grad`: no gradient flows there, the value does not require one",)
 
@@ -520,7 +521,8 @@ class TestLeavingNothing:
         events = []
         handle = attach(model, "blocks.0.grad", events.append)
         loss = model(x).sum()
-        handle.remove()
+        with pytest.warns(NothingSeenWarning, match="no backward came to its value"):
+            handle.remove()
         loss.backward()
         assert not events
         with pytest.raises(RuntimeError, match="removed"):
@@ -676,7 +678,8 @@ class TestModulesThatArrive:
         model, x = net()
         other, _ = net()
         events = []
-        with attach(model, ["head", "blocks.0"], events.append) as handle:
+        said = pytest.warns(NothingSeenWarning, match="`head`: it was not called in 1 forward")
+        with said, attach(model, ["head", "blocks.0"], events.append) as handle:
             other.head = nn.Linear(8, 2)
             assert not handle.notes
             model.head = nn.Linear(8, 2)

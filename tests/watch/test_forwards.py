@@ -66,6 +66,7 @@ def test_while_paused_nothing_new_is_told_but_gradients_of_earlier_values_are():
             assert sorted(told) == ["blocks.0.softmax", "blocks.1.softmax", "blocks.2.softmax", "head", "seen"]
 
 
+@pytest.mark.filterwarnings("ignore:byname. nothing was seen")  # no backward runs
 def test_a_paused_attachment_leaves_nothing_when_it_is_removed_or_disabled():
     model, x = net()
     before = footprint(model)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import byname
 from byname import ForwardInterjection, WrappedForwardBackwardInterjection, WrappedForwardInterjection
-from byname.errors import InterjectionError, NoMatchError, NotAnInterjectionError
+from byname.errors import InterjectionError, NoMatchError, NotAnInterjectionError, NothingSeenWarning
 
 
 class Attention(nn.Module):
@@ -460,7 +460,8 @@ def test_within_a_checkpoint(model, x, reentrant):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copies_are_without(model, x, copied):
     seen = Recording()
-    with byname.interject(model, ["0.attn", "0.attn.out.weight.grad", "1.attn.forward.scores"], seen):
+    said = pytest.warns(NothingSeenWarning, match="no backward came to the parameter")  # only to that of the copy
+    with said, byname.interject(model, ["0.attn", "0.attn.out.weight.grad", "1.attn.forward.scores"], seen):
         twin = copied(model)
         twin(x).sum().backward()
         assert seen.forwards == seen.backwards == []

@@ -84,6 +84,7 @@ def test_the_gradients_of_two_forwards_before_one_backward_are_all_told() -> Non
     assert all(not x._backward_hooks for x in inputs)
 
 
+@pytest.mark.filterwarnings("ignore:byname. nothing was seen")  # no backward runs
 def test_a_leaf_that_goes_in_again_and_again_has_one_hook() -> None:
     model = nn.Sequential(nn.Identity())
     x = torch.ones(1, 2, requires_grad=True)
@@ -213,6 +214,7 @@ def test_many_places_of_one_class_take_time_in_proportion() -> None:
     assert len(seen) == 3 * 2000 + 2  # the outermost module assigns its `input` anew after each of the others
 
 
+@pytest.mark.filterwarnings("ignore:byname. nothing was seen")  # no backward runs
 def test_threads_may_attach_and_remove_while_others_run() -> None:
     model, x = Calls(), torch.ones(3)
     places = ["**", "relu*", "forward.*", "weight.grad", "forward.grad"]

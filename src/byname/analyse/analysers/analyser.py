@@ -74,6 +74,7 @@ class Analyser(ABC):
 
     Attributes:
         listens: what is given to it: ``"value"``, ``"gradient"`` or both.
+        of_gradients: whether it has nothing to tell without gradients.
         tells_classes_apart: whether that is its task, so that one for each class would have nothing to do.
         lock: is held while it is given something: forwards may run in several threads.
 
@@ -81,6 +82,7 @@ class Analyser(ABC):
     """
 
     listens: frozenset[str] = frozenset({"value"})
+    of_gradients: bool = False
     tells_classes_apart: bool = False
 
     def __init__(self) -> None:

@@ -58,6 +58,7 @@ class GradientStatistics(Analyser):
     """
 
     listens = frozenset({"value", "gradient"})
+    of_gradients = True
 
     def __init__(self, *, unbiased: bool = False) -> None:
         super().__init__()

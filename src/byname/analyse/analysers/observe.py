@@ -101,18 +101,18 @@ class Observation:
         self._lasting: dict[str, list[Removable]] = {}
         self._awaited: set[str] = set()
         self._given: set[str] = set()
-        self._waited = False
+        self._waited: set[str] = set()
 
     def why_nothing(self, entry: Entry) -> str:
         """Why the analyser was given nothing of what passed; empty where it was given something."""
         passed = [one for one in self.places if any(one == path or one.startswith(f"{path}[") for path in entry.paths)]
         if any(self.places[one] in self._given for one in passed):
             return ""
-        if self._waited and "value" not in self._analyser.listens:
+        if not passed:
+            return "no tensors passed there"
+        if any(self.places[one] in self._waited for one in passed):
             return "its gradients are observed, and no backward came to it"
-        if "value" not in self._analyser.listens:
-            return "its gradients are observed, and no gradient flows there"
-        return "no tensors passed there"
+        return "its gradients are observed, and no gradient flows there"
 
     def silence(self) -> list[str]:
         """Sentences about the places of which the analyser was given nothing so far."""
@@ -193,7 +193,8 @@ class Observation:
         with self._analyser.lock, torch.inference_mode(False), torch.no_grad(), precise:
             given = sample(value=value.detach(), gradient=gradient)
             self._analyser.put(given)
-            self._given.add(given.path)
+            if gradient or not self._analyser.of_gradients or given.path.endswith(".grad"):
+                self._given.add(given.path)
 
     def _sample(self, path: str, event: Event, kind: Kind) -> Callable[..., Sample]:
         """All of a sample but its value, which a backward that is yet to come must not keep alive."""
@@ -221,7 +222,7 @@ class Observation:
             return
         if not event.recomputed:
             self._awaited.add(path)
-        self._waited = True
+        self._waited.add(path)
         sample = self._sample(path, event, kind)
 
         def receive(gradient: Tensor) -> None:
