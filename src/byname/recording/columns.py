@@ -11,7 +11,7 @@ from byname.recording.numbering import Numbers
 from byname.recording.processes.shard import Shard
 from byname.recording.schedule import Time
 from byname.recording.series import Series
-from byname.recording.values.change import Last
+from byname.recording.values.change import NOTHING, Last, same
 
 __all__ = ["Column", "Record"]
 
@@ -24,12 +24,20 @@ class Record(NamedTuple):
         call: which of several values of the iteration it is, or what will tell it, see `Numbers`.
         value: a copy.
         shard: the part of a distributed tensor that it is.
+        before: the copy stored before it, where only the content tells whether the value is another, and was not there
+            to be asked (on a GPU); else `NOTHING`.
     """
 
     time: Time
     call: Any
     value: Any
     shard: Shard | None
+    before: Any = NOTHING
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the value differs from the one before; asked once the copies are there."""
+        return self.before is NOTHING or not same(self.value, self.before)
 
 
 class Column:
@@ -75,8 +83,8 @@ class Column:
         self.refused = False
 
     def closed(self, rank: int) -> Series | None:
-        """The window as a series, and a new one begins; None if nothing came."""
-        records, self.records = self.records, []
+        """The window as a series, and a new one begins; None if nothing came. Its copies must be there."""
+        records, self.records = [record for record in self.records if record.is_another], []
         if not records:
             return None
         if self.numbers is not None:

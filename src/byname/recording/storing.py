@@ -13,6 +13,8 @@ from byname.recording.columns import Column, Record
 from byname.recording.options import Options
 from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.schedule import Time
+from byname.recording.values.change import NOTHING
+from byname.recording.values.copying import size_of
 from byname.recording.windows import Windows
 
 __all__ = ["Storing"]
@@ -49,13 +51,14 @@ class Storing:
         told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
         if last is not None and not last.changed(value, told):
             return
+        before = last.copy if last is not None and last.doubtful else NOTHING
         copy = self._windows.copies.take(told if column.form is None else column.form(told), column.path)
         if last is not None:
             last.stored(value, copy)
         column.stored = True
-        column.records.append(Record(time, call, copy, shard if told is value and column.form is None else None))
-        if type(copy) is Tensor:
-            self._windows.bytes += copy.nbytes
+        shard = shard if told is value and column.form is None else None
+        column.records.append(Record(time, call, copy, shard, before))
+        self._windows.bytes += copy.nbytes if type(copy) is Tensor else size_of(copy)
 
     def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
         """An error where the user asked for this very place and it never could be stored; else a warning."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from byname.errors import RecordingError
 from byname.recording.processes.shard import Shard
 from byname.recording.series import Series
+from byname.recording.values.copying import size_of
 from byname.recording.values.nested import bytes_of, decoded, encoded
 
 __all__ = ["HEADER", "Parcel", "Window", "body_length", "header", "last_iteration", "packed", "unpacked", "weight"]
@@ -39,20 +40,7 @@ def last_iteration(window: Window, before: int | None = None) -> int | None:
 
 def weight(window: Window) -> int:
     """About how many bytes a window holds."""
-    return sum(_weight(series.values) + 64 * len(series) for series in window.values()) + 64
-
-
-def _weight(value: Any) -> int:
-    kind = type(value)
-    if kind is Tensor:
-        return int(value.nbytes) + 64
-    if kind in (str, bytes):
-        return len(value) + 48
-    if kind is dict:
-        return 64 + sum(_weight(key) + _weight(one) for key, one in value.items())
-    if kind in (list, tuple):
-        return 64 + sum(map(_weight, value))
-    return 32
+    return sum(size_of(series.values) + 64 * len(series) for series in window.values()) + 64
 
 
 def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:

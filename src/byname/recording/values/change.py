@@ -16,9 +16,10 @@ from byname.recording.values.copying import copied
 from byname.recording.values.kinds import ATOMS
 from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 
-__all__ = ["Last", "same"]
+__all__ = ["NOTHING", "Last", "same"]
 
-_NOTHING = object()
+NOTHING: Any = object()
+"""Stands where there is no copy."""
 
 
 class Last:
@@ -41,7 +42,8 @@ class Last:
 
     Attributes:
         doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell,
-            for which the program would have to wait. `same` tells it for the copies, once they are there.
+            for which the program would have to wait. `same` tells it for the copies, once they are there: whoever
+            stores the value keeps `copy` until then.
 
     >>> from byname.recording.values.copying import plain_copy
     >>> last, weight = Last(), torch.zeros(2)
@@ -65,18 +67,18 @@ class Last:
         self._memory: weakref.ref[Any] | None = None
         self._state: tuple[Any, ...] | None = None
 
-    def changed(self, value: Any, told: Any = _NOTHING) -> bool:
+    def changed(self, value: Any, told: Any = NOTHING) -> bool:
         """Whether this is another value than the one stored last; true where nothing was stored.
 
         Args:
             value: the value itself.
             told: what callbacks made of it; it is what the copy stored last is compared with.
         """
-        told = value if told is _NOTHING else told
+        told = value if told is NOTHING else told
         self.doubtful = False
         memory = self._memory
-        copy = self._copies.get(memory, _NOTHING)
-        if copy is _NOTHING:
+        copy = self._copies.get(memory, NOTHING)
+        if copy is NOTHING:
             return True
         if self._by_content or memory is None:
             return self._differs(told, copy)
@@ -100,6 +102,11 @@ class Last:
             self._memory = weakref.ref(memory, None if self._by_content else self._copies.__delitem__)
             self._state = state
         self._copies[self._memory] = copy
+
+    @property
+    def copy(self) -> Any:
+        """The copy that was stored last; `NOTHING` where there is none, or none that is still of use."""
+        return self._copies.get(self._memory, NOTHING)
 
     def forget(self) -> None:
         """Lets go of the copy that was stored last."""
