@@ -20,9 +20,13 @@ from byname.recording.stores.journal.journal import JournaledFile
 __all__ = ["Array", "Filters", "Settings", "dimension"]
 
 CHUNK = 512 * 1024
-"""Bytes of a chunk: many small rows, one row, or a part of a large one."""
-ROWS = 2048
-"""Rows of a chunk at most."""
+"""Bytes of a chunk at most: many small rows, one row, or a part of a large one."""
+LEAST, FEW = 4 * 1024, 4
+"""Bytes and rows of a chunk at least, as long as four rows take no more than four times these bytes."""
+PACKED = 2048
+"""Rows of a chunk for a filter: packed, room that is not used takes none, and each window packs its last chunk anew."""
+MANY = 16
+"""Short chunks of an array from which on longer ones are worth writing it anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Array:
         kind: the type of its elements, of NumPy or HDF5.
         shape: of a row.
         settings: of the file.
+        expected: so many rows come first. HDF5 makes room for whole chunks, so their size follows from it: a place
+            that has few records takes little room, and one that has many has long chunks.
         usual: what reads where nothing was written; None where every row is written.
         filtered: whether the file's filters are for it.
     """
@@ -88,6 +94,7 @@ class Array:
         shape: tuple[int, ...],
         settings: Settings,
         *,
+        expected: int = 1,
         usual: int | None = None,
         filtered: bool = False,
     ) -> None:
@@ -100,7 +107,7 @@ class Array:
         self.count = 0
         text = self._kind.get_class() == h5py.h5t.STRING  # it lies elsewhere in the file, where no filter comes
         filters = settings.filters if filtered and not text else Filters()
-        self._chunk = _chunk(shape, self._kind.get_size())
+        self._chunk = _chunk(shape, self._kind.get_size(), PACKED if filters.code else expected)
         self._pieces = _pieces(shape, self._chunk, self.row_bytes)
         self._found: tuple[int, list[int | None]] = (-1, [])
         written = usual is None and not filters.code and not text
@@ -112,6 +119,19 @@ class Array:
             access.set_chunk_cache(0, 0, 0.75)  # HDF5 would not see what is written past a cache that it has read into
         self._id = h5py.h5d.create(group.id, name.encode(), self._kind, space, how, dapl=access)
         self.dataset = h5py.Dataset(self._id)
+
+    def is_short_for(self, count: int) -> bool:
+        """Whether so many rows would lie in many short chunks, and could lie in longer ones."""
+        return self._chunk[0] * self.row_bytes * 4 <= CHUNK and count > MANY * self._chunk[0]
+
+    def content(self) -> numpy.ndarray[Any, Any]:
+        """All rows, as the bytes that the file holds."""
+        from h5py import h5s
+
+        out = numpy.empty(self.count * self.row_bytes, numpy.uint8)
+        if out.size:
+            self._id.read(h5s.create_simple((self.count, *self._shape)), self._id.get_space(), out, self._kind)
+        return out
 
     def grow(self, count: int) -> None:
         """Makes the array this long; what is not written reads as the usual value."""
@@ -183,11 +203,13 @@ def dimension(group: Any, name: str, size: int | None, settings: Settings) -> Ar
     return array
 
 
-def _chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _chunk(shape: tuple[int, ...], itemsize: int, expected: int) -> tuple[int, ...]:
     """So many rows that a chunk has about the bytes it should, or a part of one row."""
-    row = math.prod(shape) * itemsize
+    row = max(math.prod(shape) * itemsize, 1)
     if row < CHUNK:
-        return (min(max(CHUNK // max(row, 1), 1), ROWS), *(max(size, 1) for size in shape))
+        few = max(LEAST // row, min(FEW, FEW * LEAST // row))
+        rows = min(max(few, 1 << (expected - 1).bit_length()), CHUNK // row)
+        return (max(rows, 1), *(max(size, 1) for size in shape))
     sizes = list(shape)
     for number, size in enumerate(sizes):
         below = math.prod(sizes[number + 1 :]) * itemsize

@@ -16,6 +16,7 @@ from byname.recording.stores.layout.arrays import Array, Settings, dimension
 from byname.recording.stores.layout.dtypes import file_type, strings
 from byname.recording.stores.layout.indexes import Columns, Index, columns_of
 from byname.recording.stores.layout.parts import Batch, Form
+from byname.recording.values.copying import size_of
 from byname.recording.values.nested import bytes_of, dtype_named, encoded
 
 __all__ = ["Part"]
@@ -32,9 +33,10 @@ class Part:
         group: of the file, empty.
         form: of its values.
         settings: of the file.
+        first: what will be written first, which tells how much room to make.
     """
 
-    def __init__(self, group: Any, form: Form, settings: Settings) -> None:
+    def __init__(self, group: Any, form: Form, settings: Settings, first: Batch) -> None:
         self.group = group
         self.form = form
         self.count = 0
@@ -45,7 +47,7 @@ class Part:
         self._along: list[Array] = []  # a row of each is a record
         self._settings = settings
         self._describe()
-        self._make_values()
+        self._make_values(first)
 
     def write(self, batch: Batch, *, ordered: bool) -> None:
         """Adds records at the end; ``ordered`` is whether their numbers in the place are to be kept too.
@@ -78,7 +80,7 @@ class Part:
 
     def _order(self, start: int, order: Sequence[int]) -> None:
         if "order" not in self._arrays:  # until now this was the only part, whose records came one after another
-            self._add("order", numpy.dtype("<i8"), ())
+            self._add("order", numpy.dtype("<i8"), (), start + len(order))
             self._put("order", 0, numpy.arange(start, dtype="<i8"))
         self._put("order", start, numpy.asarray(order, "<i8"))
 
@@ -89,33 +91,63 @@ class Part:
         if self.form.shard is not None:
             self.group.attrs["shard"] = json.dumps(asdict(self.form.shard))
 
-    def _make_values(self) -> None:
+    def _make_values(self, first: Batch) -> None:
         form = self.form
         if form.layout == "rows":
-            self._add("values", _type_of(form), form.shape, filtered=True)
+            self._make("values", len(first))
         elif form.layout == "flat":
-            self._add("values", _type_of(form), (), along="elements", filtered=True)
+            self._make("values", sum(map(math.prod, first.shapes)))
         else:
-            self._add("values", strings(), ())
-            self._add("bytes", numpy.dtype("<u1"), (), along="elements", filtered=True)
+            self._make("values", len(first))
+            self._make("bytes", sum(map(size_of, first.values)))
         if form.layout != "rows":
-            self._add("offsets", numpy.dtype("<i8"), ())
+            self._add("offsets", numpy.dtype("<i8"), (), len(first))
         if form.layout == "flat" or form.padded:
-            self._add("shapes", numpy.dtype("<i8"), (len(form.shape),), dims=("axes",))
-        self._arrays["values"].dataset.attrs["coordinates"] = "ranks calls modes"
+            self._add("shapes", numpy.dtype("<i8"), (len(form.shape),), len(first), dims=("axes",))
+
+    def _make(self, name: str, expected: int) -> Array:
+        """Makes the array of the values, or of the bytes of nested ones, with room for so many rows or elements."""
+        form = self.form
+        if name == "bytes":
+            return self._add(name, numpy.dtype("<u1"), (), expected, along="elements", filtered=True)
+        if form.layout == "rows":
+            array = self._add(name, _type_of(form), form.shape, expected, filtered=True)
+        elif form.layout == "flat":
+            array = self._add(name, _type_of(form), (), expected, along="elements", filtered=True)
+        else:
+            array = self._add(name, strings(), (), expected)
+        array.dataset.attrs["coordinates"] = "ranks calls modes"
+        return array
+
+    def _roomy(self, name: str, count: int) -> Array:
+        """The array of the numbers, before it has so many; anew in longer chunks once they take many short ones."""
+        array = self._arrays[name]
+        if not array.is_short_for(count):
+            return array
+        content, held = array.content(), array.count
+        for dim in array.dataset.dims:
+            for scale in dim.values():
+                dim.detach_scale(scale)
+        self._along = [one for one in self._along if one is not array]
+        del self.group[name]
+        array = self._make(name, count)
+        array.put_bytes(0, held, content)
+        return array
 
     def _add(
         self,
         name: str,
         kind: Any,
         shape: tuple[int, ...],
+        expected: int,
         *,
         along: str = "iterations",
         dims: Sequence[str] = (),
         filtered: bool = False,
-    ) -> None:
+    ) -> Array:
         """Makes an array and names its dimensions, as netCDF does, so that xarray knows them."""
-        array = self._arrays[name] = Array(self.group, name, kind, shape, self._settings, filtered=filtered)
+        array = Array(self.group, name, kind, shape, self._settings, expected=expected, filtered=filtered)
+        self._arrays[name] = array
         if along == "iterations":
             self._along.append(array)
             if self.index is not None:
@@ -129,15 +161,18 @@ class Part:
             if scale not in self._arrays:
                 self._arrays[scale] = dimension(self.group, scale, size, self._settings)
             array.dataset.dims[number + 1].attach_scale(self._arrays[scale].dataset)
+        return array
 
     def _put(self, name: str, start: int, rows: numpy.ndarray[Any, Any]) -> None:
         self._arrays[name].put(start, rows)
 
     def _write_rows(self, start: int, batch: Batch) -> None:
-        array, kind = self._arrays["values"], self.form.kind
+        kind = self.form.kind
         if kind == "str":
-            array.put_objects(start, list(batch.values))
-        elif kind != "tensor":
+            self._arrays["values"].put_objects(start, list(batch.values))
+            return
+        array = self._roomy("values", start + len(batch))
+        if kind != "tensor":
             array.put(start, numpy.asarray(batch.values, _NUMPY[kind]))
         elif type(batch.values) is Tensor:
             array.put_bytes(start, len(batch), bytes_of(batch.values))
@@ -170,7 +205,7 @@ class Part:
         self._put("offsets", start, begins)
         if count:
             self._arrays["elements"].grow(self.elements + count)
-            self._arrays[name].put_bytes(self.elements, count, data)
+            self._roomy(name, self.elements + count).put_bytes(self.elements, count, data)
         self.elements += count
 
 

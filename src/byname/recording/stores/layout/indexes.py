@@ -41,14 +41,15 @@ class Index:
     Args:
         group: where they are made.
         settings: of the file.
+        expected: so many records come first.
     """
 
-    def __init__(self, group: Any, settings: Settings) -> None:
+    def __init__(self, group: Any, settings: Settings, expected: int) -> None:
         kinds = (numpy.dtype("<i8"), numpy.dtype("<i4"), numpy.dtype("<i4"), modes())
         usual = (None, settings.rank, 0, 0)
         self.settings = settings
         self.arrays = {
-            name: Array(group, name, kind, (), settings, usual=one)
+            name: Array(group, name, kind, (), settings, expected=expected, usual=one)
             for name, kind, one in zip(_NAMES, kinds, usual, strict=True)
         }
         self.scale.make_scale("iterations")
@@ -82,7 +83,7 @@ class Index:
         columns = tuple(array.dataset[: self.count] for array in self.arrays.values())
         for name in _NAMES:
             del group[name]
-        other = Index(group, self.settings)
+        other = Index(group, self.settings, self.count)
         other.extend(columns)
         return other
 
@@ -127,7 +128,7 @@ def _extend(parts: list[Indexed]) -> None:
 
 
 def _started(parts: list[Indexed], settings: Settings) -> list[Indexed]:
-    index = Index(parts[0].group, settings)
+    index = Index(parts[0].group, settings, sum(len(columns[0]) for columns in parts[0].fresh))
     for part in parts:
         part.take(index)
     return parts

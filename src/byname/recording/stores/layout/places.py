@@ -11,7 +11,7 @@ from byname.recording.series import Series
 from byname.recording.stores.layout.arrays import Settings
 from byname.recording.stores.layout.columns import Part
 from byname.recording.stores.layout.names import group_name
-from byname.recording.stores.layout.parts import SHAPES, Form, batches
+from byname.recording.stores.layout.parts import SHAPES, Batch, Form, batches
 
 __all__ = ["Place"]
 
@@ -46,7 +46,7 @@ class Place:
         several = batches(series, self._count, self._settle)
         ordered = len({*self._by_form, *(batch.form for batch in several)}) > 1
         for batch in several:
-            self._part(batch.form).write(batch, ordered=ordered)
+            self._part(batch).write(batch, ordered=ordered)
         self._count += len(series)
 
     def _settle(self, form: Form) -> Form:
@@ -60,8 +60,9 @@ class Place:
         self._own.add(form)
         return form
 
-    def _part(self, form: Form) -> Part:
+    def _part(self, batch: Batch) -> Part:
+        form = batch.form
         if form not in self._by_form:
             group = self._group if not self._by_form else self._group.create_group(f"more/{len(self._by_form)}")
-            self._by_form[form] = Part(group, form, self._settings)
+            self._by_form[form] = Part(group, form, self._settings, batch)
         return self._by_form[form]

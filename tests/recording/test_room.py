@@ -1,0 +1,127 @@
+"""How much room a recording takes, in the file and in memory: some times what its values have."""
+
+import h5py
+import pytest
+import torch
+from torch import nn
+
+import byname
+from byname.recording.series import Series
+from byname.recording.stores.hdf5 import Hdf5Store
+
+
+class Many(nn.Module):
+    def __init__(self, make, count):
+        super().__init__()
+        self.make = make
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            layer(self.make())
+        return x
+
+
+def series(first, count, make):
+    values = [make(number) for number in range(first, first + count)]
+    shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in values]
+    return {
+        "p": Series("p", values, list(range(first, first + count)), [0] * count, [0] * count, ["train"] * count, shapes)
+    }
+
+
+@pytest.mark.parametrize("elements", [256, 1024, 5000, 60_000])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_few_values_of_many_places_take_little_room(elements, closed, tmp_path):
+    model, file = Many(lambda: torch.randn(elements), 100), tmp_path / "run.h5"
+    recorder = byname.record(model, "layers.*", to=file)
+    model(torch.zeros(1))
+    recorder.flush()
+    if closed:
+        recorder.close()
+    size = file.stat().st_size
+    recorder.close()
+    assert size < 100 * (4 * 4 * elements + 10_000)
+
+
+def test_small_values_in_containers_take_little_room_too(tmp_path):
+    model, file = Many(lambda: {"h": torch.randn(512)}, 50), tmp_path / "run.h5"
+    with byname.record(model, "layers.*", to=file):
+        model(torch.zeros(1))
+    assert file.stat().st_size < 50 * (4 * 2048 + 24_000)
+
+
+MAKES = {
+    "tensors": lambda number: torch.full((256,), float(number)),
+    "bfloat16": lambda number: torch.full((16, 32), float(number % 200)).bfloat16(),
+    "numbers": lambda number: float(number),
+    "dicts": lambda number: {"k": torch.full((200,), float(number)), "n": number},
+    "shapes": lambda number: torch.full((2 + number % 30, 20), float(number)),
+    "texts": lambda number: f"step {number}",
+}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_what_begins_small_and_becomes_long_is_whole_after_every_window(kind, compression, tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    made = 0
+    for count in (1, 1, 30, 700, 3, 2500):
+        store.append(series(made, count, MAKES[kind]))
+        store.flush()
+        made += count
+        with byname.open(tmp_path / "run.h5") as recording:
+            found = recording["p"]
+            assert found.iterations == list(range(made))
+            for number in {0, 1, made // 2, made - 2, made - 1} & set(range(made)):
+                value, expected = found.values[number], MAKES[kind](number)
+                if isinstance(expected, dict):
+                    assert value["n"] == expected["n"] and value["k"].equal(expected["k"])
+                else:
+                    assert value.equal(expected) if isinstance(expected, torch.Tensor) else value == expected
+    store.close()
+
+
+def test_a_long_series_lies_in_long_chunks_and_keeps_its_dimensions(tmp_path):
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    for first, count in ((0, 1), (1, 1), (2, 2000)):
+        store.append(series(first, count, MAKES["tensors"]))
+        store.flush()
+    store.close()
+    with h5py.File(tmp_path / "run.h5") as file:
+        values = file["p/values"]
+        assert values.chunks == (512, 256) and values.shape == (2002, 256)
+        assert [scale.name for dim in values.dims for scale in dim.values()] == ["/p/iterations", "/p/dim_0"]
+        assert values.attrs["coordinates"] == "ranks calls modes"
+        assert (values[:, 0] == range(2002)).all()
+    assert (tmp_path / "run.h5").stat().st_size < 1.6 * 2002 * 1024
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda: torch.zeros(1 << 18), 8),
+        (lambda: {"k": torch.zeros(1 << 18)}, 8),
+        (lambda: [torch.zeros(1 << 17), (torch.zeros(1 << 17),)], 8),
+        (lambda: "x" * (1 << 20), 8),
+        (lambda: {"text": b"x" * (1 << 20)}, 8),
+    ],
+    ids=["tensors", "dicts", "lists", "texts", "bytes"],
+)
+def test_a_window_ends_at_eight_mebibytes_whatever_they_are_in(make, least, tmp_path, monkeypatch):
+    monkeypatch.setattr("byname.recording.windows._SECONDS", 1e9)
+    model = Many(make, 1)
+    with byname.record(model, "layers.0", to=tmp_path / "run.h5", on_change=False):
+        for _ in range(12):
+            model(torch.zeros(1))
+        with byname.open(tmp_path / "run.h5") as recording:
+            assert len(recording["layers.0"]) in (8, 9)
+
+
+def test_a_container_that_stands_in_a_value_often_counts_once():
+    from byname.recording.values.copying import size_of
+
+    value = [torch.zeros(1024)]
+    for _ in range(60):
+        value = [value, value]
+    assert 4096 < size_of(value) < 20_000
