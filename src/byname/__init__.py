@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from byname.recording.record import record
     from byname.recording.recorder import Recorder
     from byname.recording.recording import Recording
+    from byname.recording.repair import repair
     from byname.recording.series import Series
     from byname.site import Site
     from byname.watch.drawing.draw import Drawing, draw
@@ -84,6 +85,7 @@ __all__ = [
     "open",
     "path",
     "record",
+    "repair",
     "replace",
     "rewrite",
     "points",
@@ -136,6 +138,7 @@ _PLACES = {
     "open": "byname.recording.opening",
     "path": "byname.autograd.graph",
     "record": "byname.recording.record",
+    "repair": "byname.recording.repair",
     "replace": "byname.watch.replace",
     "rewrite": "byname.watch.rewrite",
     "points": "byname.watch.points",

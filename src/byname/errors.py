@@ -13,9 +13,12 @@ __all__ = [
     "BynameError",
     "DeadTensorError",
     "InterjectionError",
+    "IsAFolderError",
+    "NoFolderError",
     "NoGraphError",
     "NoMatchError",
     "NoRecordingError",
+    "NotAFolderError",
     "NotARecordingError",
     "NotAModuleError",
     "NotASelectorError",
@@ -24,12 +27,14 @@ __all__ = [
     "NotAnInterjectionError",
     "NotAnOptimizerError",
     "NotInstalledError",
+    "NotPermittedError",
     "NotStorableError",
     "NothingSeenWarning",
     "RecordingError",
     "RecordingExistsError",
     "RecordingWarning",
     "RewriteError",
+    "recording_error",
 ]
 
 
@@ -109,12 +114,45 @@ class NoRecordingError(RecordingError, FileNotFoundError):
     """There is no file where a recording was to be opened."""
 
 
+class NoFolderError(RecordingError, FileNotFoundError):
+    """A recording was to be written into a folder that is not there."""
+
+
+class IsAFolderError(RecordingError, IsADirectoryError):
+    """A recording was to be written to a path that is a folder."""
+
+
+class NotAFolderError(RecordingError, NotADirectoryError):
+    """A recording was to be written below a path that is a file, not a folder."""
+
+
+class NotPermittedError(RecordingError, PermissionError):
+    """A recording may not be written, read or changed, by the permissions of its file or folder."""
+
+
 class RecordingExistsError(RecordingError, FileExistsError):
     """A recording was to be written to a file that is there already; ``overwrite=True`` replaces it."""
 
 
 class NothingSeenWarning(UserWarning):
     """A place that something was attached to has told nothing; the message says why, and what to do."""
+
+
+_ALSO: dict[type[OSError], type[RecordingError]] = {
+    FileNotFoundError: NoFolderError,
+    IsADirectoryError: IsAFolderError,
+    NotADirectoryError: NotAFolderError,
+    PermissionError: NotPermittedError,
+    FileExistsError: RecordingExistsError,
+}
+
+
+def recording_error(message: str, reason: BaseException) -> RecordingError:
+    """The error about a recording that is also the operating system's error behind it, with its number."""
+    error = next((kind for also, kind in _ALSO.items() if isinstance(reason, also)), RecordingError)(message)
+    if isinstance(reason, OSError):
+        error.errno = reason.errno
+    return error
 
 
 class RecordingWarning(UserWarning):

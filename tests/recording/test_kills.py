@@ -231,8 +231,10 @@ def test_a_killed_recording_opens_again_and_again_and_is_not_changed_by_it(launc
     training = launcher.start(tmp_path)
     training.wait_for("flushed")
     training.kill()
+    first = check(tmp_path / "run.h5", training.said)  # which puts a journal into the file, if one was left
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    first = check(tmp_path / "run.h5", training.said)
+    assert "run.h5.journal" not in before
+    assert check(tmp_path / "run.h5", training.said) == first
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert check(tmp_path / "run.h5", training.said) == first
 

@@ -21,16 +21,20 @@ class Show:
       byname show run.h5
       byname show --place 'blocks.*.attn.forward.scores' run.h5
       byname show --tail run.h5
+      byname show --repair run.h5
     """
 
     name = "show"
-    usage = "show [--place PATH | --tail] [--top K] [--no-ranges] FILE"
+    usage = "show [--place PATH | --tail] [--repair] [--top K] [--no-ranges] FILE"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The file, and what of it."""
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
         what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
+        parser.add_argument(
+            "--repair", action="store_true", help="first put what a crash has left into the file, for other readers"
+        )
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
         parser.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
@@ -40,6 +44,8 @@ class Show:
         from byname.cli import shown
 
         try:
+            if options.repair:
+                shown.repaired(options.file)
             if options.tail:
                 return shown.tail(options.file)
             with shown.opened(options.file) as recording:

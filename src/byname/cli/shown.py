@@ -15,7 +15,7 @@ from byname.table import Row, counted, printable
 if TYPE_CHECKING:
     from byname.recording.recording import Recording
 
-__all__ = ["opened", "places", "table", "tail"]
+__all__ = ["opened", "places", "repaired", "table", "tail"]
 
 PAUSE = 0.25
 """Seconds between two looks at a file that is being written."""
@@ -31,6 +31,17 @@ def opened(name: str) -> Recording:
         return opening(name)
     except (BynameError, OSError) as error:
         raise CommandError(printable(str(error))) from None
+
+
+def repaired(name: str) -> None:
+    """Puts what a killed writer left into the file, and says whether there was something."""
+    from byname.recording.repair import repair
+
+    try:
+        done = repair(name)
+    except (BynameError, OSError) as error:
+        raise CommandError(printable(str(error))) from None
+    say(f"{printable(name)} is repaired" if done else f"{printable(name)}: there was nothing to put back")
 
 
 def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:

@@ -1,8 +1,8 @@
 """What does a file hold after its last commit, also while it is written, or after its writer was killed?
 
 Without a journal that is what lies in the file. With one, the frames of the journal stand over the bytes of the file;
-neither is changed, so that a directory may be read-only. A shared lock keeps the writer from applying its journal while
-somebody reads (see `byname.recording.stores.journal.journal`).
+neither is changed here, so that a directory may be read-only. A shared lock keeps the writer from applying its journal
+while somebody reads (see `byname.recording.stores.journal.journal`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, frames
 from byname.recording.stores.journal.positioned import Positioned
 
-__all__ = ["CommittedFile", "committed"]
+__all__ = ["CommittedFile", "committed", "journaled"]
 
 
 class CommittedFile(Positioned):
@@ -63,7 +63,7 @@ def committed(path: str | os.PathLike[str]) -> Iterator[Path | CommittedFile]:
 
 
 def _source(descriptor: int, path: Path) -> Path | CommittedFile:
-    last, changes = _journaled(descriptor, path)
+    last, changes = journaled(descriptor, path)
     if last is not None:
         changes.cut(last.end)
         return CommittedFile(descriptor, changes, last.end)
@@ -72,8 +72,12 @@ def _source(descriptor: int, path: Path) -> Path | CommittedFile:
     return path
 
 
-def _journaled(descriptor: int, path: Path) -> tuple[Frame | None, Extents]:
-    """The last frame of the journal, if it belongs to this file, and the changes of all its frames."""
+def journaled(descriptor: int, path: Path) -> tuple[Frame | None, Extents]:
+    """The last frame of the journal, if it belongs to this file, and the changes of all its frames.
+
+    Raises:
+        RecordingError: the journal is damaged, or the file was cut off.
+    """
     try:
         journal = opened(beside(path), os.O_RDONLY)
     except FileNotFoundError:

@@ -21,12 +21,24 @@ try:
 except ImportError:  # Windows
     found = None  # type: ignore[assignment]
 
-__all__ = ["alone", "beside", "claimed", "opened", "read_at", "same_file", "shared", "unclaim", "write_at"]
+__all__ = [
+    "alone",
+    "beside",
+    "hold",
+    "let_go",
+    "opened",
+    "read_at",
+    "same_file",
+    "shared",
+    "taken_over",
+    "write_at",
+]
 
 fcntl: Any = found
 Bytes = bytes | bytearray | memoryview
 PATIENCE = 10.0
 """Seconds to wait for a writer that holds its lock; it needs milliseconds unless it was stopped."""
+_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 def opened(path: str | os.PathLike[str], flags: int) -> int:
@@ -82,15 +94,41 @@ def beside(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path) + ".journal")
 
 
+def hold(descriptor: int) -> None:
+    """Shows others that a writer has the file, for as long as the descriptor is open; keeps no reader out."""
+    _lock(descriptor, getattr(fcntl, "LOCK_SH", 0), 0.0)
+
+
+def let_go(descriptor: int) -> None:
+    """Ends `hold`, also in processes that were forked meanwhile, and have the same lock."""
+    _unlock(descriptor)
+
+
 @contextmanager
 def alone(descriptor: int, patience: float = 0.0) -> Iterator[bool]:
-    """Locks out readers while the context lasts; False when there are some, who then are not waited for."""
+    """Locks out readers while the context lasts; False when there are some, who then are not waited for.
+
+    For a writer, who holds the file before and afterwards.
+    """
     got = _lock(descriptor, getattr(fcntl, "LOCK_EX", 0), patience)
     try:
         yield got
     finally:
-        if got:
-            _unlock(descriptor)
+        _lock(descriptor, getattr(fcntl, "LOCK_SH", 0), PATIENCE)  # one that was not got may have cost the other
+
+
+def taken_over(descriptor: int) -> bool | None:
+    """Locks a file out of which a writer has gone: whether it has, and nobody reads; None where there are no locks.
+
+    The lock ends with the descriptor.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _BUSY else None
+    return True
 
 
 @contextmanager
@@ -107,30 +145,13 @@ def shared(descriptor: int, path: str | os.PathLike[str]) -> Iterator[None]:
         _unlock(descriptor)
 
 
-def claimed(descriptor: int) -> bool:
-    """Locks a file until it is closed, or its process ends. False where another has it, and where there are no locks.
-
-    By this a file that is being written is told from one that a killed process has left.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def unclaim(descriptor: int) -> None:
-    """Ends the lock of `claimed`."""
-    _unlock(descriptor)
-
-
 def _lock(descriptor: int, kind: int, patience: float) -> bool:
     until = time.monotonic() + patience
     while fcntl is not None:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            if error.errno not in _BUSY:
                 return True  # a file system without locks
         else:
             return True

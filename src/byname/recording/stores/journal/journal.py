@@ -22,6 +22,9 @@ what it has seen stays as it is, and the writer waits for nobody. The bytes that
 from then on committed and change only through the journal as well. A journal that grows long meanwhile is replaced with
 one frame that holds all its changes.
 
+A writer holds a shared lock for as long as it has the file. Who can lock the file alone knows that its writer is gone
+and that nobody reads, and may put into place what the journal has (see `byname.recording.stores.journal.left`).
+
 A program that opens the file just while a journal is applied is refused by HDF5, and may open it again: "unable to lock
 file", or "truncated file" where HDF5 (1.14) looked at the size before it took the lock. `committed` waits instead.
 
@@ -42,11 +45,11 @@ from byname.interrupts import interrupts_wait
 from byname.recording.stores.journal.descriptors import (
     alone,
     beside,
-    claimed,
+    hold,
+    let_go,
     opened,
     read_at,
     same_file,
-    unclaim,
     write_at,
 )
 from byname.recording.stores.journal.extents import Extents
@@ -102,8 +105,7 @@ class JournaledFile(GuardedFile):
         self._marked_at: int | None = None
         self._written_as = self._name(overwrite)
         super().__init__(opened(self._written_as, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-        if self._written_as != self.path:
-            claimed(self._descriptor)  # until it takes the name: by this it is told from what a killed writer left
+        hold(self._descriptor)
         self._journal = Journal(beside(self.path))
         self._commits = self._committed_end = 0
 
@@ -193,6 +195,8 @@ class JournaledFile(GuardedFile):
             self._fail(error)  # all that was committed is in the file and its journal
         finally:
             self._journal.close()
+            if os.getpid() == self._process:
+                let_go(self._descriptor)
             os.close(self._descriptor)
 
     def _commit(self) -> None:
@@ -237,7 +241,7 @@ class JournaledFile(GuardedFile):
         write_at(self._descriptor, self._identity, self._marked_at)
 
     def _write_frame(self) -> None:
-        if self._journal.size > LONG and self._journal.size > 8 * self._unapplied.size():
+        if self._journal.gone or (self._journal.size > LONG and self._journal.size > 8 * self._unapplied.size()):
             both = Extents()
             both.update(self._unapplied)
             both.update(self._fresh)
@@ -271,7 +275,6 @@ class JournaledFile(GuardedFile):
     def _take_the_name(self) -> None:
         self._written_as.replace(self.path)
         self._written_as = self.path
-        unclaim(self._descriptor)  # readers need a lock of it
         with suppress(OSError):
             remove_journal(beside(self.path))  # of the file that was here
 
@@ -298,7 +301,7 @@ class JournaledFile(GuardedFile):
         try:
             descriptor = opened(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                claimed(descriptor)
+                hold(descriptor)
                 shutil.copyfile(self.path, copy)
                 shutil.copymode(self.path, copy)
                 for offset, piece in self._unapplied.runs():

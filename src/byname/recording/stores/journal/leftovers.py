@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from byname.recording.stores.journal.descriptors import beside, claimed, opened, read_at, same_file
+from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over
 from byname.recording.stores.journal.frames import MAGIC
 
 __all__ = ["is_foreign", "new_name", "remove_journal", "remove_left"]
@@ -49,8 +49,8 @@ def remove_journal(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def remove_left(path: Path) -> None:
-    """Removes what killed writers have left of files that were to take this name.
+def remove_left(path: Path) -> bool:
+    """Removes what killed writers have left of files that were to take this name; whether there was some.
 
     Args:
         path: of the file that is to be written.
@@ -58,21 +58,25 @@ def remove_left(path: Path) -> None:
     shape = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.new")
     with os.scandir(path.parent) as entries:
         left = [Path(entry.path) for entry in entries if shape.fullmatch(entry.name)]
+    found = False
     for one in left:
         with suppress(OSError):  # somebody else removes it, or it may not be
-            _remove_if_left(one)
+            found |= _remove_if_left(one)
     half = beside(path)
     half = half.with_name(half.name + ".new")
     if not is_foreign(half):
         half.unlink(missing_ok=True)
+    return found
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_left(path: Path) -> bool:
     descriptor = opened(path, os.O_RDWR)
     try:
         start = _start(descriptor)
-        if start in (b"", bytes(8), _SIGNATURE) and claimed(descriptor) and same_file(descriptor, path):
+        if start in (b"", bytes(8), _SIGNATURE) and taken_over(descriptor) and same_file(descriptor, path):
             path.unlink()
+            return True
+        return False
     finally:
         os.close(descriptor)
 

@@ -23,6 +23,11 @@ class Journal:
         self._descriptor: int | None = None
         self.size = 0
 
+    @property
+    def gone(self) -> bool:
+        """Whether somebody else has put it into the file and removed it, though this writer is still there."""
+        return self._descriptor is not None and not same_file(self._descriptor, self._path)
+
     def append(self, frame: bytes) -> None:
         """Adds a frame; when it cannot be written whole, nothing of it is left."""
         if self._descriptor is None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from byname.errors import NotInstalledError, RecordingError, RecordingExistsError
+from byname.errors import (
+    IsAFolderError,
+    NoFolderError,
+    NotAFolderError,
+    NotInstalledError,
+    RecordingExistsError,
+    recording_error,
+)
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.leftovers import is_foreign
 from byname.table import closest, printable
@@ -33,7 +40,8 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
         overwrite: whether a file that is there may be replaced.
 
     Raises:
-        RecordingError: if there is a directory of that name, or no directory for it.
+        IsAFolderError, NoFolderError, NotAFolderError: if there is a directory of that name, or no directory for it;
+            also IsADirectoryError, FileNotFoundError, NotADirectoryError.
         RecordingExistsError: if there is a file, and it may not be replaced; or one of the name of the journal.
     """
     path = Path(os.fspath(to)).absolute()
@@ -41,11 +49,14 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
     try:
         is_directory, has_parent, is_there = path.is_dir(), path.parent.is_dir(), path.exists()
     except OSError as reason:  # a name that is too long
-        raise RecordingError(f"{shown} cannot be written: {reason.strerror}") from None
+        raise recording_error(f"{shown} cannot be written: {reason.strerror}", reason) from None
     if is_directory:
-        raise RecordingError(f"{shown} is a directory; name a file in it: {printable(str(Path(to) / 'run.h5'))}")
+        raise IsAFolderError(f"{shown} is a directory; name a file in it: {printable(str(Path(to) / 'run.h5'))}")
     if not has_parent:
-        raise RecordingError(f"there is no directory {printable(str(path.parent))} to write to; {nearest(path.parent)}")
+        file = next((one for one in path.parents if one.exists() and not one.is_dir()), None)
+        if file is not None:
+            raise NotAFolderError(f"{shown} cannot be written: {printable(str(file))} is a file, not a directory")
+        raise NoFolderError(f"there is no directory {printable(str(path.parent))} to write to; {nearest(path.parent)}")
     if is_there and not overwrite:
         raise RecordingExistsError(f"{shown} is there already, and was not touched; overwrite=True replaces it")
     journal = beside(path)

@@ -6,17 +6,18 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from byname.errors import NotARecordingError, RecordingError
+from byname.errors import NotARecordingError, NotPermittedError, RecordingError
 from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.stored.trust import attribute, broken, within_size
+from byname.recording.stores.journal.left import put_back
+from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
 from byname.table import printable
 
-__all__ = ["FileSource"]
+__all__ = ["FileSource", "is_whole"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
@@ -41,6 +42,7 @@ class FileSource:
         self._file: Any = None
         self._closed = False
         self._mark = ""
+        _put_back_if_left(path)
         with self._described(), self._opened() as file, within_size(file):
             self.run, self.complete, self.ended, self.missing = _facts(file)
             self._mark = _mark(file)
@@ -84,9 +86,32 @@ class FileSource:
                 raise
             raise type(reason)(f"{self.shown}: {reason}") from reason.__cause__
         except PermissionError as reason:
-            raise RecordingError(f"{self.shown} cannot be read: {reason.strerror}") from reason
+            raise NotPermittedError(f"{self.shown} may not be read: {printable(str(reason.strerror))}") from reason
         except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as reason:  # also of HDF5
             raise RecordingError(f"{self.shown} is damaged or cut off: {printable(str(reason))}") from reason
+
+
+def _put_back_if_left(path: Path) -> None:
+    """What a killed writer left is put into the file for other readers, if that is sure and allowed; see `repair`."""
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):  # whoever opens it says what is wrong
+        if os.access(path, os.W_OK) and os.access(os.path.realpath(path.parent), os.W_OK):
+            put_back(path, is_whole, surely=True)
+
+
+def is_whole(source: Any, marked_at: int) -> None:
+    """Looks at what a file would be with its journal, before that is put into it.
+
+    Raises:
+        NotARecordingError, RecordingError: if that is no recording, or the journal is not that of it.
+    """
+    import h5py
+
+    with h5py.File(source, "r") as file:
+        _facts(file)
+        own = group_in(file, "byname")
+        mark = own["identity"] if "identity" in names_in(own)[0] else None
+        if not isinstance(mark, h5py.Dataset) or mark.id.get_offset() != marked_at:
+            raise broken("its journal is that of another file")
 
 
 def _check_start(path: Path) -> None:
