@@ -154,7 +154,8 @@ def _fitting(series: Series) -> None:
 def _standing_for_all(value: Any, series: Series) -> Series:
     rank = series.ranks[-1] if len(set(series.ranks)) == 1 else -1
     shape = tuple(value.shape) if is_tensor(value) else ()
-    return Series(series.path, [value], [series.iterations[-1]], [rank], [0], [series.modes[-1]], [shape])
+    moments = [series.iterations[-1]], [rank], [0], [series.modes[-1]]
+    return Series(series.path, [value], *moments, [shape], sampling=series.sampling)
 
 
 def _alias(value: Any, depth: int = 0) -> Any:

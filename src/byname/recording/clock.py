@@ -35,6 +35,7 @@ class Clock:
     Attributes:
         latest: the iteration that values belong to now.
         forwards: how many outermost forwards have begun in each mode.
+        counted: what an iteration is, in a word.
     """
 
     def __init__(self, model: nn.Module, count: Any) -> None:
@@ -47,6 +48,7 @@ class Clock:
         self._differentiable: Time | None = None
         self._modes: set[str] = set()
         self.by_steps = count != "forward"
+        self.counted = count if isinstance(count, str) else type(count).__name__
         self._by_hand = count == "step"
         self._model = weakref.ref(model)
         self._optimizer = None if isinstance(count, str) else count

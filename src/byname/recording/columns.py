@@ -9,6 +9,7 @@ from torch import Tensor
 
 from byname.recording.numbering import Numbers
 from byname.recording.processes.shard import Shard
+from byname.recording.sampling import Sampling
 from byname.recording.schedule import Time
 from byname.recording.series import Series
 from byname.recording.values.change import NOTHING, Last, same
@@ -58,7 +59,19 @@ class Column:
         refused: whether the place turned out to hold what cannot be stored.
     """
 
-    __slots__ = ("by_forward", "exact", "form", "gradient", "last", "numbers", "path", "records", "refused", "stored")
+    __slots__ = (
+        "by_forward",
+        "exact",
+        "form",
+        "gradient",
+        "last",
+        "numbers",
+        "path",
+        "records",
+        "refused",
+        "sampling",
+        "stored",
+    )
 
     def __init__(
         self,
@@ -70,6 +83,7 @@ class Column:
         gradient: bool,
         by_forward: bool,
         numbers: Numbers | None,
+        sampling: Sampling,
     ) -> None:
         self.path = path
         self.last = last
@@ -78,6 +92,7 @@ class Column:
         self.gradient = gradient
         self.by_forward = by_forward
         self.numbers = numbers
+        self.sampling = sampling
         self.records: list[Record] = []
         self.stored = False
         self.refused = False
@@ -102,4 +117,5 @@ class Column:
             modes=[record.time.mode for record in records],
             shapes=[tuple(record.value.shape) if isinstance(record.value, Tensor) else () for record in records],
             shards=[record.shard for record in records],
+            sampling=self.sampling,
         )

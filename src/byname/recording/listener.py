@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
+from byname.place import Place, parse
 from byname.recording.clock import Clock
 from byname.recording.columns import Column
 from byname.recording.numbering import InOrder, Numbers, OfBackwards, OfSteps
@@ -51,6 +52,7 @@ class Listener(Storing):
     ) -> None:
         super().__init__(options, windows)
         self.asked = _in_words(where)
+        self._where = _entries(where)
         self._clock = clock
         self._exact = exact
         self._columns: dict[str, Column] = {}
@@ -200,6 +202,7 @@ class Listener(Storing):
             gradient=gradient,
             by_forward=not (by_steps or of_parameter),
             numbers=_numbers(by_steps, gradient, of_parameter),
+            sampling=self._options.sampling(_entry(self._where, path), self._clock.counted),
         )
         self._columns[path] = self._windows.columns[path] = column
         return column
@@ -209,6 +212,30 @@ def _in_words(where: Any) -> str:
     """The places as they were asked for, for messages."""
     several = where if isinstance(where, list | tuple) else (where,)
     return ", ".join(f"`{printable(str(one)[:60])}`" for one in several[:4])
+
+
+def _entries(where: Any) -> list[tuple[Place | None, str]]:
+    """The entries of what was asked for: those that are paths, and the words of each."""
+    several = where if isinstance(where, list | tuple | set | frozenset) else (where,)
+    return [
+        (parse(one) if isinstance(one, str) else one if isinstance(one, Place) else None, printable(_worded(one)))
+        for one in several
+    ]
+
+
+def _worded(one: Any) -> str:
+    """An entry in a few words; what prints as a page of its own by its class."""
+    if isinstance(one, nn.Module):
+        return type(one).__qualname__
+    return one.__qualname__ if isinstance(one, type) else str(one)[:200]
+
+
+def _entry(entries: list[tuple[Place | None, str]], path: str) -> str:
+    """The entry by which a place was matched: the path that fits; else what else was asked for."""
+    names = {path, path.removesuffix(".forward")}
+    fitting = [words for place, words in entries if words in names or (place is not None and place.matches(path))]
+    others = [words for place, words in entries if place is None]
+    return fitting[0] if fitting else ", ".join(others or [words for _, words in entries])
 
 
 def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> Numbers | None:

@@ -10,8 +10,10 @@ from typing import Any
 from byname.errors import BadArgumentError
 from byname.recording.analysed import named
 from byname.recording.callbacks import Callbacks, callables
+from byname.recording.sampling import Sampling
 from byname.recording.schedule import Schedule
-from byname.recording.values.reductions import conversion, reduction
+from byname.recording.values.nested import dtype_name
+from byname.recording.values.reductions import conversion, name_of, reduction
 
 __all__ = ["Options", "Reduce", "options_of", "placed"]
 
@@ -35,6 +37,29 @@ class Options:
     def schedule(self) -> Schedule:
         """In which iterations."""
         return Schedule(self.every, self.start, self.stop, self.mode)
+
+    def sampling(self, where: str, count: str) -> Sampling:
+        """The same as facts that a recording keeps.
+
+        Args:
+            where: the entry that a place was matched by.
+            count: what an iteration is.
+        """
+        figures = self.reduce if isinstance(self.reduce, list | tuple) else [self.reduce]
+        names = tuple(name_of(one) for one in figures if one is not None)
+        dtype = conversion(self.dtype)
+        return Sampling(
+            where,
+            every=self.every,
+            start=self.start,
+            stop=self.stop,
+            mode=self.mode,
+            on_change=bool(self.on_change),
+            reduce=names if len(names) > 1 else names[0] if names else None,
+            dtype=None if dtype is None else dtype_name(dtype),
+            count=count,
+            on_value=tuple(name_of(one) for one in callables(self.on_value, "on_value")),
+        )
 
     def check(self, path: str) -> None:
         """Refuses what has no meaning; the path is for messages."""

@@ -57,7 +57,7 @@ class Recording(Mapping[str, Any]):
         return asked_for(path, self.paths, self._series)
 
     def rows(self, *, ranges: bool = False) -> list[Row]:
-        """One dict a place: path, kind, shape, records, iterations, ranks and bytes.
+        """One dict a place: path, kind, shape, records, iterations, ranks and bytes; how, if not by default.
 
         Args:
             ranges: whether to read all numbers for their smallest, largest and mean; how many are NaN, if any.
@@ -116,6 +116,8 @@ class Recording(Mapping[str, Any]):
             "ranks": tuple(numpy.unique(numpy.concatenate([index.ranks for index in indexes])).tolist()),
             "bytes": sum(results.size(path) for results in having),
         }
+        how = dict.fromkeys(str(place.sampling) for place in places if place.sampling is not None)
+        row |= {"how": "; ".join(filter(None, how))} if any(how) else {}
         return {**row, **_range(self._series(path))} if ranges else row
 
 

@@ -129,6 +129,7 @@ class Reports(Storing):
             gradient=False,
             by_forward=False,
             numbers=self._calls.setdefault(path, InOrder()),
+            sampling=self._options.sampling(self._name, self._clock.counted),
         )
         self._columns[path] = self._windows.columns[path] = column
         return column

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.recording.processes.shard import Shard
+from byname.recording.sampling import Sampling
 from byname.recording.views import arrays, frames, labelled, summary
 from byname.recording.views.reading import Positions, after_each_other, one_each, taken
 from byname.table import Row, counted, text, to_html
@@ -39,6 +40,8 @@ class Series:
         modes: ``"train"`` or ``"eval"`` for each record; iterations of the two are counted apart.
         shapes: of each value, ``()`` for plain values; those from before it was padded.
         shards: for each record the part of a distributed tensor that it is, or None.
+        sampling: what was asked of the place: where, every, start, stop, mode, reduce, dtype and more; None where that
+            is not known (the file of an older byname, a series of your own).
 
     >>> series = Series("loss", [0.5, 0.25, 0.125], [0, 1, 5], [0, 0, 0], [0, 0, 0], ["train"] * 3, [()] * 3)
     >>> series[1], list(series[1:]), series.at(3)
@@ -55,6 +58,7 @@ class Series:
     modes: Sequence[str]
     shapes: Sequence[tuple[int, ...]]
     shards: Sequence[Shard | None] = ()
+    sampling: Sampling | None = None
 
     def __len__(self) -> int:
         return len(self.iterations)
@@ -71,7 +75,7 @@ class Series:
         return self.values[number % len(self)]
 
     def _within(self, which: slice) -> Series:
-        return Series(self.path, taken(self.values, which), *(column[which] for column in _columns(self)))
+        return _made(self, taken(self.values, which), [column[which] for column in _columns(self)])
 
     def at(self, iteration: int, rank: int = 0, call: int = 0, mode: str | None = None) -> Any:
         """The value in force at an iteration and call: the last that was stored then or before.
@@ -224,7 +228,8 @@ def concatenated(parts: Sequence[Series]) -> Series:
         shards.extend(one.shards if len(one.shards) else [None] * len(one) if sharded else ())
     columns.append(shards)
     values = after_each_other([one.values for one in parts], [one.shapes for one in parts])
-    return Series(paths[0], values, *columns)
+    sampling = next((one.sampling for one in parts if one.sampling is not None), None)
+    return _made(replace(parts[0], sampling=sampling), values, columns)
 
 
 def joined(parts: Sequence[Series]) -> Series:
@@ -258,8 +263,14 @@ def without_repeats(series: Series) -> Series:
 
 
 def _picked(series: Series, order: Positions) -> Series:
-    columns = ([column[number] for number in order] if len(column) else [] for column in _columns(series))
-    return Series(series.path, taken(series.values, order), *columns)
+    columns = [[column[number] for number in order] if len(column) else [] for column in _columns(series)]
+    return _made(series, taken(series.values, order), columns)
+
+
+def _made(of: Series, values: Sequence[Any] | Tensor, columns: Sequence[Any]) -> Series:
+    """Other records of the same place."""
+    iterations, ranks, calls, modes, shapes, shards = columns
+    return Series(of.path, values, iterations, ranks, calls, modes, shapes, shards, of.sampling)
 
 
 def _turns(modes: Sequence[str]) -> Positions:

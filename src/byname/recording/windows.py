@@ -237,4 +237,4 @@ def _kept(given: Series, returned: Series) -> Series:
         return given
     values, path = returned.values, returned.path
     copies = plain_copy(values, path=path) if type(values) is Tensor else [plain_copy(one, path=path) for one in values]
-    return replace(returned, values=copies)
+    return replace(returned, values=copies, sampling=given.sampling)

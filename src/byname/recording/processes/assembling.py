@@ -74,7 +74,7 @@ def assembled(series: Series) -> Series:
     moments = [moment for moment, group in groups.items() if group]
     modes, iterations, calls = (list(column) for column in zip(*moments, strict=True)) if moments else ([], [], [])
     shapes = [tuple(whole.shape) for whole in wholes]
-    return Series(series.path, wholes, iterations, [-1] * len(wholes), calls, modes, shapes)
+    return Series(series.path, wholes, iterations, [-1] * len(wholes), calls, modes, shapes, sampling=series.sampling)
 
 
 def _at(path: str, moment: tuple[str, int, int]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from byname.errors import RecordingError
 from byname.recording.processes.shard import Shard
+from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.values.copying import size_of
 from byname.recording.values.nested import bytes_of, decoded, encoded
@@ -102,10 +103,12 @@ def _columns(series: Series) -> list[Any]:
     shards = [None if shard is None else astuple(shard) for shard in series.shards]
     shapes = [tuple(shape) for shape in series.shapes]
     moments = [[*column] for column in (series.iterations, series.ranks, series.calls, series.modes)]
-    return [series.path, values, *moments, shapes, shards]
+    sampling = None if series.sampling is None else series.sampling.facts()
+    return [series.path, values, *moments, shapes, shards, sampling]
 
 
 def _series(columns: Sequence[Any]) -> Series:
-    path, values, iterations, ranks, calls, modes, shapes, shards = columns
+    path, values, iterations, ranks, calls, modes, shapes, shards, asked = columns
     parts = [None if shard is None else Shard(*shard) for shard in shards]
-    return Series(path, values, iterations, ranks, calls, modes, shapes, parts)
+    sampling = None if asked is None else Sampling.of(asked)
+    return Series(path, values, iterations, ranks, calls, modes, shapes, parts, sampling)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from byname.errors import RecordingError, RecordingWarning
+from byname.errors import RecordingError, RecordingWarning, recording_error
 from byname.interrupts import interrupts_wait
 from byname.recording.series import Series
 from byname.recording.stores.journal.committed import committed
@@ -143,7 +143,7 @@ class Hdf5Store:
                     raise
         except _OUTSIDE as reason:
             shown = printable(str(self.path))
-            raise RecordingError(f"{shown} cannot be written: {printable(str(reason))}") from reason
+            raise recording_error(f"{shown} cannot be written: {printable(str(reason))}", reason) from reason
 
     def _begin(self, run: Mapping[str, Any], filters: Filters) -> None:
         import h5py
@@ -191,7 +191,9 @@ class Hdf5Store:
         for path, several in waiting.items():
             place = self._places.get(path)
             if place is None:
-                place = self._places[path] = Place(self._file, path, len(self._places), self._settings)
+                place = self._places[path] = Place(
+                    self._file, path, len(self._places), self._settings, several[0].sampling
+                )
             for series in several:
                 place.write(series)
                 self._records += len(series)
@@ -247,7 +249,7 @@ class Hdf5Store:
             reason, self._kept = cut, "nothing that can be read"
         self._let_go()
         text = f"{printable(str(self.path))} can no longer be written ({printable(str(reason))}); in it: {self._kept}"
-        self._failure = RecordingError(text)
+        self._failure = recording_error(text, reason)
         self._failure.__cause__ = reason
         warnings.warn(f"{text}; the program goes on, and is not recorded", RecordingWarning, stacklevel=4)
 

@@ -17,7 +17,7 @@ from byname.recording.values.ordinary import bare, is_ordinary, nothing_listens,
 from byname.recording.values.unusual import inner, numbers
 from byname.table import closest
 
-__all__ = ["NAMES", "conversion", "reduction"]
+__all__ = ["NAMES", "conversion", "name_of", "reduction"]
 
 Asked = str | Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Tensor], Any]] | None
 
@@ -61,13 +61,14 @@ def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
         raise BadArgumentError(
             f"reduce={reduce!r} for `{path}` is no reduction: there are {', '.join(FIGURES)}; or give a function"
         )
-    several = {_name(each): _one(each, path) for each in reduce}
+    several = {name_of(each): _one(each, path) for each in reduce}
     if len(several) < len(reduce):
         raise BadArgumentError(f"reduce={reduce!r} for `{path}` has two of one name; each needs a name of its own")
     return lambda value: _reduced(value, lambda tensor: {name: take(tensor) for name, take in several.items()})
 
 
-def _name(reduce: Any) -> str:
+def name_of(reduce: Any) -> str:
+    """The name of a figure or function."""
     return reduce if type(reduce) is str else str(getattr(reduce, "__name__", type(reduce).__name__))
 
 
@@ -134,7 +135,7 @@ def _taken(tensor: torch.Tensor, name: str) -> Any:
 
 
 def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path: str) -> Any:
-    name = _name(function)
+    name = name_of(function)
     with torch.no_grad():
         given = tensor.detach()
         before = None if given.is_inference() else given._version

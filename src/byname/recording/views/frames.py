@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import NotInstalledError
+from byname.recording.sampling import Sampling
 from byname.recording.views.arrays import AnyArray, array_from, numpy_of, objects
 from byname.recording.views.reading import Values, cropped
 
@@ -45,6 +46,10 @@ class Records(Protocol):
     @property
     def modes(self) -> Sequence[str]:
         """One a record."""
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How they were taken, if that is known."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:

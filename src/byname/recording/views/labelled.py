@@ -78,8 +78,9 @@ def to_xarray(
     return _rechunked(array, chunks)
 
 
-def _attributes(series: Records) -> dict[str, str]:
-    return {"path": series.path, "byname_version": version()}
+def _attributes(series: Records) -> dict[str, str | int]:
+    asked = {} if series.sampling is None else series.sampling.facts()
+    return {"path": series.path, "byname_version": version(), **asked}
 
 
 def _coordinates(grid: Grid, outer: tuple[str, ...], several: bool, filled: bool) -> dict[str, Any]:

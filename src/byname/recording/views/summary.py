@@ -102,4 +102,5 @@ def title(series: Records) -> str:
     when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
     ranks = sorted(set(series.ranks))
     among = f", {len(ranks)} ranks" if len(ranks) > 1 else ""
-    return f"{series.path}: {counted(size, 'record')}, {when}, {' and '.join(sorted(set(series.modes)))}{among}"
+    how = f"; {series.sampling}" if series.sampling is not None and str(series.sampling) else ""
+    return f"{series.path}: {counted(size, 'record')}, {when}, {' and '.join(sorted(set(series.modes)))}{among}{how}"

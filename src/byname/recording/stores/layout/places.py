@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.layout.arrays import Settings
 from byname.recording.stores.layout.columns import Part
 from byname.recording.stores.layout.names import group_name
 from byname.recording.stores.layout.parts import SHAPES, Batch, Form, batches
 
-__all__ = ["Place"]
+__all__ = ["ASKED", "Place"]
+
+ASKED = {"dtype": "converted_to"}
+"""Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""
 
 
 class Place:
@@ -24,12 +28,15 @@ class Place:
         path: the place.
         number: how many places the file had before.
         settings: of the file.
+        sampling: how its values were taken, if that is known.
     """
 
-    def __init__(self, file: Any, path: str, number: int, settings: Settings) -> None:
+    def __init__(self, file: Any, path: str, number: int, settings: Settings, sampling: Sampling | None = None) -> None:
         self._group = file.create_group(group_name(path))
         self._group.attrs["path"] = path
         self._group.attrs["number"] = number
+        for name, fact in ({} if sampling is None else sampling.facts()).items():
+            self._group.attrs[ASKED.get(name, name)] = fact
         self._by_form: dict[Form, Part] = {}
         self._own: set[Form] = set()  # those with rows of their own
         self._shapes: Counter[Any] = Counter()

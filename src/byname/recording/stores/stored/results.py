@@ -12,10 +12,12 @@ import numpy
 
 from byname.recording.processes.shard import Shard
 from byname.recording.processes.shards import checked
+from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.layout.dtypes import modes, numbers
 from byname.recording.stores.layout.names import group_name, place_of
 from byname.recording.stores.layout.parts import Form
+from byname.recording.stores.layout.places import ASKED
 from byname.recording.stores.stored.lazy import PartAt, Source, StoredValues
 from byname.recording.stores.stored.trust import (
     attribute,
@@ -37,6 +39,8 @@ from byname.table import counted, printable
 __all__ = ["Index", "Results", "Stored"]
 
 _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
+_FACTS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
+_NOTHING: Any = object()
 _KINDS = {"rows": ("tensor", "int", "float", "bool", "complex", "str"), "flat": ("tensor",), "nested": ("nested",)}
 """Of the values that each layout has."""
 
@@ -48,10 +52,12 @@ class Stored:
     Attributes:
         path: the place.
         parts: of its values.
+        sampling: how they were taken; None in a file of an older byname.
     """
 
     path: str
     parts: tuple[PartAt, ...]
+    sampling: Sampling | None = None
 
     @property
     def count(self) -> int:
@@ -123,6 +129,7 @@ class Results(Mapping[str, Series]):
             named,
             [shapes[part][row] for part, row in numbered],
             [shards[part] for part, _ in numbered] if any(shards) else (),
+            place.sampling,
         )
 
     def index(self, path: str) -> Index:
@@ -202,7 +209,21 @@ def _place_at(file: Any, name: str) -> tuple[int, Stored]:
             raise broken(f"{next(iter(links))} in {further.name} is a link, which is not followed")
         inside.sort(key=lambda one: (len(one), one))
         parts += [_part_at(group_in(further, one), (name, "more", one)) for one in inside]
-    return attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts))
+    return attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts), _sampling(group))
+
+
+def _sampling(group: Any) -> Sampling | None:
+    if "every" not in group.attrs:
+        return None
+    read: dict[str, Any] = {}
+    for name, kind in _FACTS.items():
+        found = attribute(group, ASKED.get(name, name), kind, _NOTHING)
+        if found is not _NOTHING:
+            read[name] = printable(found) if kind is str else found
+    try:
+        return Sampling.of(read)
+    except (TypeError, KeyError) as reason:
+        raise broken(f"{group.name} does not say how its values were taken") from reason
 
 
 def _part_at(group: Any, names: tuple[str, ...]) -> PartAt:
