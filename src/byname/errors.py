@@ -28,6 +28,7 @@ __all__ = [
     "NotAnOptimizerError",
     "NotInstalledError",
     "NotPermittedError",
+    "NotReducibleError",
     "NotStorableError",
     "NothingSeenWarning",
     "RecordingError",
@@ -104,6 +105,10 @@ class RewriteError(BynameError, ValueError):
 
 class NotStorableError(BynameError, TypeError):
     """A value at a recorded place is of a type that no recording can hold."""
+
+
+class NotReducibleError(NotStorableError, BadArgumentError):
+    """A value at a recorded place has no such figure as was asked for with ``reduce=``."""
 
 
 class RecordingError(BynameError, OSError):

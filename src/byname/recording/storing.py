@@ -61,11 +61,15 @@ class Storing:
         self._windows.bytes += copy.nbytes if type(copy) is Tensor else size_of(copy)
 
     def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
-        """An error where the user asked for this very place and it never could be stored; else a warning."""
-        if column.exact and not column.stored and self._windows.tell is None:
-            raise error
+        """An error, once, where the user asked for this very place and it never could be stored; else a warning.
+
+        A place of which nothing could be stored is refused from then on, and the others go on.
+        """
         column.refused = not column.stored
         if column.refused and not column.exact and isinstance(value, nn.Module):
             return  # a wildcard over variables meets `self`
         sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
+        if column.exact and column.refused and self._windows.tell is None:
+            self._windows.lose(sentence)
+            raise error
         self._windows.warn(sentence)

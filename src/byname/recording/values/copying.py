@@ -73,6 +73,9 @@ def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor])
         if is_ordinary(value) and nothing_listens():
             return _at_once(value)
         return _Copying(fetch).copy(value, _DEEPEST)
+    except NotImplementedError as reason:  # PyTorch's answer where it has no numbers of a dtype (int4), only its name
+        words = str(reason).partition("\n")[0]
+        raise NotStorableError(f"`{path}` cannot be recorded: PyTorch cannot copy it ({words})") from reason
     except Refused as refused:
         where = "".join(reversed(refused.steps))
         subject = f"in it, `{where}`" if where else "it"

@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from byname.card import fact
-from byname.errors import BadArgumentError
+from byname.errors import BadArgumentError, NotReducibleError
 from byname.quiet import untouched
 from byname.recording.values.figures import FIGURES, ORDERED, Reduction
 from byname.recording.values.kinds import Refused, kind_of, plain_items, plain_key
@@ -117,7 +117,7 @@ def _figure(tensor: torch.Tensor, name: str, path: str) -> Any:
     except (Refused, RuntimeError, TypeError) as error:  # PyTorch's answers for what an operator does not do
         with untouched():
             what = f"{fact(tensor, 'dtype')} tensor of shape {list(fact(tensor, 'shape'))}"
-        raise BadArgumentError(f"reduce={name!r} of `{path}`, a {what}: it {error}") from error
+        raise NotReducibleError(f"reduce={name!r} of `{path}`, a {what}: it {error}") from error
 
 
 def _of_unusual(tensor: torch.Tensor, name: str) -> Any:

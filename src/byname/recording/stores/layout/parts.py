@@ -22,6 +22,8 @@ __all__ = ["SHAPES", "Batch", "Form", "batches"]
 
 SHAPES = 8
 """Shapes of one dtype at one place that have arrays of their own; others lie one after another in a flat array."""
+DIMENSIONS = 31
+"""Of a tensor that has rows in an array: HDF5 knows of 32, and one is that of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def _forms(series: Series) -> list[Form]:
         name = dtype_name(values.dtype)
         padded = any(tuple(shape) != own for shape in series.shapes)
         return [
-            Form("rows", "tensor", name, own, shard, padded)
+            _form_of_tensor(name, own, shard, padded=padded)
             for _, shard in zip(series.iterations, shards, strict=False)
         ]
     forms: list[Form] = []
@@ -118,10 +120,16 @@ def form_of(value: Any, shard: Shard | None = None) -> Form:
     """How a single value is stored."""
     kind = type(value)
     if kind is Tensor:
-        return Form("rows", "tensor", dtype_name(value.dtype), tuple(value.shape), shard)
+        return _form_of_tensor(dtype_name(value.dtype), tuple(value.shape), shard)
     if kind in _NUMBERS and (kind is not int or -(2**63) <= value < 2**63):
         return _NUMBERS[kind]
     return _TEXT if _is_utf8(value) else _NESTED
+
+
+def _form_of_tensor(dtype: str, shape: tuple[int, ...], shard: Shard | None, *, padded: bool = False) -> Form:
+    if len(shape) > DIMENSIONS:
+        return Form("flat", "tensor", dtype, (0,) * len(shape), shard)
+    return Form("rows", "tensor", dtype, shape, shard, padded)
 
 
 def _is_utf8(value: Any) -> bool:
