@@ -81,9 +81,9 @@ class Recorder:
 
     @property
     def results(self) -> Results:
-        """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard gives a dict."""
+        """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard several."""
         found = self._windows.results(early=not self._closed)
-        return Results({**found, **self._ended}, self.paths)
+        return Results(self._ended or found, self.paths)  # at the end, of all places
 
     def tell(self, told: Callable[[Exception], None]) -> None:
         """From now on errors of places come out of no forward: they are told, and the other places are recorded."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from byname.errors import BynameError
 from byname.recording.results import asked_for
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.stores.layout.parts import Form
 from byname.recording.stores.stored.results import Results, Stored
 from byname.recording.stores.stored.source import FileSource
 from byname.table import SHOWN, Row, counted, printable, text, to_html
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["Recording"]
 
@@ -74,6 +78,14 @@ class Recording(Mapping[str, Any]):
         """
         rows = self.rows(ranges=ranges)
         return text(rows, title=self._title(), notes=self.missing, spare=("bytes", "ranks"), width=width, most=most)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a DataFrame, one a place; those of records are ``recording["*"].to_pandas()``. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+        return pandas.DataFrame(self.rows())
 
     def close(self) -> None:
         """Closes the files; series that were taken out can then no longer be read."""

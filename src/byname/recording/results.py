@@ -3,18 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadPathError, NoMatchError
+from byname.errors import BadPathError, BynameError, NoMatchError
 from byname.place import Place, parse
 from byname.recording.series import Series
-from byname.table import closest, printable
+from byname.recording.views import summary
+from byname.table import SHOWN, Row, closest, counted, printable, text, to_html
 
-__all__ = ["Results", "asked_for"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Results", "SeriesByPath", "asked_for"]
 
 
-class Results(Mapping[str, Any]):
-    """Series by path; a path with wildcards gives a dict of all that fit.
+class _OfPlaces:
+    """What several series have in common, with a column for the path; for a mapping of paths to series."""
+
+    def items(self) -> Any:
+        """The paths, and the series of each."""
+        raise NotImplementedError
+
+    def rows(self) -> list[Row]:
+        """One dict a record, as `Series.rows` has them, with the path. Every value is read."""
+        return [{"path": path, **row} for path, series in self.items() for row in series.rows()]
+
+    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
+        """The table, with the first and last records of each place; no other value is read.
+
+        Args:
+            most: how many rows.
+            width: in characters; by default that of the terminal which shows the standard output.
+        """
+        rows, notes = self._shown(most)
+        return text(rows, title=self._title(), notes=notes, spare=summary.SPARE, width=width, most=most)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+        frames = [(path, series.to_pandas()) for path, series in self.items()]
+        for path, frame in frames:
+            frame.insert(0, "path", path)
+        if not frames:
+            return pandas.DataFrame(columns=["path", "iteration", "mode", "rank", "call", "value"])
+        return pandas.concat([frame for _, frame in frames], ignore_index=True)
+
+    def _shown(self, most: int) -> tuple[list[Row], list[str]]:
+        found = [(path, series) for path, series in self.items() if len(series)]
+        share = max(2, most // max(len(found), 1))
+        rows = [{"path": path, **row} for path, series in found[:most] for row in summary.shown(series, share)[0]]
+        left_out = sum(len(series) for _, series in found) - min(len(rows), most)
+        return rows[:most], [f"{counted(left_out, 'record')} not shown; .rows() has them"] if left_out else []
+
+    def _title(self) -> str:
+        found = [series for _, series in self.items()]
+        return f"{counted(len(found), 'place')}: {counted(sum(map(len, found)), 'record')}"
+
+
+class SeriesByPath(_OfPlaces, dict[str, Series]):
+    """The series of all places that fit a path with wildcards: a dict by path, with a table of all records.
+
+    >>> found = SeriesByPath(loss=Series("loss", [0.5, 0.25], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2))
+    >>> found["loss"].iterations, [(row["path"], row["iteration"], row["value"]) for row in found.rows()]
+    ([0, 1], [('loss', 0, 0.5), ('loss', 1, 0.25)])
+    """
+
+    items = dict.items
+
+    def __repr__(self) -> str:
+        return self.head()
+
+    def _repr_html_(self) -> str:
+        rows, notes = self._shown(SHOWN)
+        return to_html(rows, title=self._title(), notes=notes)
+
+
+class Results(_OfPlaces, Mapping[str, Any]):
+    """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
     Args:
         found: what was recorded.
@@ -32,6 +100,8 @@ class Results(Mapping[str, Any]):
     def _series(self, path: str) -> Series:
         return self._found[path] if path in self._found else Series(path, [], [], [], [], [], [], [])
 
+    items = Mapping.items
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
 
@@ -48,7 +118,7 @@ class Results(Mapping[str, Any]):
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
-    """What is recorded at a path: what `get` gives, or a dict of that for a path with wildcards.
+    """What is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
 
     Raises:
         NoMatchError: if nothing is, with the closest paths that there are.
@@ -57,7 +127,7 @@ def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> A
         return get(path)
     asked = parse(path)
     if asked.wild:
-        fitting = {one: get(one) for one in known if _fits(asked, one)}
+        fitting = SeriesByPath({one: get(one) for one in known if _fits(asked, one)})
         if fitting:
             return fitting
     for one in (str(asked), path.removesuffix(".forward"), f"{path}.forward"):

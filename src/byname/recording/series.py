@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from byname.errors import BadArgumentError, NoMatchError
 from byname.recording.processes.shard import Shard
 from byname.recording.sampling import Sampling
 from byname.recording.views import arrays, frames, labelled, summary
+from byname.recording.views.moments import Moments
 from byname.recording.views.reading import Positions, after_each_other, one_each, taken
 from byname.table import Row, counted, text, to_html
 
@@ -59,6 +60,7 @@ class Series:
     shapes: Sequence[tuple[int, ...]]
     shards: Sequence[Shard | None] = ()
     sampling: Sampling | None = None
+    _moments: Moments | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.iterations)
@@ -90,25 +92,31 @@ class Series:
             NoMatchError: nothing was stored yet; says at which iterations something was.
             BadArgumentError: the value may have changed in the other mode, and no record tells which came first.
         """
-        several = len(set(self.modes)) > 1
-        if mode is None and several:
+        moments = self._moments or self._sorted()
+        last = moments.last(iteration, call, rank, mode)
+        if not moments.fits(self, last):  # the lists are the user's, who may have changed them
+            moments = self._sorted()
+            last = moments.last(iteration, call, rank, mode)
+        if mode is None and moments.several:
             raise BadArgumentError(
                 f'{self.path} was recorded in training and evaluation: say mode="train" or mode="eval"'
             )
-        here = [number for number in range(len(self)) if self.ranks[number] in (rank, -1)]
-        mine = [number for number in here if mode in (None, self.modes[number])]
-        before = [number for number in mine if (self.iterations[number], self.calls[number]) <= (iteration, call)]
-        if not before:
-            raise NoMatchError(self._nothing_at(iteration, rank, call, mine))
-        last = max(before, key=lambda number: (self.iterations[number], self.calls[number], number))
-        if several and self.iterations[last] < iteration:
-            following = here[here.index(last) + 1 :]
-            if following and self.modes[following[0]] != mode:
+        if last is None:
+            here = [number for number in moments.of_rank(rank).tolist() if mode in (None, self.modes[number])]
+            raise NoMatchError(self._nothing_at(iteration, rank, call, here))
+        if moments.several and self.iterations[last] < iteration:
+            following = moments.following(last, rank)
+            if following is not None and self.modes[following] != mode:
                 raise BadArgumentError(
                     f"{self.path} was stored at {mode} iteration {self.iterations[last]}, then changed in the other "
                     f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
                 )
         return self.values[last]
+
+    def _sorted(self) -> Moments:
+        found = Moments(self)
+        object.__setattr__(self, "_moments", found)
+        return found
 
     def _nothing_at(self, iteration: int, rank: int, call: int, here: list[int]) -> str:
         if not len(self):

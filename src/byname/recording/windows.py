@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
@@ -102,12 +102,15 @@ class Windows:
             self.close_early()
             self.store.flush()
 
-    def results(self, *, early: bool) -> dict[str, Series]:
-        """What was recorded so far, with the open window if it is still filled and may be closed."""
+    def results(self, *, early: bool) -> Mapping[str, Series]:
+        """What was recorded so far, with the open window if it is still filled and may be closed.
+
+        The series of a place is made when it is asked for: one costs the same however many there are.
+        """
         with self._alone(), interrupts_wait():
             if early:
                 self.close_early()
-            return {**self.store.results()}
+            return _OneAtATime(self.store.results(), self._alone)
 
     def close_store(self, *, complete: bool) -> None:
         """Nothing comes any more."""
@@ -229,6 +232,34 @@ class Windows:
         self.lost[sentence] = None
         self.store.lose(sentence)
         return True
+
+
+class _OneAtATime(Mapping[str, Series]):
+    """The series of a store, made while nothing is written to it."""
+
+    def __init__(self, found: Mapping[str, Series], alone: Callable[[], AbstractContextManager[object]]) -> None:
+        self._found = found
+        self._alone = alone
+        self._paths = dict.fromkeys(found)
+
+    def __getitem__(self, path: str) -> Series:
+        with self._alone(), interrupts_wait():
+            return self._found[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def _through(callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
+    if not callbacks:
+        return window
+    return {path: _kept(series, applied(callbacks, path, series, moment)) for path, series in window.items()}
 
 
 def _kept(given: Series, returned: Series) -> Series:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -24,6 +24,9 @@ from byname.recording.stores.layout.indexes import write_all
 from byname.recording.stores.layout.places import Place
 from byname.recording.stores.layout.targets import needs_h5py, target
 from byname.table import counted, printable
+
+if TYPE_CHECKING:
+    from byname.recording.stores.stored.results import Stored
 
 __all__ = ["FORMAT", "VERSION", "Hdf5Store"]
 
@@ -60,6 +63,7 @@ class Hdf5Store:
         self._owner = os.getpid()
         self._places: dict[str, Place] = {}
         self._waiting: defaultdict[str, list[Series]] = defaultdict(list)
+        self._closed_with: list[Stored] | None = None
         self._missing: list[str] = []
         self._last, self._records = -1, 0
         self._kept = "nothing yet"
@@ -108,6 +112,8 @@ class Hdf5Store:
             return self._let_go()
         if self._file is not None:
             self._guarded(lambda: self._finish(complete))
+        if self._failure is not None:
+            self._closed_with = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -119,7 +125,19 @@ class Hdf5Store:
 
         if self._file is not None:
             self._guarded(self._write)
-        return Results(self)
+        return Results(self, self._in_it())
+
+    def _in_it(self) -> list[Stored] | None:
+        """What was written, without a look at the file; None where it is not known whether all of it is in there."""
+        from byname.recording.stores.stored.lazy import PartAt
+        from byname.recording.stores.stored.results import Stored
+
+        if self._file is None:
+            return self._closed_with
+        return [
+            Stored(path, tuple(PartAt(names, part.form, part.count) for names, part in place.named()), place.sampling)
+            for path, place in self._places.items()
+        ]
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
@@ -216,6 +234,7 @@ class Hdf5Store:
         self._file.attrs.modify("complete", numpy.bool_(complete))
         self._file.attrs.modify("closed", numpy.bool_(True))
         self._commit()
+        self._closed_with = self._in_it()
         file, self._file = self._file, None
         self._places.clear()
         file.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -35,10 +35,34 @@ class MemoryStore:
         """What is kept stays."""
 
     def results(self) -> Mapping[str, Series]:
-        """The windows of each place put together, in lists of their own."""
-        for windows in self._windows.values():
-            windows[:] = [concatenated(windows)]
-        return {path: _with_own_lists(windows[0]) for path, windows in self._windows.items()}
+        """The windows of each place so far, put together when the place is asked for."""
+        return _Kept(self._windows)
+
+
+class _Kept(Mapping[str, Series]):
+    """The series of a store as they are when this is made.
+
+    Args:
+        windows: of each place; those that have been put together are one from then on.
+    """
+
+    def __init__(self, windows: dict[str, list[Series]]) -> None:
+        self._windows = windows
+        self._sizes = {path: sum(map(len, several)) for path, several in windows.items()}
+
+    def __getitem__(self, path: str) -> Series:
+        size, several = self._sizes[path], self._windows[path]
+        several[:] = [concatenated(several)]
+        return _with_own_lists(several[0] if len(several[0]) == size else several[0][:size])
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._sizes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
 
 def _with_own_lists(series: Series) -> Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +32,13 @@ class Place:
     """
 
     def __init__(self, file: Any, path: str, number: int, settings: Settings, sampling: Sampling | None = None) -> None:
+        self._path = path
         self._group = file.create_group(group_name(path))
         self._group.attrs["path"] = path
         self._group.attrs["number"] = number
         for name, fact in ({} if sampling is None else sampling.facts()).items():
             self._group.attrs[ASKED.get(name, name)] = fact
+        self.sampling = sampling
         self._by_form: dict[Form, Part] = {}
         self._own: set[Form] = set()  # those with rows of their own
         self._shapes: Counter[Any] = Counter()
@@ -47,6 +49,12 @@ class Place:
     def parts(self) -> Iterable[Part]:
         """One for each form of values."""
         return self._by_form.values()
+
+    def named(self) -> Iterator[tuple[tuple[str, ...], Part]]:
+        """The parts, with the names that lead to each from the file."""
+        own = group_name(self._path)
+        for number, part in enumerate(self._by_form.values()):
+            yield ((own, "more", str(number)) if number else (own,)), part
 
     def write(self, series: Series) -> None:
         """Adds records."""

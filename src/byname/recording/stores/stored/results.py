@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,7 @@ class Results(Mapping[str, Series]):
 
     Args:
         source: the file.
+        places: what is in it, where that is known without a look.
 
     Attributes:
         places: by their paths.
@@ -100,8 +101,12 @@ class Results(Mapping[str, Series]):
         RecordingError: if the file is none that a recorder has written.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, places: Iterable[Stored] | None = None) -> None:
         self._source = source
+        self.missing: tuple[str, ...] = ()
+        if places is not None:
+            self.places = {place.path: place for place in places}
+            return
         with source.reading() as file:
             with within_size(file):
                 self.places, self.missing = _places(file)
