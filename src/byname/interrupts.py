@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 from typing import Any
 
@@ -17,8 +18,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHL
 ``DataLoader`` worker, of which PyTorch's handler raises an error."""
 
 
-@contextmanager
-def interrupts_wait(*, also_repeated: bool = False) -> Iterator[None]:
+def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[None]:
     """Holds back the signals that Python functions handle until the context ends, which then raises what they raise.
 
     Else one that comes at the wrong moment is lost, in a callback of a weak reference as h5py has many, or loses values
@@ -40,48 +40,85 @@ def interrupts_wait(*, also_repeated: bool = False) -> Iterator[None]:
         written
         and then interrupted
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    handlers: dict[int, Handler] = {}
+    return _Held(also_repeated)
 
-    def later(number: int, frame: FrameType | None) -> None:
-        if number in came and not also_repeated:
-            came.remove(number)
-            handlers[number](number, frame)
-        else:
-            came.append(number)
 
-    try:
-        for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, later)
-        yield
-    finally:
-        raised = _put_back(handlers, later)
+class _Held:
+    """The context of `interrupts_wait`: what came while it was on.
+
+    A class of its own, because a signal that comes in a generator's context manager can come between two lines of
+    `contextlib`, where the generator is not told of it.
+    """
+
+    def __init__(self, also_repeated: bool) -> None:
+        self.also_repeated = also_repeated
+        self.came: list[int] = []
+        self.on = False
+        self._replaced: dict[int, Handler] = {}
+        self._later: Handler | None = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._later = _later(self, self._replaced)
+        self.on = True
+        try:
+            for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._replaced[number] = handler
+                    signal.signal(number, self._later)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        errors: list[BaseException] = []
+        try:
+            self._put_back(errors)
+        finally:
+            self._put_back(errors)  # an interrupt may have come in between
+        came, self.came = self.came, []
         with ExitStack() as stack:  # all that came, whatever the others raise
-            if raised is not None:
-                stack.callback(_raise, raised)
+            stack.callback(_raise_one, errors)
             for number in reversed(came):
                 stack.callback(signal.raise_signal, number)
 
-
-def _put_back(handlers: dict[int, Handler], ours: Handler) -> BaseException | None:
-    """Puts all handlers back that nobody has replaced meanwhile; returns what one of them raised."""
-    raised = None
-    while handlers:
-        try:
-            for number in list(handlers):
-                if signal.getsignal(number) is ours:
-                    signal.signal(number, handlers[number])
-                del handlers[number]
-        except BaseException as error:  # noqa: BLE001 - of a handler that is back already; its caller raises it
-            raised = error
-    return raised
+    def _put_back(self, errors: list[BaseException]) -> None:
+        """Puts all handlers back that nobody has replaced meanwhile, and gathers what they raise from then on."""
+        while self.on:
+            try:
+                for number, handler in self._replaced.items():
+                    if signal.getsignal(number) is self._later:
+                        signal.signal(number, handler)
+                self.on = False
+            except BaseException as error:  # noqa: BLE001 - of a handler that is back already; `__exit__` raises it
+                errors.append(error)
 
 
-def _raise(error: BaseException) -> None:
-    raise error
+def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
+    """What handles signals meanwhile; one that comes when the context was torn down is handled as ever."""
+    context = weakref.ref(held)
+
+    def later(number: int, frame: FrameType | None) -> None:
+        held = context()
+        if held is None or not held.on:
+            if signal.getsignal(number) is later:
+                signal.signal(number, replaced[number])
+            replaced[number](number, frame)
+        elif number in held.came and not held.also_repeated:
+            held.came.remove(number)
+            replaced[number](number, frame)
+        else:
+            held.came.append(number)
+
+    return later
+
+
+def _raise_one(errors: list[BaseException]) -> None:
+    """Raises the last of some errors, if there are any, and keeps none."""
+    try:
+        if errors:
+            raise errors[-1]
+    finally:
+        errors.clear()

@@ -11,8 +11,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -68,52 +67,60 @@ class _Engine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self._heard: dict[object, Listener] = {}
         self._wrapped: list[tuple[Any, Any, Any]] = []
         self._numbers = itertools.count()
 
-    def listen(self, listener: Listener) -> None:
-        """Begins to tell a listener of every run."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-            if not self._wrapped:
-                self._wrap()
+    def listen(self, block: object, listener: Listener) -> None:
+        """Begins to tell a listener of every run.
 
-    def forget(self, listener: Listener) -> None:
-        """Ends it; after the last listener the original is put back, unless somebody else has replaced it since."""
+        Args:
+            block: what `forget` knows it by; a listener may listen in several blocks.
+            listener: the listener.
+        """
         with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
-            while self._wrapped and not self._listeners:
-                owner, original, ours = self._wrapped.pop()
-                if vars(owner).get(_NAME) is ours:
-                    setattr(owner, _NAME, original)
+            try:
+                self._heard = {**self._heard, block: listener}
+                if not self._wrapped:
+                    self._wrap()
+            except BaseException:
+                self._forget(block)
+                raise
 
-    @contextmanager
-    def heard_by(self, listener: Listener) -> Iterator[None]:
-        """Tells a listener of every run within the context."""
-        self.listen(listener)
-        try:
-            yield
-        finally:
-            self.forget(listener)
+    def forget(self, block: object) -> None:
+        """Ends it; after the last listener the original is put back, unless somebody else has replaced it since.
+
+        Once more does nothing.
+        """
+        with self._lock:
+            self._forget(block)
+
+    def _forget(self, block: object) -> None:
+        self._heard = {other: listener for other, listener in self._heard.items() if other is not block}
+        while self._wrapped and not self._heard:
+            owner, original, ours = self._wrapped[-1]
+            if vars(owner).get(_NAME) is ours:
+                setattr(owner, _NAME, original)
+            self._wrapped.pop()
 
     def _wrap(self) -> None:
         for owner in (torch.autograd, torch.autograd.graph):
             original = vars(owner).get(_NAME)
             if callable(original):
-                ours = self._heard(original)
-                setattr(owner, _NAME, ours)
+                ours = self._listened_to(original)
                 self._wrapped.append((owner, original, ours))
+                setattr(owner, _NAME, ours)
 
-    def _heard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _listened_to(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @eager
         @functools.wraps(original)
         def engine_run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            listeners = self._listeners
-            run, inputs = self._asked(args)
-            begun = [safely(listener.beginning, run, t_outputs, inputs) for listener in listeners]
-            ended = [one for one in reversed(begun) if one is not None]
+            ended: list[Ended] = []
             try:
+                run, inputs = self._asked(args)
+                for listener in self._heard.values():
+                    end = safely(listener.beginning, run, t_outputs, inputs)
+                    ended[:0] = [] if end is None else [end]
                 result = original(t_outputs, *args, **kwargs)
             except BaseException as error:
                 for one in ended:

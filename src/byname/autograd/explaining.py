@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,9 +17,11 @@ from byname.autograd.nonfinite.watch import FiniteWatch
 from byname.autograd.running import RunningCheck
 from byname.autograd.stamps import stamp
 from byname.errors import BadArgumentError
+from byname.interrupts import interrupts_wait
 from byname.naming.threads import NEW_THREADS
 from byname.naming.track import track
 from byname.tracebacks import clean
+from byname.undo import Blocks, Undo
 
 __all__ = ["Explaining", "explaining"]
 
@@ -79,35 +80,38 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
-        self._entered: list[tuple[int, ExitStack]] = []
+        self._blocks = Blocks()
 
     def __enter__(self) -> Explaining:
-        with ExitStack() as entered:
-            entered.enter_context(self._tracker)
-            entered.callback(self._tracker.leave_threads)
-            entered.enter_context(NEW_THREADS.within(self._thread))
-            entered.enter_context(ENGINE.heard_by(self))
-            if self._finite is not None:
-                entered.enter_context(self._finite.forward())
-            if self._check is not None:
-                entered.enter_context(self._check)
-            self._entered.append((threading.get_ident(), entered.pop_all()))
+        return self._blocks.enter(self._begin)
+
+    def _begin(self, block: Undo) -> Explaining:
+        self._tracker.begin(block)
+        block.add(self._tracker.leave_threads)
+        thread = self._thread
+        block.add(NEW_THREADS.end, thread)
+        NEW_THREADS.begin(thread)
+        block.add(ENGINE.forget, block)
+        ENGINE.listen(block, self)
+        if self._finite is not None:
+            following = self._finite.following()
+            block.add(following.stop)
+            following.start()
+        if self._check is not None:
+            self._check.begin(block)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
-            safely(self._note, error)
-        self._leaving().close()
+        try:
+            if error is not None:
+                safely(self._note, error)
+        finally:
+            with interrupts_wait():
+                self._blocks.leave()
         if error is not None:
             safely(clean, error)
-
-    def _leaving(self) -> ExitStack:
-        """What was entered last, in this thread if it was here; a generator can be closed by another thread."""
-        here = threading.get_ident()
-        mine = [place for place, (thread, _) in enumerate(self._entered) if thread == here]
-        return self._entered.pop(mine[-1] if mine else -1)[1]
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
@@ -123,17 +127,23 @@ class Explaining:
         """Looks at one run of the engine: before it, at its error, and at what it has freed."""
         if self._check is not None:
             safely(self._check.before, run, roots)
-        if self._finite is not None:
-            safely(self._finite.before_backward, roots, inputs)
-        resumed = self._tracker.resume()
+        done = Undo()
+        try:
+            if self._finite is not None:
+                done.add(safely, self._finite.after_backward)
+                safely(self._finite.before_backward, roots, inputs)
+            self._tracker.resume(done)
+        except BaseException:
+            done()
+            raise
 
         def ended(error: BaseException | None) -> None:
-            self._tracker.pause(resumed)
-            if self._finite is not None:
-                safely(self._finite.after_backward)
-            if error is not None:
-                safely(self._note, error)
-            stamp(run, roots, inputs, error is not None)
+            try:
+                done()
+            finally:
+                if error is not None:
+                    safely(self._note, error)
+                stamp(run, roots, inputs, error is not None)
 
         return ended
 

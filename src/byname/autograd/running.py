@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.quiet import eager, untouched
 from byname.source import ThisCode
+from byname.undo import Undo
 
 __all__ = ["RunningCheck"]
 
@@ -44,16 +44,10 @@ class RunningCheck:
         self._runs: dict[tuple[ThisCode, int], int] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[_Waiting] = []
-        self._hook: Any = None
 
-    def __enter__(self) -> RunningCheck:
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._hook.remove()
+    def begin(self, block: Undo) -> None:
+        """Looks at the steps of optimizers from now on, until the block is left."""
+        block.register(register_optimizer_step_pre_hook, self._before_step)
 
     def before(self, run: Run, roots: Sequence[Any]) -> None:
         """Checks the roots of a backward that is about to run: its line's first, and one some steps later."""

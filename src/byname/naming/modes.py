@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,15 @@ class Stack:
         if self.holds(mode):
             self.take_off([mode])
 
+    def put_in(self, mode: Any, level: int) -> None:
+        """Puts a mode on this thread's stack at a level, below those that stand there and above."""
+        now = self.modes()
+        self._become([*now[:level], mode, *now[level:]])
+
     def take_off(self, modes: Collection[Any]) -> list[Any]:
         """Takes these modes off this thread's stack; the stack as it was, for `put_back`."""
-        before = self._emptied()
-        self._push(mode for mode in before if not _among(mode, modes))
+        before = self.modes()
+        self._become([mode for mode in before if not _among(mode, modes)])
         return before
 
     def put_back(self, modes: Collection[Any], before: list[Any]) -> None:
@@ -49,17 +54,31 @@ class Stack:
             modes: those of the modes taken off that are still wanted.
             before: the stack as it was, of which everything but our modes has stayed.
         """
-        now = self._emptied()
+        now = self.modes()
         wanted = [mode for mode in before if _among(mode, modes) or _among(mode, now)]
         unchanged = [mode for mode in wanted if not _among(mode, modes)]
         same = len(unchanged) == len(now) and all(one is other for one, other in zip(unchanged, now, strict=True))
-        self._push(wanted if same else [*(mode for mode in before if _among(mode, modes)), *now])
+        self._become(wanted if same else [*(mode for mode in before if _among(mode, modes)), *now])
 
-    def _emptied(self) -> list[Any]:
-        return [self.pop() for _ in range(self.depth())][::-1]
+    def modes(self) -> list[Any]:
+        """The modes on this thread's stack, from the bottom."""
+        return [self.at(level) for level in range(self.depth())]
 
-    def _push(self, modes: Iterable[Any]) -> None:
-        for mode in modes:
+    def _become(self, wanted: Sequence[Any]) -> None:
+        """Makes the stack this one. No mode of the program's is lost where an interrupt comes meanwhile."""
+        try:
+            self._make(wanted)
+        finally:
+            self._make(wanted)  # does nothing, unless it was interrupted
+
+    def _make(self, wanted: Sequence[Any]) -> None:
+        now = self.modes()
+        same = 0
+        while same < min(len(now), len(wanted)) and now[same] is wanted[same]:
+            same += 1
+        while self.depth() > same:
+            self.pop()
+        for mode in wanted[same:]:
             self.push(mode)
 
 

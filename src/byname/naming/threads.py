@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from byname.naming.reading import attributes_of, found_in
@@ -26,23 +26,22 @@ class _NewThreads:
         self._original: Callable[..., None] | None = None
         self._ours: Any = None
 
-    @contextmanager
-    def within(self, context: _Context) -> Iterator[None]:
-        """Threads started in this block run in a context of their own, which `context` makes."""
+    def begin(self, context: _Context) -> None:
+        """Threads that are started from now on run in a context of their own, which `context` makes."""
         with self._lock:
             self._contexts = (*self._contexts, context)
-            if self._original is None:
+            if self._ours is None:
                 self._wrap()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._contexts = tuple(one for one in self._contexts if one is not context)
-                if not self._contexts:
-                    self._unwrap()
+
+    def end(self, context: _Context) -> None:
+        """Those that are started from now on do not; once more does nothing."""
+        with self._lock:
+            self._contexts = tuple(one for one in self._contexts if one is not context)
+            if not self._contexts:
+                self._unwrap()
 
     def _wrap(self) -> None:
-        original = self._original = threading.Thread.start
+        original = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
             if _is_computed(found_in(type(thread), "run")):
@@ -58,12 +57,12 @@ class _NewThreads:
                 raise
             return None
 
-        self._ours = start
+        self._original, self._ours = original, start
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
 
     def _unwrap(self) -> None:
         """Puts the original back, unless somebody else has replaced it since."""
-        if threading.Thread.start is self._ours:
+        if self._ours is not None and threading.Thread.start is self._ours:
             threading.Thread.start = self._original  # type: ignore[method-assign, assignment]
         self._original = self._ours = None
 

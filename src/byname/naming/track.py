@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
 from byname.card import is_tensor
 from byname.errors import BadArgumentError, NotATensorError
+from byname.interrupts import interrupts_wait
 from byname.naming.allocating import Allocating, Ledger
 from byname.naming.kinds import memory_of
 from byname.naming.log import Log, Mutation
@@ -21,8 +23,12 @@ from byname.naming.unseen import start, stop
 from byname.naming.watching import Watch
 from byname.quiet import untouched
 from byname.table import counted
+from byname.undo import Blocks, Undo
 
 __all__ = ["TRACKERS", "Tracker", "logs", "track"]
+
+
+T = TypeVar("T")
 
 
 class Tracker:
@@ -37,30 +43,32 @@ class Tracker:
         self.logs: list[Log] = []
         self._entered: list[Watch] = []
         self._in_threads: list[Watch] = []
-        self._blocks: list[tuple[Watch, ExitStack]] = []
+        self._blocks = Blocks()
         TRACKERS.add(self)
 
     def __enter__(self) -> Tracker:
-        with ExitStack() as entered:
-            watch = self._enter()
-            entered.callback(self._leave, watch)
-            if self._ledger is not None:
-                entered.callback(self.leave_threads)
-                entered.enter_context(NEW_THREADS.within(self.in_thread))
-            self._blocks.append((watch, entered.pop_all()))
-        return self
+        return self._blocks.enter(self.begin)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        here = threading.get_ident()
-        mine = [place for place, (watch, _) in enumerate(self._blocks) if watch.log.thread == here]
-        _, block = self._blocks.pop(mine[-1] if mine else -1)  # another thread may close a generator that entered
-        block.close()
+        with interrupts_wait():
+            self._blocks.leave()
 
-    def _enter(self) -> Watch:
+    def begin(self, block: Undo) -> Tracker:
+        """Watches this thread until the block is left."""
+        self._enter(block)
+        if self._ledger is not None:
+            context = self.in_thread
+            block.add(self.leave_threads)
+            block.add(NEW_THREADS.end, context)
+            NEW_THREADS.begin(context)
+        return self
+
+    def _enter(self, block: Undo) -> Watch:
         allocating = None if self._ledger is None else Allocating(self._ledger)
         watch = Watch(self._log(), allocating)
+        block.add(self._leave, watch)
         self._entered.append(watch)
         start(watch)
         return watch
@@ -75,45 +83,37 @@ class Tracker:
         return mine[0]
 
     def _leave(self, watch: Watch) -> None:
-        """Stops a watch, unless it has been stopped already."""
-        if watch in self._in_threads:
-            self._in_threads.remove(watch)
-        if watch in self._entered:
-            self._entered.remove(watch)
-            stop(watch)
-            if watch.log.is_empty():  # a program may start thousands of threads that compute nothing
-                self.logs.remove(watch.log)
+        """Stops a watch; once more does nothing."""
+        if watch not in self._entered:
+            return
+        stop(watch)
+        if watch.log.is_empty():  # a program may start thousands of threads that compute nothing
+            _drop(self.logs, watch.log)
+        _drop(self._in_threads, watch)
+        _drop(self._entered, watch)
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Watches a thread until it ends, or until `leave_threads`."""
-        watch = self._enter()
-        self._in_threads.append(watch)
+        block = Undo()
         try:
+            self._in_threads.append(self._enter(block))
             yield
         finally:
-            self._leave(watch)
+            block()
 
     def leave_threads(self) -> None:
         """Stops every watch that `in_thread` has begun and that has not ended yet."""
-        while self._in_threads:
-            self._leave(self._in_threads.pop())
+        for watch in self._in_threads[::-1]:
+            self._leave(watch)
 
-    def resume(self) -> list[Watch]:
-        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward.
-
-        Returns what to give to `pause`.
-        """
+    def resume(self, called: Undo) -> None:
+        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward."""
         here = threading.get_ident()
-        away = [watch for watch in self._entered if watch.log.thread == here and not FUNCTIONS.holds(watch)]
-        for watch in away:
-            FUNCTIONS.push(watch)
-        return away
-
-    def pause(self, resumed: list[Watch]) -> None:
-        """Undoes a `resume`."""
-        for watch in reversed(resumed):
-            FUNCTIONS.remove(watch)
+        for watch in self._entered[:]:
+            if watch.log.thread == here and not FUNCTIONS.holds(watch):
+                called.add(FUNCTIONS.remove, watch)
+                FUNCTIONS.push(watch)
 
     def mutations(self, tensor: torch.Tensor) -> tuple[Mutation, ...]:
         """The in-place operations seen on a tensor's storage, through whatever view, in the order they ran.
@@ -179,6 +179,12 @@ def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
     if type(allocations) is not bool:
         raise BadArgumentError(f"allocations is True or False, and this is of type {type(allocations).__name__}")
     return Tracker(limit, allocations)
+
+
+def _drop(held: list[T], one: T) -> None:
+    """Takes something out of a list, unless another thread has."""
+    with suppress(ValueError):
+        held.remove(one)
 
 
 def logs() -> list[Log]:

@@ -25,6 +25,7 @@ from byname.naming.modes import DISPATCHES, FUNCTIONS
 from byname.naming.stepping import Steps
 from byname.naming.watching import Watch, restore, suspend
 from byname.quiet import eager
+from byname.undo import Undo
 
 __all__ = ["start", "stop"]
 
@@ -38,12 +39,17 @@ def start(watch: Watch) -> None:
 
 
 def stop(watch: Watch) -> None:
-    """Leaves everything as it was, also when other modes were entered since and have not been left."""
-    watch.deafen()
-    _UNSEEN.unwatch(watch)
-    FUNCTIONS.remove(watch)
+    """Leaves everything as it was, also when other modes were entered since and have not been left.
+
+    May be called for a watch that was begun in part, and again where this was stopped.
+    """
+    undo = Undo()
     if watch.allocating is not None:
-        DISPATCHES.remove(watch.allocating)
+        undo.add(DISPATCHES.remove, watch.allocating)
+    undo.add(FUNCTIONS.remove, watch)
+    undo.add(_UNSEEN.unwatch, watch)
+    undo.add(watch.deafen)
+    undo()
 
 
 class _Unseen:
@@ -60,33 +66,46 @@ class _Unseen:
     def watch(self, watch: Watch) -> None:
         """Wraps the calls for the first watch."""
         with self._lock:
-            self._watches.setdefault(watch.log.thread, []).append(watch)
-            if not self._wrapped:
-                self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
-                self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
-                self._wrap(torch, "from_numpy", self._noted, _as_it_is)
-                self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
-                self._wrap(torch, "compile", self._compiling, _as_it_is)
-                self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
-                self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
-                self._hook = register_optimizer_step_pre_hook(self._steps.begin)
-            self._compiled.watch()
+            try:
+                self._begin(watch)
+            except BaseException:
+                self._end(watch)
+                raise
 
     def unwatch(self, watch: Watch) -> None:
         """Puts the originals back after the last watch; what somebody else has put in their place stays."""
         with self._lock:
-            watches = self._watches[watch.log.thread]
+            self._end(watch)
+
+    def _begin(self, watch: Watch) -> None:
+        self._watches.setdefault(watch.log.thread, []).append(watch)
+        if not self._wrapped:
+            self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
+            self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
+            self._wrap(torch, "from_numpy", self._noted, _as_it_is)
+            self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
+            self._wrap(torch, "compile", self._compiling, _as_it_is)
+            self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
+            self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
+            self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+        self._compiled.watch()
+
+    def _end(self, watch: Watch) -> None:
+        watches = self._watches.get(watch.log.thread, [])
+        if watch in watches:
             watches.remove(watch)
-            if not watches:
-                del self._watches[watch.log.thread]
-            if self._watches:
-                return
+        if not watches:
+            self._watches.pop(watch.log.thread, None)
+        if self._watches:
+            return
+        if self._hook is not None:
             self._hook.remove()
-            while self._wrapped:
-                owner, name, original, ours = self._wrapped.pop()
-                if vars(owner).get(name) is ours:
-                    setattr(owner, name, original)
-            self._compiled.unwatch()
+        while self._wrapped:
+            owner, name, original, ours = self._wrapped[-1]
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+            self._wrapped.pop()
+        self._compiled.unwatch()
 
     def _hide(self) -> None:
         """Takes the wrappers away for a while."""
@@ -109,8 +128,8 @@ class _Unseen:
         original = vars(owner)[name]
         function = getattr(original, "__func__", original)
         ours = bind(functools.wraps(function)(make(function)))
-        setattr(owner, name, ours)
         self._wrapped.append((owner, name, original, ours))
+        setattr(owner, name, ours)
 
     def _noted(self, function: Any) -> Any:
         """A function that makes tensors, with a note of each."""

@@ -93,8 +93,7 @@ def attach(
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
     uncompiled = Uncompiled(model, running.notes)
     handle = _handle(root, running, uncompiled, meaning, selectors, example, begun, reads, unmatched)
-    handle.enabled = enabled
-    return handle
+    return handle.switched(enabled)
 
 
 def _handle(

@@ -49,7 +49,8 @@ class Uncompiled:
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
         self._model = model
         self._notes = notes
-        self._release: Callable[[], Any] = lambda: None
+        self._note: Callable[[], None] | None = None
+        self._let_go: weakref.finalize[Any, Any] | None = None
 
     def install(self) -> None:
         """From now on compiled functions run eagerly.
@@ -62,17 +63,22 @@ class Uncompiled:
         def note() -> None:
             notes.setdefault(RUN_EAGERLY)
 
-        EAGERLY.hold(note)
+        self._note = note
         # a model that goes away while watched is not kept by this process, and takes the attachment with it
-        self._release = release = weakref.finalize(self, EAGERLY.release, note)
-        release.atexit = False
+        self._let_go = weakref.finalize(self, EAGERLY.release, note)
+        self._let_go.atexit = False
+        EAGERLY.hold(note)
         notes.update(dict.fromkeys(notes_on_scripts(self._model)))
         if _has_compiled(self._model):
             note()
 
     def remove(self) -> None:
         """They run compiled again, if no other attachment is in place."""
-        self._release()
+        if self._note is not None:
+            EAGERLY.release(self._note)
+        if self._let_go is not None:
+            self._let_go.detach()
+        self._note = self._let_go = None
 
 
 class _Eagerly:
@@ -102,17 +108,21 @@ class _Eagerly:
             note: the holder's own function, which is called when a compiled function is called.
         """
         with self._lock:
-            if not self._holders:
-                self._begin()
-            self._holders.append(note)
+            try:
+                self._holders.append(note)
+                if self._arrival is None and self._stance is None:
+                    self._begin()
+            except BaseException:
+                self.release(note)
+                raise
 
     def release(self, note: Callable[[], None]) -> None:
         """They run compiled again when the last holder has released them; does nothing the second time."""
         with self._lock:
             if note in self._holders:
                 self._holders.remove(note)
-                if not self._holders:
-                    self._end()
+            if not self._holders:
+                self._end()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -121,8 +131,8 @@ class _Eagerly:
         def note() -> None:
             """Nobody wants to know."""
 
-        self.hold(note)
         try:
+            self.hold(note)
             yield
         finally:
             self.release(note)
@@ -145,7 +155,7 @@ class _Eagerly:
             frames._stance = self._before
         # the program may have begun a stance meanwhile, at whose end it will put ours back: it must be harmless then
         vars(self._stance).update(vars(self._before))
-        if vars(frames).get(_CHOICE) is self._choose:
+        if self._choose is not None and vars(frames).get(_CHOICE) is self._choose:
             setattr(frames, _CHOICE, self._chosen)
         self._before = self._stance = self._chosen = self._choose = None
 

@@ -46,8 +46,7 @@ def follow_forwards(
     iterations.begin_with(first)
     iterations.end_with(last)
     handle = Handle([running, first, last, iterations], running.paths, running.notes)
-    handle.enabled = enabled
-    return handle
+    return handle.switched(enabled)
 
 
 def _nothing(*_: object) -> None:

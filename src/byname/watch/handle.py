@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from byname.watch.heard import Heard
+
+from byname.interrupts import interrupts_wait
+from byname.undo import Undo
 
 __all__ = ["Handle", "Tap"]
 
@@ -26,7 +28,7 @@ class Tap(Protocol):
         """Puts everything in place."""
 
     def remove(self) -> None:
-        """Takes everything off; the model is as before."""
+        """Takes everything off; the model is as before. May be called where it was installed in part, and again."""
 
 
 class Handle:
@@ -49,6 +51,8 @@ class Handle:
     ) -> None:
         self._taps = taps
         self._staying = staying
+        self._passing_off = Undo()
+        self._staying_off = Undo()
         self._paused = False
         self._paths = paths
         self._notes = notes
@@ -77,10 +81,17 @@ class Handle:
         self._notes.setdefault(sentence)
 
     def add(self, tap: Tap) -> None:
-        """Has one more part come and go with the others."""
+        """Has one more part come and go with the others; to be called before they are put in place."""
         self._taps.append(tap)
-        if self._installed:
-            tap.install()
+
+    def switched(self, enabled: bool) -> Handle:
+        """Itself, in place if so wanted; what raises or is interrupted meanwhile leaves nothing of it on the model."""
+        try:
+            self.enabled = enabled
+            return self
+        except BaseException:
+            self.remove()
+            raise
 
     @property
     def removed(self) -> bool:
@@ -94,13 +105,15 @@ class Handle:
 
     @enabled.setter
     def enabled(self, wanted: bool) -> None:
-        with _CHANGING:
+        with interrupts_wait(), _CHANGING:
             if self._removed and wanted:
                 raise RuntimeError("this handle was removed; attach again instead")
-            if wanted and not self._installed:
-                self._install()
-            elif self._installed and not wanted:
-                self._uninstall()
+            if not wanted:
+                self._take_off()
+            elif not self._installed:
+                self._take_off()  # what an interrupt has left
+                self._put_on(self._taps)
+                self._installed = True
 
     @property
     def paused(self) -> bool:
@@ -109,23 +122,27 @@ class Handle:
 
     @paused.setter
     def paused(self, wanted: bool) -> None:
-        with _CHANGING:
+        with interrupts_wait(), _CHANGING:
             if self._installed and wanted != self._paused:
-                passing = [tap for tap in self._taps if tap not in self._staying]
                 if wanted:
                     self._paused = True
-                    _remove(passing)
-                else:
-                    _install(passing)
+                self._passing_off()
+                if not wanted:
+                    self._put_on([tap for tap in self._taps if tap not in self._staying])
                     self._paused = False
 
     def remove(self) -> None:
-        """Takes everything off for good; the model is as it was. Once more does nothing."""
-        with _CHANGING:
+        """Takes everything off for good; the model is as it was. Once more does nothing, or what is left of it to do.
+
+        Each part is taken off, also if another raises or is interrupted; the first error is raised when all were tried.
+        """
+        with interrupts_wait(), _CHANGING:
             enabled = self._installed
-            self.enabled = False
             self._removed = True
-            self._taps, self._staying = [], ()  # which hold the model
+            try:
+                self._take_off()
+            finally:
+                self._taps, self._staying = [], ()  # which hold the model
         if self.heard is not None:
             self.heard.end(enabled=enabled, failed=self._failed)()
 
@@ -140,39 +157,29 @@ class Handle:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._failed = error is not None
-        self.remove()
+        with interrupts_wait():
+            self.remove()
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else "enabled" if self._installed else "disabled"
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
         return f"<{state} at {shown or 'no place yet'}>"
 
-    def _install(self) -> None:
-        _install(self._taps)
-        self._installed = True
-
-    def _uninstall(self) -> None:
-        self._installed = self._paused = False
+    def _put_on(self, taps: Iterable[Tap]) -> None:
+        """Puts parts in place, all of them or none."""
+        begun = Undo()
         try:
-            _remove(self._taps)
+            for tap in taps:
+                begun.add(tap.remove)
+                (self._staying_off if tap in self._staying else self._passing_off).add(tap.remove)
+                tap.install()
         except BaseException:
-            self._installed = True  # so that it can be done again
+            begun()
             raise
 
-
-def _install(taps: Iterable[Tap]) -> None:
-    done: list[Tap] = []
-    try:
-        for tap in taps:
-            done.append(tap)
-            tap.install()
-    except BaseException:
-        for tap in reversed(done):
-            tap.remove()
-        raise
-
-
-def _remove(taps: Iterable[Tap]) -> None:
-    with ExitStack() as all_of_them:  # the others also if one of them raises or is interrupted
-        for tap in taps:
-            all_of_them.callback(tap.remove)
+    def _take_off(self) -> None:
+        self._installed = self._paused = False
+        try:
+            self._passing_off()
+        finally:
+            self._staying_off()

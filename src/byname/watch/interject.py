@@ -70,9 +70,9 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
     """
     put_in = _PutIn(unwrapped(model), checked_interjection(interjection))
     begins = put_in.begins if isinstance(interjection, WrappedForwardBackwardInterjection) else None
-    put_in.handle = handle = attach(model, where, put_in, example=example, before=begins)
+    put_in.handle = handle = attach(model, where, put_in, example=example, before=begins, enabled=False)
     handle.add(put_in)
-    return handle
+    return handle.switched(True)
 
 
 class _PutIn:

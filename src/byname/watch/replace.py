@@ -67,8 +67,7 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
         _train_as(swap.old, swap.new, known)
         swap.notes = notes
     handle = Handle([*swaps], {path: None for swap in swaps for path in swap.paths}, notes)
-    handle.enabled = True
-    return handle
+    return handle.switched(True)
 
 
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
@@ -180,17 +179,24 @@ class Swap:
     def install(self) -> None:
         """Puts the new module in."""
         for _, holder, name in self.places:
-            layers = _layers.setdefault(holder, {}).setdefault(name, _Layers(holder._modules[name]))
-            layers.change(holder, name, lambda swaps: sorted([*swaps, self], key=lambda swap: swap.order))
+            of_holder = _layers.setdefault(holder, {})
+            layers = of_holder.get(name)
+            if layers is None or not layers.swaps:
+                layers = of_holder[name] = _Layers(holder._modules[name])
+            others = [swap for swap in layers.swaps if swap is not self]
+            layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order))
 
     def remove(self) -> None:
         """Puts back what is below: the old module, or what another swap has put there before."""
         for path, holder, name in self.places:
-            found = _layers[holder]
-            if not found[name].change(holder, name, lambda swaps: [swap for swap in swaps if swap is not self]):
+            of_holder = _layers.get(holder, {})
+            layers = of_holder.get(name)
+            if layers is None:  # it was not put in, or taken out by a call that did not come to its end
+                continue
+            if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self]):
                 self.notes[f"`{path}` holds a module that was put there by other means, and keeps it"] = None
-            if not found[name].swaps:
-                del found[name]
+            if not layers.swaps:
+                of_holder.pop(name, None)
 
 
 class _Layers:
@@ -200,17 +206,20 @@ class _Layers:
         self.base = base
         self.swaps: list[Swap] = []
 
-    def change(self, holder: nn.Module, name: str, change: Callable[[list[Swap]], list[Swap]]) -> bool:
-        """Has other swaps in the place, unless somebody else has put a module there; says whether that is so."""
-        before = self._top()
-        self.swaps = change(self.swaps)
-        if name not in holder._modules or holder._modules[name] is not before:
-            return False
-        holder._modules[name] = self._top()
-        return True
+    def change(self, holder: nn.Module, name: str, swaps: list[Swap]) -> bool:
+        """Has other swaps in the place; says whether it does, and not a module that somebody else has put there.
 
-    def _top(self) -> nn.Module | None:
-        return self.swaps[-1].new if self.swaps else self.base
+        Called once more where it was stopped, it does the rest.
+        """
+        before, after = self._top(self.swaps), self._top(swaps)
+        ours = name in holder._modules and (holder._modules[name] is before or holder._modules[name] is after)
+        if ours:
+            holder._modules[name] = after
+        self.swaps = swaps
+        return ours
+
+    def _top(self, swaps: list[Swap]) -> nn.Module | None:
+        return swaps[-1].new if swaps else self.base
 
 
 _layers: WeakKeyDictionary[nn.Module, dict[str, _Layers]] = WeakKeyDictionary()

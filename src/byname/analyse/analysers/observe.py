@@ -73,8 +73,7 @@ def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = 
         raise
     handle.add(observation)
     analyser.observed(observation)
-    handle.enabled = analyser.enabled
-    return handle
+    return handle.switched(analyser.enabled)
 
 
 class Observation:

@@ -109,14 +109,8 @@ class OriginsMode(TorchFunctionMode):
 
     def start(self) -> None:
         """Begins, below all modes but that of the default device, so that no other mode sees a frame of this one."""
-        above = []
-        while torch._C._len_torch_function_stack():
-            above.append(torch._C._pop_torch_function_stack())
-        if above and type(above[-1]) is DeviceContext:
-            torch._C._push_on_torch_function_stack(above.pop())
-        torch._C._push_on_torch_function_stack(self)
-        for mode in reversed(above):
-            torch._C._push_on_torch_function_stack(mode)
+        now = FUNCTIONS.modes()
+        FUNCTIONS.put_in(self, 1 if now and type(now[0]) is DeviceContext else 0)
 
     def stop(self) -> None:
         """Leaves every other mode as it is."""

@@ -41,12 +41,16 @@ class FiniteWatch:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Follows what this thread computes."""
-        mode = OriginsMode(self._origins)
-        mode.start()
+        mode = self.following()
         try:
+            mode.start()
             yield
         finally:
             mode.stop()
+
+    def following(self) -> OriginsMode:
+        """What follows the computations of this thread from its ``start()`` to its ``stop()``."""
+        return OriginsMode(self._origins)
 
     def before_backward(self, roots: Sequence[Any], inputs: Any = None) -> None:
         """To be called before each run of the engine, in its thread, and always followed by `after_backward`."""

@@ -10,12 +10,13 @@ from torch import nn
 
 from byname.card import is_tensor
 from byname.errors import InterjectionError, NoMatchError
+from byname.undo import Undo
 from byname.watch.places.items import Segments, items_in, put
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.taps.delivery import Deliver
 from byname.watch.variables.activation import Receive
-from byname.watch.variables.listen import Activation, Listening, listen, method_of
+from byname.watch.variables.listen import Activation, Listening, method_of
 
 __all__ = ["Assigned"]
 
@@ -49,10 +50,11 @@ class Assigned:
             received = _Received(receivers)
             self._receiving.append(received)
             exits = any(one.spot.items for found in receivers.values() for one in found)
-            listening = listen(
+            listening = Listening(
                 function, module, [*receivers], _while_held(received), order=self._running.order, exits=exits
             )
             self._listenings.append(listening)
+            listening.begin()
             received.replaces = listening.replaces
             if not listening.replaces:
                 self._running.notes.setdefault(
@@ -62,8 +64,10 @@ class Assigned:
 
     def remove(self) -> None:
         """Listens no longer."""
+        undo = Undo()
         for one in self._listenings:
-            one.remove()
+            undo.add(one.remove)
+        undo()
         self._listenings.clear()
         self._receiving.clear()
 

@@ -17,6 +17,7 @@ from torch import nn
 from byname.errors import NoMatchError
 from byname.naming.modules import modules_in
 from byname.place import Name
+from byname.undo import Undo
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.resolve import Meaning, modules_by_path
 from byname.watch.places.spot import Spot
@@ -147,15 +148,18 @@ class Binding:
 
     def _hook_chosen(self) -> None:
         """Hooks the modules that are known to be wanted."""
+        self._outputs.remove()
         self._outputs = Hooks(self._model, self._running)
         hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
     def remove(self) -> None:
         """Takes everything off."""
+        undo = Undo()
+        undo.add(self._functions.remove)
         for hooks in (self._asking, self._outputs, self._hooks, self._left_out):
-            hooks.remove()
-        self._functions.remove()
+            undo.add(hooks.remove)
+        undo()
 
     def leave_out(self, arriving: nn.Module) -> None:
         """What a module calls that has come since is not what the owner around it calls."""

@@ -165,9 +165,7 @@ class Functions:
     def remove(self) -> None:
         """Nothing is heard any more, also where a forward still runs; the stacks are as before once it has ended."""
         self._listening = False
-        modes = self._known_modes()
-        self._modes.clear()
-        for mode in modes:
+        for mode in self._known_modes():
             running = mode.frames[0][0] if mode.frames else self.running.model
             mode.gone = True
             mode.frame = None
@@ -176,6 +174,7 @@ class Functions:
                 _take_off_later(running, mode)
             elif here:  # an interrupt may have come before it was known to be on
                 _take_off(mode)
+        self._modes.clear()
 
     def _forget(self, one: weakref.ref[_Mode]) -> None:
         with suppress(ValueError):

@@ -52,7 +52,7 @@ def _take_out(module: nn.Module, hook: Any) -> None:
     """Takes a hook off a module, which is known by what it is."""
     for registry, flags in _REGISTRIES.items():
         for key in [key for key, one in [*module.__dict__[registry].items()] if one is hook]:
-            for name in (registry, *flags):
+            for name in (*flags, registry):  # which tells where the flags are
                 module.__dict__[name].pop(key, None)
 
 

@@ -117,15 +117,15 @@ class States:
                 continue
             new = deliver(value)
             if new is not value:
-                registry[spot.name] = new
                 saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
                 self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
+                registry[spot.name] = new
 
     def put_back(self) -> None:
         """An outermost forward has ended, or raised."""
         mine = self._running.standing_in
         while mine:
-            one = mine.pop()
+            one = mine[-1]
             one.saved.remove()
             if one.registry.get(one.name) is one.new:
                 one.registry[one.name] = one.value
@@ -133,6 +133,7 @@ class States:
                 for other in attachments_of(self._running.model):
                     for later in other.standing_in:
                         later.value = one.value if later.value is one.new else later.value
+            mine.pop()
 
     def _saved(self, *_: Any) -> None:
         """A state is taken: after an interrupt, of which PyTorch tells no hook, it must be the model's own."""

@@ -75,15 +75,13 @@ def listen(
         ...     two.of(10)
         21
     """
-    if not isinstance(function, FunctionType):
-        raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
-    _check(function, variables)
-    listening = Listening(function, owner, variables, receive, order, exits)
-    with _CHANGING:
-        tap = _tap_of(function)
-        listening._tap = tap
-        tap.add(listening)
-    return listening
+    listening = Listening(function, owner, variables, receive, order=order, exits=exits)
+    try:
+        listening.begin()
+        return listening
+    except BaseException:
+        listening.remove()
+        raise
 
 
 def variables_of(function: FunctionType) -> tuple[str, ...]:
@@ -113,7 +111,7 @@ def _variables_of(this: ThisCode) -> tuple[str, ...]:
 
 
 class Listening:
-    """Somebody who listens; also a context manager that stops on leaving.
+    """Somebody who listens from `begin` on; also a context manager that stops on leaving. See `listen`.
 
     Attributes:
         function: the function listened to.
@@ -124,8 +122,18 @@ class Listening:
     """
 
     def __init__(
-        self, function: FunctionType, owner: Any, variables: Sequence[str], receive: Receive, order: int, exits: bool
+        self,
+        function: FunctionType,
+        owner: Any,
+        variables: Sequence[str],
+        receive: Receive,
+        *,
+        order: int = 0,
+        exits: bool = True,
     ) -> None:
+        if not isinstance(function, FunctionType):
+            raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
+        _check(function, variables)
         self.function = function
         self.order = order
         self.exits = exits
@@ -136,7 +144,14 @@ class Listening:
         self.key = id(owner)
         self._owner = _weakly(owner, self)
         self._tap: _Tap | None = None
+        self._left = False
         self._notes: list[str] = []
+
+    def begin(self) -> None:
+        """Is told from now on."""
+        with _CHANGING:
+            self._tap = _tap_of(self.function)
+            self._tap.add(self)
 
     @property
     def replaces(self) -> bool:
@@ -157,18 +172,19 @@ class Listening:
 
         Where somebody else has put other code into the function meanwhile, theirs stays, and `notes` says so.
         """
-        if self._leave():
-            forget_compiled()
+        if not self._left:
+            if self._leave():
+                forget_compiled()
+            self._left = True
 
     def _leave(self) -> bool:
         """Whether this was the last to leave."""
         with _CHANGING:
-            if not self.active:
-                return False
             self.active = False
-            if self._tap is not None:
-                self._tap.discard(self)
-            return self._tap is not None and not self._tap.by_owner
+            if self._tap is None:
+                return False
+            self._tap.discard(self)
+            return not self._tap.by_owner
 
     def __enter__(self) -> Listening:
         return self
@@ -234,13 +250,14 @@ class _Tap:
         self._listen(listening.key, [one for one in self.by_owner.get(listening.key, ()) if one is not listening])
         if self.by_owner:
             return
-        _TAPS.pop(self.key, None)
         if self.function.__code__ is self.installed:
             self.function.__code__ = self.original
-        else:
-            listening._notes.append(
-                f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile; theirs was left"
-            )
+        elif self.function.__code__ is not self.original:
+            note = f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile; theirs was left"
+            if note not in listening._notes:
+                listening._notes.append(note)
+        if _TAPS.get(self.key) is self:
+            del _TAPS[self.key]
 
     def enter(self, first: object) -> Run | None:
         """A run begins, with this first argument."""
@@ -352,8 +369,9 @@ def _weakly(owner: Any, listening: Listening) -> Any:
     itself = weakref.ref(listening)
 
     def gone(_: Any) -> None:
-        if (one := itself()) is not None:
+        if (one := itself()) is not None and not one._left:
             one._leave()
+            one._left = True
 
     try:
         return weakref.ref(owner, gone)
