@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from byname.interrupts import interrupts_wait
 
-__all__ = ["Blocks", "Undo"]
+__all__ = ["Blocks", "Undo", "raise_first"]
 
 T = TypeVar("T")
 Step = Callable[[], object]
@@ -75,7 +75,7 @@ class Undo:
                 self._under_way = True
                 with interrupts_wait():
                     self._do(waiting, errors)
-                    _raise_first(errors)
+                    raise_first(errors)
             finally:
                 self._do(waiting, errors)  # those that an interrupt from elsewhere has kept from being tried
         finally:
@@ -168,7 +168,7 @@ class Blocks:
                     self._leave(block)
                 except BaseException as error:  # noqa: BLE001 - raised when all were left
                     errors.append(error)
-            _raise_first(errors)
+            raise_first(errors)
 
     def _leave(self, block: _Block) -> None:
         block.leaving = True
@@ -181,7 +181,7 @@ def _remove_all(handles: Sequence[Any]) -> None:
         handle.remove()
 
 
-def _raise_first(errors: list[BaseException]) -> None:
+def raise_first(errors: list[BaseException]) -> None:
     """Raises the first of some errors, if there are any, and keeps none."""
     try:
         if errors:

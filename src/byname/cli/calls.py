@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch.fx  # keeps for its traces the call of a module as it is now, so th
 from torch import nn
 
 from byname.quiet import eager
+from byname.undo import Undo
 from byname.watch.compiling import EAGERLY
 from byname.watch.tracing.asleep import asleep
 
@@ -39,7 +39,7 @@ class Calls:
         self._looking = threading.Lock()
         self._thread = _Thread()
         self._process = os.getpid()
-        self._end = ExitStack()
+        self._undo = Undo()
         self._found = False
 
     def begin(self) -> None:
@@ -62,14 +62,22 @@ class Calls:
             if nn.Module.__dict__["__call__"] is call:  # else the program has put its own in place, which calls it
                 nn.Module.__call__ = before  # type: ignore[method-assign]
 
-        self._end.enter_context(EAGERLY.held())
-        self._end.callback(restore)
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        def note() -> None:
+            """Nobody wants to know of compiled functions that are called."""
+
+        try:
+            self._undo.add(EAGERLY.release, note)
+            EAGERLY.hold(note)
+            self._undo.add(restore)
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+        except BaseException:
+            self._undo()
+            raise
 
     def end(self) -> None:
         """No longer; once more does nothing."""
         self._found = True
-        self._end.close()
+        self._undo()
 
     def _sees(self) -> bool:
         """Whether a call that begins now is one of the program's, and not a tracer's or that of a forked process."""

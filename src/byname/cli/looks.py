@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -18,6 +17,7 @@ from byname.memory.growth import Growth, growth
 from byname.naming.frames import caller, revisiting
 from byname.quiet import eager
 from byname.table import counted
+from byname.undo import Undo
 
 __all__ = ["CensusShown", "GrowthShown"]
 
@@ -113,7 +113,7 @@ class _Steps:
         self._numbers = itertools.count(1)
         self._looking = threading.Lock()
         self._process = os.getpid()
-        self._handle: Any = None
+        self._hooks = Undo()
 
     def begin(self) -> None:
         """From now on every step counts."""
@@ -128,11 +128,11 @@ class _Steps:
                 finally:
                     self._looking.release()
 
-        self._handle = register_optimizer_step_post_hook(stepped)
+        self._hooks.register(register_optimizer_step_post_hook, stepped)
 
     def end(self) -> None:
         """No longer."""
-        self._handle.remove()
+        self._hooks()
 
     def _elsewhere(self) -> str:
         here = os.getpid()

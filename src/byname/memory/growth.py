@@ -97,14 +97,19 @@ class Growth(Rows[Grown]):
 
     def __enter__(self) -> Growth:
         self._entered, self._marks = True, []
-        self.mark()
-        return self
+        try:
+            self.mark()
+            return self
+        except BaseException:
+            self._entered = False
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.mark()
-        self._entered = False
+        if self._entered:  # else it was left before; a look that was interrupted is taken when this is called again
+            self.mark()
+            self._entered = False
 
     def end(self) -> None:
         """Leaves the block without another look: the rows stay those of the last mark."""
@@ -124,11 +129,12 @@ class Growth(Rows[Grown]):
         with looking():
             look = Look()
             groups = groups_of(look)
-            self._marks.append({key: group.size(look) for key, group in groups.items()})
-            if len(self._marks) > 1:
-                self._found = _grown(look, groups, self._marks, self._known)
+            marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
+            if len(marks) > 1:
+                self._found = _grown(look, groups, marks, self._known)
             else:
                 self._known, self._found = Known(look.blocks), ()
+            self._marks = marks
 
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]

@@ -12,6 +12,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.recording.schedule import Time
+from byname.undo import Undo
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
@@ -60,7 +61,7 @@ class Clock:
         self._here = _Here()
         # before the listeners are attached, so that it is told of a forward before they are
         self._handle: Handle = follow_forwards(model, self._forward, self._over, enabled=False)
-        self._hook: Any = None
+        self._hooks = Undo()
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:
         """Counts from now on.
@@ -72,13 +73,14 @@ class Clock:
         self._began, self._ended = began, ended
         self._handle.enabled = True
         if self._optimizer is not None:
-            self._hook = self._optimizer.register_step_post_hook(lambda *_: self._step())
+            self._hooks.register(self._optimizer.register_step_post_hook, lambda *_: self._step())
 
     def stop(self) -> None:
         """Counts no longer, and nothing is left on the model and the optimizer."""
-        self._handle.remove()
-        if self._hook is not None:
-            self._hook.remove()
+        try:
+            self._handle.remove()
+        finally:
+            self._hooks()
 
     def step(self) -> None:
         """The user says that a step is done.

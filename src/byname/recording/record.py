@@ -120,8 +120,7 @@ def record(
     facts = {"model": type(root).__qualname__, **facts_of_run(named(where), to)}
     make = _maker_of_stores(to, facts, compression, overwrite)
     together = gather_every is not None and world() > 1
-    recorder.begin(_gathering(windows, make) if together else make(world() > 1))
-    return recorder
+    return recorder.begin(lambda: _gathering(windows, make) if together else make(world() > 1))
 
 
 _ONE_WINDOW = (

@@ -7,10 +7,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
+from byname.interrupts import interrupts_wait
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener
@@ -21,6 +21,7 @@ from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
 from byname.tracebacks import warn
+from byname.undo import Undo, raise_first
 
 __all__ = ["Recorder"]
 
@@ -49,19 +50,31 @@ class Recorder:
         self._paths: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
         self._closed = False
+        self._whole = True
+        self._end = Undo()
+        self._storing: list[Callable[[], object]] = []
         self._process = os.getpid()
         self._exit = _exiting(weakref.ref(self))
 
-    def begin(self, store: Store) -> None:
-        """Records from now on, into this store."""
-        self._windows.store = store
+    def begin(self, make: Callable[[], Store]) -> Recorder:
+        """Itself, which records from now on. Where this raises or is interrupted, nothing is left on the model.
+
+        Args:
+            make: makes the store.
+        """
         try:
-            self._clock.start(self._iteration, self._prepare)
-            self._prepare()
+            with interrupts_wait():
+                atexit.register(self._exit)
+                self._windows.store = make()
+                self._clock.start(self._iteration, self._prepare)
+                self._prepare()
+            return self
         except BaseException:
-            self.close()
+            try:
+                self.close()
+            finally:
+                self._windows.store.withdraw()
             raise
-        atexit.register(self._exit)
 
     @property
     def iteration(self) -> int:
@@ -114,28 +127,62 @@ class Recorder:
     def close(self) -> None:
         """Ends the recording: the model is as before, and everything is stored. Once more does nothing.
 
+        Ctrl-C waits until that is done; pressed again it stops it, and `close` goes on from there when it is called
+        once more.
+
         Raises:
             RecordingError: if the file could not be written to its end; what was written can be read.
         """
         self._close(None)
 
     def _close(self, error: BaseException | None) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self._exit)
+        with interrupts_wait():
+            if not self._closed:
+                self._begin_closing(error)
+            self._end()
+
+    def _begin_closing(self, error: BaseException | None) -> None:
         if error is not None:
             self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
         silent = self._note_silence() if error is None else []
-        with ExitStack() as steps:  # from the last to the first, each also if one before it raises
-            steps.callback(self._windows.tell_of, silent)
-            steps.callback(self._finish)
-            steps.callback(self._windows.close_store, complete=error is None)
-            steps.callback(self._windows.end, hurry=error is not None)
-            steps.callback(self._let_go)
-            for listener in self._listeners:
-                steps.callback(listener.handle.remove)
-            steps.callback(self._clock.stop)
+        self._whole = error is None
+        self._storing = [
+            self._end_windows,
+            self._close_store,
+            self._finish,
+            lambda: self._windows.tell_of(silent),
+            self._forget_exit,
+        ]
+        # done from the last to the first, each also if one before it raises
+        self._end.add(self._store)
+        self._end.add(self._let_go)
+        for listener in self._listeners:
+            self._end.add(listener.handle.remove)
+        self._end.add(self._clock.stop)
+        self._closed = True
+
+    def _store(self) -> None:
+        """Stores all that came. An error is raised when the rest is done; an interrupt stops it before what is next.
+
+        Otherwise the file would be closed before all is in it.
+        """
+        errors: list[BaseException] = []
+        while self._storing:
+            try:
+                self._storing[0]()
+            except Exception as error:  # noqa: BLE001 - of the store or a callback
+                errors.append(error)
+            del self._storing[:1]
+        raise_first(errors)
+
+    def _end_windows(self) -> None:
+        self._windows.end(hurry=not self._whole)
+
+    def _close_store(self) -> None:
+        self._windows.close_store(complete=self._whole)
+
+    def _forget_exit(self) -> None:
+        atexit.unregister(self._exit)
 
     def _note_silence(self) -> list[str]:
         """Notes where nothing was recorded, and why; the sentences to warn of."""
@@ -149,7 +196,7 @@ class Recorder:
     def _let_go(self) -> None:
         """The model is not kept by what was recorded of it."""
         self._paths, self._notes = self.paths, self.notes
-        self._listeners.clear()
+        self._listeners = []
         for column in self._windows.columns.values():
             if column.last is not None:
                 column.last.forget()
@@ -188,12 +235,13 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._close(error)
-        except RecordingError as lost:
-            if error is None:
-                raise
-            error.add_note(f"byname: {lost}")  # what ended the program is the error to be seen
+        with interrupts_wait():
+            try:
+                self._close(error)
+            except RecordingError as lost:
+                if error is None:
+                    raise
+                error.add_note(f"byname: {lost}")  # what ended the program is the error to be seen
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")

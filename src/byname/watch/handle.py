@@ -81,8 +81,11 @@ class Handle:
         self._notes.setdefault(sentence)
 
     def add(self, tap: Tap) -> None:
-        """Has one more part come and go with the others; to be called before they are put in place."""
-        self._taps.append(tap)
+        """Has one more part come and go with the others."""
+        with interrupts_wait(), _CHANGING:
+            self._taps.append(tap)
+            if self._installed:
+                self._put_on([tap])
 
     def switched(self, enabled: bool) -> Handle:
         """Itself, in place if so wanted; what raises or is interrupted meanwhile leaves nothing of it on the model."""

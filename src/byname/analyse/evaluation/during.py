@@ -42,6 +42,7 @@ class Snapshots:
         self.steps = 0
         self._evaluation = evaluation
         self._model = model
+        self._over = False
 
     def step(self, *, batch: int | None = None) -> Record | None:
         """A step is done; the record of the snapshot, if one was due.
@@ -57,10 +58,12 @@ class Snapshots:
         return self._evaluation.take(self._model, event, self.epoch, batch, self.steps)
 
     def __enter__(self) -> Self:
+        self._over = False
         if self.schedule.start:
             self._take("start")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None and self.schedule.end:
+        if kind is None and self.schedule.end and not self._over:
             self._take("end")
+        self._over = True

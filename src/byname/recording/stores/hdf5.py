@@ -119,6 +119,11 @@ class Hdf5Store:
             raise failure
         return None
 
+    def withdraw(self) -> None:
+        """Removes the file again, after `close`, where the recording did not come to begin."""
+        if os.getpid() == self._owner and not self._records:
+            self.path.unlink(missing_ok=True)
+
     def results(self) -> Mapping[str, Series]:
         """All that was taken so far, by path; values are read from the file when they are asked for."""
         from byname.recording.stores.stored.results import Results

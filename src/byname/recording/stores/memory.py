@@ -34,6 +34,9 @@ class MemoryStore:
     def close(self, *, complete: bool = True) -> None:
         """What is kept stays."""
 
+    def withdraw(self) -> None:
+        """There is no file."""
+
     def results(self) -> Mapping[str, Series]:
         """The windows of each place so far, put together when the place is asked for."""
         return _Kept(self._windows)

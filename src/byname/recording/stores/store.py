@@ -35,3 +35,6 @@ class Store(Protocol):
 
     def results(self) -> Mapping[str, Series]:
         """All that was taken so far, by path."""
+
+    def withdraw(self) -> None:
+        """Removes what was made, after `close`, where nothing was taken."""

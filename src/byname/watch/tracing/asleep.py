@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 __all__ = ["asleep", "example_running", "told_only_to"]
 
@@ -51,11 +51,12 @@ def asleep(reader: object | None = None) -> bool:
 @contextmanager
 def example_running() -> Iterator[None]:
     """Marks what this thread runs inside as an example run."""
-    _here.depth += 1
+    before = _here.depth
     try:
+        _here.depth = before + 1
         yield
     finally:
-        _here.depth -= 1
+        _here.depth = before
 
 
 @contextmanager
@@ -69,10 +70,12 @@ def told_only_to(*readers: object) -> Iterator[None]:
     Args:
         readers: the callbacks that are attached.
     """
-    before, _here.told = _here.told, readers
-    _passes.append(readers)
+    before = _here.told
     try:
+        _here.told = readers
+        _passes.append(readers)
         yield
     finally:
         _here.told = before
-        _passes.remove(readers)
+        with suppress(ValueError):  # an interrupt came before it was there
+            _passes.remove(readers)
