@@ -5,14 +5,20 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FunctionType
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from byname.analyse.analysers.keeping import Kept, described, made, merged
+from byname.analyse.analysers.keeping import Kept, classes_in, described, made, merged
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.results.results import Results
 from byname.analyse.statistics.across import states_of_all_ranks
+from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
+from byname.analyse.statistics.states import listed, plain, same, told
+from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
 __all__ = ["Analyser", "Switched", "checked_analyser"]
@@ -106,7 +112,10 @@ class Analyser(ABC):
         """The figures of a place, by their names."""
 
     def settings(self) -> dict[str, Any]:
-        """What has to be the same in two of them for `merge`; what the statistics themselves tell is not needed."""
+        """What has to be the same in two of them for `merge`, and in a state that is loaded.
+
+        That is what changes the figures; what the statistics themselves tell is not needed.
+        """
         return {}
 
     def started(self, observation: int) -> None:  # noqa: B027 - most do not ask
@@ -182,10 +191,11 @@ class Analyser(ABC):
             BadArgumentError: if the other is of another kind, has other settings, or has kept something else.
         """
         if type(other) is not type(self):
-            raise BadArgumentError(f"a {type(self).__name__} merges another, not a {type(other).__name__}")
+            raise other_class(type(self), type(other), "merges")
         mine, others = self.settings(), other.settings()
-        if mine != others:
-            raise BadArgumentError(f"a {type(self).__name__} with {mine} cannot merge one with {others}")
+        if not same(mine, others):
+            one, two = _differing(mine, others)
+            raise BadArgumentError(f"a {type(self).__name__} with {one} cannot merge one with {two}")
         self.settle()
         other.settle()
         merged(self._places, other._places)
@@ -196,10 +206,16 @@ class Analyser(ABC):
 
         Args:
             group: a process group; the default one if None.
+
+        Raises:
+            BadArgumentError: on every rank, if one has another analyser, other settings or has kept something else.
         """
         whole = self._fresh()
-        for state in states_of_all_ranks(self.state_dict(), group):
-            merged(whole._places, _places_of(state))
+        for rank, state in enumerate(states_of_all_ranks(self.state_dict(), group)):
+            try:
+                merged(whole._places, self._places_in(state))
+            except BadArgumentError as error:
+                raise BadArgumentError(f"rank {rank} does not go with the others: {error}") from None
         return whole
 
     def result(self) -> Results:
@@ -211,14 +227,23 @@ class Analyser(ABC):
         return Results(figures, name=type(self).__name__, notes=silence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything seen, as tensors and plain values that are not shared with this."""
+        """Everything seen, as tensors and plain values that are not shared with this.
+
+        It says what it is the state of: the module and the name of the class, and the settings.
+        """
         with self.lock:
             self.settle()
-            return described(self._places)
+            return self._described(self._places)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, in place of what was seen here."""
-        self._places = _places_of(state)
+        """Takes what `state_dict` gave, in place of what was seen here.
+
+        Raises:
+            BadArgumentError: if it is the state of something else, or of other settings. Nothing is taken then.
+        """
+        places = self._places_in(state)
+        with self.lock:
+            self._places = places
 
     def put(self, sample: Sample) -> None:
         """Gives a sample to the analyser; `byname.observe` does that."""
@@ -241,6 +266,31 @@ class Analyser(ABC):
         self._observations.add(observation)
         if not self._enabled:
             self._resting.append(observation.handle)
+
+    def _described(self, places: dict[str, Kept]) -> dict[str, Any]:
+        about = {"analyser": name_of(type(self)), "version": VERSION, "settings": plain(self.settings())}
+        return {**about, **described(places)}
+
+    def _places_in(self, state: dict[str, Any]) -> dict[str, Kept]:
+        """What the state of an analyser of this class and these settings has kept."""
+        if not isinstance(state, dict) or "parts" not in state:
+            raise BadArgumentError(f"this is not the state of an analyser: {told(state)}")
+        kind = type(self).__name__
+        name = state.get("analyser", kind)
+        if not is_named(type(self), name):
+            mine, other = told_apart(type(self), name) if isinstance(name, str) else (kind, told(name))
+            raise BadArgumentError(f"this is the state of a {other}, not of a {mine}")
+        check_version(state, kind)
+        mine, others = plain(self.settings()), state.get("settings")
+        if "settings" in state and not same(mine, others):
+            one, two = _differing(mine, others) if isinstance(others, dict) else (str(mine), told(others))
+            raise BadArgumentError(
+                f"this is the state of a {kind} with {two}, and cannot go on in one with {one}: load it into one that "
+                "was made with the same arguments"
+            )
+        places = made(state, _classes_near(self))
+        assert isinstance(places, dict)
+        return places
 
     def _fresh(self) -> Self:
         """One of the same settings that has seen nothing."""
@@ -275,8 +325,46 @@ def checked_analyser(given: Any) -> Analyser:
     return given
 
 
-def _places_of(state: dict[str, Any]) -> dict[str, Kept]:
-    places = made(state)
-    if not isinstance(places, dict):
-        raise BadArgumentError("this is not the state of an analyser")
-    return places
+def _differing(mine: dict[str, Any], others: dict[str, Any]) -> tuple[str, str]:
+    """The settings that differ, as they stand in a call."""
+    names = [name for name in {**mine, **others} if not (name in mine and name in others)]
+    names += [name for name in mine if name in others and not same(mine[name], others[name])]
+    one, two = ([name for name in names if name in settings] for settings in (mine, others))
+    return listed(mine, one) or "no such setting", listed(others, two) or "no such setting"
+
+
+def _classes_near(analyser: Analyser) -> list[type[Statistic]]:
+    """The classes of statistics that a name in a state of this analyser means first: those it uses and names itself."""
+    found = classes_in(analyser._places)
+    for value in _values_in(vars(analyser)):
+        if isinstance(value, Analyser) and value is not analyser:
+            found.update(dict.fromkeys(_classes_near(value)))
+        elif isinstance(value, type) and issubclass(value, Statistic):
+            found[value] = None
+    for kind in type(analyser).__mro__:
+        for member in vars(kind).values():
+            found.update(dict.fromkeys(_classes_named_in(member)))
+    return [*found]
+
+
+def _values_in(held: dict[str, Any]) -> Iterator[Any]:
+    for value in held.values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _classes_named_in(member: Any) -> Iterator[type[Statistic]]:
+    """The statistics that the code of a method names: variables of the function around it, and global ones."""
+    if not isinstance(member, FunctionType):
+        return
+    values: list[Any] = [member.__globals__.get(name) for name in member.__code__.co_names]
+    for cell in member.__closure__ or ():
+        with suppress(ValueError):  # a cell that is empty
+            values.append(cell.cell_contents)
+    for value in values:
+        if issubclass(type(value), type) and issubclass(value, Statistic):
+            yield value

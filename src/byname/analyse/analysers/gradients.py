@@ -65,6 +65,10 @@ class GradientStatistics(Analyser):
         self.unbiased = unbiased
         self._weights: dict[tuple[int, str], _Weights] = {}
 
+    def settings(self) -> dict[str, Any]:
+        """Whether the noise scale is the unbiased one."""
+        return {"unbiased": self.unbiased}
+
     def begin(self, sample: Sample) -> Kept:
         """Nothing yet."""
         return {"gradient": {}, "norm": Mean(), "update": Mean(nan="propagate")}

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analysers.analyser import Analyser, checked_analyser
-from byname.analyse.analysers.keeping import Kept, described, made, merged
+from byname.analyse.analysers.keeping import Kept, merged, twin
 from byname.analyse.analysers.sample import Sample
+from byname.analyse.statistics.identity import plain_name
 from byname.errors import BadArgumentError
 
 __all__ = ["ClassVersusRest", "PerClass", "Several"]
@@ -47,7 +48,7 @@ class Several(Analyser):
 
     def settings(self) -> dict[str, Any]:
         """Those of each."""
-        return {name: analyser.settings() for name, analyser in self.analysers.items()}
+        return {name: _kind_and_settings(analyser) for name, analyser in self.analysers.items()}
 
     def begin(self, sample: Sample) -> dict[Any, Kept]:
         """Nothing yet."""
@@ -131,7 +132,7 @@ class PerClass(Analyser):
 
     def settings(self) -> dict[str, Any]:
         """Those of the analyser."""
-        return {type(self.analyser).__name__: self.analyser.settings()}
+        return _kind_and_settings(self.analyser)
 
     def begin(self, sample: Sample) -> dict[Any, Kept]:
         """Nothing yet."""
@@ -200,7 +201,7 @@ class ClassVersusRest(PerClass):
         rest: Kept | None = None
         for other, one in kept.items():
             if other != label:
-                rest = made(described(one)) if rest is None else merged(rest, one)
+                rest = twin(one) if rest is None else merged(rest, one)
         against = {} if rest is None else {"rest": self.analyser.figures(rest)}
         return {"class": self.analyser.figures(kept[label]), **against}
 
@@ -210,6 +211,11 @@ def _checked(analyser: Analyser) -> Analyser:
     if type(analyser).result is not Analyser.result or type(analyser).put is not Analyser.put:
         raise BadArgumentError(f"{type(analyser).__name__} compares places with each other: observe it by itself")
     return analyser
+
+
+def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
+    """What has to be the same of an analyser in another one."""
+    return {plain_name(type(analyser)): analyser.settings()}
 
 
 def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:

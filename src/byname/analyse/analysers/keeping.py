@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+from byname.analyse.statistics.identity import class_named
+from byname.analyse.statistics.states import told
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Kept", "described", "made", "merged"]
+__all__ = ["Kept", "classes_in", "described", "made", "merged", "twin"]
 
 Kept: TypeAlias = "Statistic | dict[Any, Kept]"
 
@@ -18,7 +19,7 @@ def merged(mine: Kept, other: Kept) -> Kept:
     """What both have seen; the first is changed, the second is not."""
     if isinstance(mine, dict) and isinstance(other, dict):
         for key, kept in other.items():
-            mine[key] = merged(mine[key], kept) if key in mine else made(described(kept))
+            mine[key] = merged(mine[key], kept) if key in mine else twin(kept)
         return mine
     if isinstance(mine, Statistic) and isinstance(other, Statistic):
         return mine.merge(other)
@@ -32,20 +33,35 @@ def described(kept: Kept) -> dict[str, Any]:
     return {"parts": [[key, described(one)] for key, one in kept.items()]}
 
 
-def made(state: dict[str, Any]) -> Kept:
-    """What was described."""
-    if "parts" in state:
-        return {key: made(one) for key, one in state["parts"]}
-    ours = import_module("byname.analyse")
-    if state["statistic"] in ours.__all__:  # its module is imported with the first of its kind, which may be elsewhere
-        getattr(ours, state["statistic"])
-    for kind in _kinds(Statistic):  # type: ignore[type-abstract]
-        if kind.__name__ == state["statistic"]:
-            return kind.made(state)
-    raise BadArgumentError(f"there is no statistic {state['statistic']!s:.80} here: import its module first")
+def twin(kept: Kept) -> Kept:
+    """Another of the same, of the same classes."""
+    return {key: twin(one) for key, one in kept.items()} if isinstance(kept, dict) else kept.twin()
 
 
-def _kinds(kind: type[Statistic]) -> Iterator[type[Statistic]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _kinds(child)
+def classes_in(kept: Kept) -> dict[type[Statistic], None]:
+    """The classes of the statistics, each once."""
+    if isinstance(kept, dict):
+        return {kind: None for one in kept.values() for kind in classes_in(one)}
+    return {type(kept): None}
+
+
+def made(state: Any, near: Iterable[type[Statistic]] = ()) -> Kept:
+    """What was described.
+
+    Args:
+        state: from `described`.
+        near: classes that come first where a name means several.
+
+    Raises:
+        BadArgumentError: if it is something else, or a class is not here.
+    """
+    if isinstance(state, dict) and "parts" in state:
+        try:
+            parts = [(key, one) for key, one in state["parts"]]
+        except (TypeError, ValueError):
+            raise BadArgumentError(f"this is not the state of an analyser: {told(state)}") from None
+        return {key: made(one, near) for key, one in parts}
+    if not isinstance(state, dict) or "statistic" not in state:
+        raise BadArgumentError(f"this is not the state of an analyser: {told(state)}")
+    kind: type[Statistic] = class_named(state["statistic"], Statistic, near)
+    return kind.made(state)

@@ -14,6 +14,7 @@ from byname.analyse.analysers.classifier import LinearClassifier, Loss, MakeOpti
 from byname.analyse.analysers.probe_inputs import Features, checked_features, labels_of, rows_of
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.scores import Metric, checked_metrics, figures_of, no_scores, scored
+from byname.analyse.statistics.states import plain
 from byname.errors import BadArgumentError
 
 __all__ = ["LinearProbe"]
@@ -89,6 +90,17 @@ class LinearProbe(Analyser):
         self._nan = nan
         self._training = True
         self._pass = object()
+
+    def settings(self) -> dict[str, Any]:
+        """What the classifiers are of, and what is scored."""
+        return {
+            "classes": self.classes,
+            "standardise": self.standardise,
+            "features": plain(self._features),
+            "channel_dim": self._channel_dim,
+            "loss": plain(self._loss),
+            "nan": self._nan,
+        }
 
     @property
     def training(self) -> bool:

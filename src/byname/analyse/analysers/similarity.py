@@ -9,7 +9,7 @@ from torch import Tensor
 
 from byname.analyse.analysers.alignment import Alignment, gram_of
 from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.keeping import described, made
+from byname.analyse.analysers.keeping import twin
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.results.results import Results
 from byname.errors import BadArgumentError
@@ -60,6 +60,10 @@ class Similarity(Analyser):
         self.biased = bool(biased)
         self.ahead = ahead
         self._waiting: dict[int, deque[dict[str, Tensor]]] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Which HSIC is summed."""
+        return {"biased": self.biased}
 
     def started(self, observation: int) -> None:
         """One more model is observed."""
@@ -133,7 +137,7 @@ class Similarity(Analyser):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything seen, as tensors and plain values that are not shared with this."""
-        return described(self._settled()._places)
+        return self._described(self._settled()._places)
 
     def begin(self, sample: Sample) -> NoReturn:
         """Is not asked: what is kept is of all places together."""
@@ -159,7 +163,7 @@ class Similarity(Analyser):
     def _settled(self) -> Self:
         """Another that has seen the same, and waits for nothing; a forward that runs at the moment goes on here."""
         settled = self._fresh()
-        settled._places = {path: made(described(kept)) for path, kept in self._places.items()}
+        settled._places = {path: twin(kept) for path, kept in self._places.items()}
         settled._waiting = {number: deque(queue) for number, queue in self._waiting.items()}
         settled._pair()
         return settled

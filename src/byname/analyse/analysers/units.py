@@ -13,6 +13,7 @@ from byname.analyse.analysers.channels import OfChannels, with_channel
 from byname.analyse.analysers.firing import Rest, rest_of
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import Tally
+from byname.analyse.statistics.states import callable_name, plain
 from byname.errors import BadArgumentError
 
 __all__ = ["DeadUnits", "Firings"]
@@ -57,10 +58,14 @@ class DeadUnits(OfChannels):
             raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")
         self.fires = fires
 
+    def settings(self) -> dict[str, Any]:
+        """Which dimension the units are, and when they fire."""
+        return {**super().settings(), "fires": plain(self.fires)}
+
     def begin(self, sample: Sample) -> Firings:
         """No firings yet, by the rule of the place."""
         if callable(self.fires):
-            return Firings(rule=getattr(self.fires, "__qualname__", type(self.fires).__qualname__))
+            return Firings(rule=callable_name(self.fires))
         rest = rest_of(sample) if self.fires is None else Rest(float(self.fires))
         return Firings(rule=tuple(rest))
 

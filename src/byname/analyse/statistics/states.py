@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "listed", "mapped", "same", "tensors_in", "told"]
+__all__ = ["callable_name", "copied", "listed", "mapped", "plain", "same", "tensors_in", "told"]
 
 
 def copied(value: Any) -> Any:
@@ -26,6 +27,35 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return (list if isinstance(value, list) else tuple)(mapped(one, change) for one in value)
     return value
+
+
+def plain(value: Any) -> Any:
+    """A setting as a state can hold it: whatever is no plain value by the name of its function or class.
+
+    >>> plain({"fires": torch.relu, "sizes": (1, 2.5), "dtype": torch.float32})
+    {'fires': 'relu', 'sizes': (1, 2.5), 'dtype': 'torch.float32'}
+    """
+    if value is None or isinstance(value, Tensor | bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(plain, value))
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    return callable_name(value)
+
+
+def callable_name(value: Any) -> str:
+    """What tells a function from another in a state: its name, or that of its class."""
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -54,11 +84,13 @@ def told(value: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two settings are equal; a tensor has no truth value."""
+    """Whether two settings are equal; a tensor has no truth value, and NaN is the same as NaN."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one.cpu(), other.cpu())
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and bool(one == other)
+    if {type(one), type(other)} == {int, float}:
+        return bool(one == other)
+    return type(one) is type(other) and (bool(one == other) or bool(one != one and other != other))

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from byname.analyse.statistics.across import states_of_all_ranks
 from byname.analyse.statistics.batches import Batch, checked_nan, checked_weights, samples_of
+from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
 from byname.analyse.statistics.packing import packed, unpacked
 from byname.analyse.statistics.states import copied, listed, mapped, same, tensors_in, told
 from byname.errors import BadArgumentError
 
 __all__ = ["Statistic"]
+
+_ABOUT = frozenset({"statistic", "version", "settings"})
+"""What a state says of itself."""
 
 
 class Statistic(ABC):
@@ -40,6 +44,14 @@ class Statistic(ABC):
     """The arguments of the constructor, without ``nan``; each is an attribute of the same name."""
     STATE: ClassVar[tuple[str, ...]] = ()
     """The attributes that batches change: tensors, numbers, None, or lists and dicts of these."""
+
+    def __init_subclass__(cls, **of_class: Any) -> None:
+        super().__init_subclass__(**of_class)
+        if taken := sorted(_ABOUT.intersection(cls.STATE)):
+            raise BadArgumentError(
+                f"the STATE of {cls.__name__} has {taken[0]!r}, which is what a state says of itself: call the "
+                "attribute something else"
+            )
 
     def __init__(self, *, nan: str = "omit") -> None:
         self.nan = checked_nan(nan)
@@ -83,7 +95,7 @@ class Statistic(ABC):
             BadArgumentError: if the other is of another kind, has other settings or samples of another shape.
         """
         if type(other) is not type(self):
-            raise BadArgumentError(f"a {type(self).__name__} merges another, not a {type(other).__name__}")
+            raise other_class(type(self), type(other), "merges")
         mine, others = self._settings(), other._settings()
         differing = [name for name in mine if not same(mine[name], others[name])]
         if differing:
@@ -97,7 +109,7 @@ class Statistic(ABC):
             self.load_state_dict(other.state_dict())
             return self
         if other is self or other.device != self.device:
-            other = other._twin().to(self.device)
+            other = other.twin().to(self.device)
         with torch.inference_mode(False), torch.no_grad():
             self._merge(other)
         self.count, self.nans = self.count + other.count, self.nans + other.nans
@@ -142,9 +154,13 @@ class Statistic(ABC):
         self.load_state_dict(self._empty().state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything there is to keep, as tensors and plain values that are not shared with this."""
+        """Everything there is to keep, as tensors and plain values that are not shared with this.
+
+        It says what it is the state of: the module and the name of the class, and the settings.
+        """
         kept = {"count": self.count, "nans": self.nans, **{name: getattr(self, name) for name in self.STATE}}
-        return {"settings": copied(self._settings()), **copied(kept)}
+        about = {"statistic": name_of(type(self)), "version": VERSION, "settings": copied(self._settings())}
+        return {**about, **copied(kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave, in place of what is here.
@@ -153,13 +169,16 @@ class Statistic(ABC):
             BadArgumentError: if it is the state of something else, or of other settings.
         """
         names = {"settings", "count", "nans", *self.STATE}
-        if not isinstance(state, dict) or set(state) != names:
+        if isinstance(state, dict):
+            self._check_kind(state)
+        if not isinstance(state, dict) or {*state, "statistic", "version"} != {*names, "statistic", "version"}:
             raise BadArgumentError(
                 f"the state of a {type(self).__name__} is a dict of {sorted(names)}, not {told(state)}"
             )
         if not same(state["settings"], self._settings()):
             raise BadArgumentError(
-                f"this is the state of a {type(self).__name__} with {state['settings']}, not with {self._settings()}"
+                f"this is the state of a {type(self).__name__} with {_told_settings(state['settings'])}, not with "
+                f"{_told_settings(self._settings())}"
             )
         if not all(type(state[name]) is int and state[name] >= 0 for name in ("count", "nans")):
             raise BadArgumentError(f"count and nans are numbers, not {state['count']!r:.80} and {state['nans']!r:.80}")
@@ -203,23 +222,25 @@ class Statistic(ABC):
     def _empty(self) -> Self:
         return type(self)(**copied(self._settings()))
 
-    def _twin(self) -> Self:
+    def twin(self) -> Self:
+        """Another that has seen the same."""
         twin = self._empty()
         twin.load_state_dict(self.state_dict())
         return twin
 
     def described(self) -> dict[str, Any]:
         """The state, and what it is the state of."""
-        return {"statistic": type(self).__name__, "state": self.state_dict()}
+        return {"statistic": name_of(type(self)), "state": self.state_dict()}
 
     @classmethod
     def made(cls, described: dict[str, Any]) -> Self:
         """The statistic that was described."""
         name = described.get("statistic") if isinstance(described, dict) else None
-        if name != cls.__name__:
-            raise BadArgumentError(
-                f"this is no saved {cls.__name__} but {f'a {name:.80}' if name else told(described)}"
-            )
+        if not isinstance(name, str):
+            raise BadArgumentError(f"this is no saved {cls.__name__} but {told(described)}")
+        if not is_named(cls, name):
+            mine, other = told_apart(cls, name)
+            raise BadArgumentError(f"this is no saved {mine} but a {other}")
         state = described.get("state")
         settings = state.get("settings") if isinstance(state, dict) else None
         if not isinstance(settings, dict) or set(settings) != {*cls.SETTINGS, "nan"}:
@@ -231,6 +252,13 @@ class Statistic(ABC):
         made.load_state_dict(described["state"])
         return made
 
+    def _check_kind(self, state: dict[Any, Any]) -> None:
+        name = state.get("statistic", type(self).__name__)
+        if not is_named(type(self), name):
+            mine, other = told_apart(type(self), name) if isinstance(name, str) else (type(self).__name__, told(name))
+            raise BadArgumentError(f"this is the state of a {other}, not of a {mine}")
+        check_version(state, type(self).__name__)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
@@ -240,3 +268,7 @@ class Statistic(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}({listed(self._settings(), self.SETTINGS)}) of {self.count} samples>"
+
+
+def _told_settings(settings: Any) -> str:
+    return listed(settings, settings) if isinstance(settings, dict) else told(settings)
