@@ -4,6 +4,7 @@ import gc
 import random
 import signal
 import weakref
+from collections import OrderedDict
 
 import numpy
 import pytest
@@ -90,6 +91,75 @@ def test_training_is_bitwise_the_same_as_without(mode, backward):
         ("batch", 6),
         ("end", 8),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "events"),
+    [
+        ({"every": 5}, 10, ["start 0", "batch 5", "batch 10"]),
+        ({"at": (10,)}, 10, ["start 0", "scheduled 10"]),
+        ({"every": 5, "at": (5, 10)}, 10, ["start 0", "scheduled 5", "scheduled 10"]),
+        ({"every": 5, "end": False}, 10, ["start 0", "batch 5", "batch 10"]),
+        ({"every": 5}, 11, ["start 0", "batch 5", "batch 10", "end 11"]),
+        ({}, 0, ["start 0"]),
+        ({"start": False}, 0, ["end 0"]),
+        ({"every": 1, "start": False}, 1, ["batch 1"]),
+    ],
+)
+def test_one_state_of_the_model_is_evaluated_once(options, steps, events):
+    model, _, evaluation = observed(Largest(), "norm")
+    for epoch in range(2):  # each training has its own
+        with evaluation.during(model, epoch=epoch, **options) as snapshots:
+            for _ in range(steps):
+                snapshots.step()
+        taken = [f"{one.event} {one.step}" for one in evaluation.records if one.epoch == epoch]
+        assert taken == events
+    frame = evaluation.records.to_pandas()
+    assert len(frame[frame.epoch == 0].pivot(index="step", columns="path", values="largest")) == len(events)
+
+
+def step(model):
+    with torch.no_grad():
+        model.head.weight.add_(1)
+
+
+def put_through_data(model):
+    model.head.weight.data.mul_(2)  # as an average of weights is often put in place
+
+
+def load(model):
+    model.load_state_dict(seeded_net().state_dict())
+
+
+def replace_a_parameter(model):
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+
+
+def run_in_training(model):
+    model.train()(pairs()[0][0])
+
+
+@pytest.mark.parametrize("change", [step, put_through_data, load, replace_a_parameter, run_in_training])
+def test_a_model_that_was_changed_after_the_last_step_is_evaluated_at_the_end(change):
+    model, _, evaluation = observed(Largest(), "norm")
+    with evaluation.during(model, every=2) as snapshots:
+        for _ in range(4):
+            step(model)
+            snapshots.step()
+        change(model)
+    assert [(one.event, one.step) for one in evaluation.records][-2:] == [("batch", 4), ("end", 4)]
+
+
+def test_looking_at_a_model_after_the_last_step_changes_nothing():
+    model = nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(4), head=nn.Linear(4, 3)))
+    model, _, evaluation = observed(Largest(), "norm", model)
+    with evaluation.during(model, every=2) as snapshots:
+        for _ in range(2):
+            step(model)
+            snapshots.step()
+        model.eval()(pairs()[0][0]).sum().backward()
+        model.train()
+    assert [(one.event, one.step) for one in evaluation.records] == [("start", 0), ("batch", 2)]
 
 
 def test_a_snapshot_has_the_figures_of_the_loader_in_eval_mode_and_of_nothing_else():

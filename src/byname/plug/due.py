@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from byname.analyse.evaluation.during import LatestState
 from byname.analyse.evaluation.evaluation import Evaluation
 from byname.analyse.evaluation.schedule import Schedule
 from byname.errors import BadArgumentError
@@ -63,3 +64,12 @@ class OnSchedule:
         self._due = Due(schedule or Schedule(start, every, tuple(at), end), count)
         self._model = model
         self._epoch = 0
+        self._latest = LatestState()
+
+    def _snapshot(self, model: nn.Module, event: str, batch: int | None, step: int) -> None:
+        """Takes a snapshot, but at the end none of a state of which there is one already."""
+        if event == "end" and self._latest.same(model, step):
+            return
+        self.evaluation.take(model, event, self._epoch, batch, step)
+        if self._due.schedule.end:
+            self._latest.taken(model, step)

@@ -77,7 +77,7 @@ class EvaluationCallback(OnSchedule, Callback):
     def _take(self, trainer: Any, module: nn.Module, event: str, batch: int | None = None) -> None:
         model = module if self._model is None else self._model
         with trainer.precision_plugin.forward_context():
-            self.evaluation.take(model, event, self._epoch, batch, trainer.global_step)
+            self._snapshot(model, event, batch, trainer.global_step)
 
 
 def _batches(trainer: Any) -> int:

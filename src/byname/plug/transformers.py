@@ -76,4 +76,4 @@ class EvaluationCallback(OnSchedule, TrainerCallback):
 
     def _take(self, state: Any, of_trainer: dict[str, Any], event: str, batch: int | None = None) -> None:
         model = of_trainer["model"] if self._model is None else self._model
-        self.evaluation.take(model, event, self._epoch, batch, state.global_step)
+        self._snapshot(model, event, batch, state.global_step)

@@ -21,7 +21,8 @@ class Schedule:
         start: whether one is taken before the first step.
         every: one after every so many steps; None for none.
         at: after these steps.
-        end: whether one is taken when the training has ended without an exception.
+        end: whether one is taken when the training has ended without an exception. There is none where the latest was
+            taken after the last step, and nothing has changed since.
 
     Raises:
         BadArgumentError: for steps that there cannot be.
