@@ -1,13 +1,21 @@
-"""Which modules and functions do the same kind of thing? ``nn.ReLU``, ``F.relu``, ``torch.relu`` and ``x.relu_()``."""
+"""Which modules and functions do the same kind of thing? ``nn.ReLU``, ``F.relu``, ``torch.relu`` and ``x.relu_()``.
+
+Classes that other libraries write from scratch are known by their names: ``LlamaRMSNorm`` is a norm, and the ``Conv1D``
+of GPT-2 a linear map.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from torch import nn
 
-from byname.naming.reading import parents_of
+from byname.card import fact, is_tensor
+from byname.naming.reading import attributes_of, namespace_of, parents_of, snapshot
+from byname.quiet import untouched
 
 __all__ = ["FAMILIES", "Family", "family_named"]
 
@@ -17,20 +25,36 @@ class Family:
     """Modules and functions that do one kind of thing.
 
     Attributes:
+        name: the name of the family.
         classes: classes of modules; their subclasses belong to the family too.
         functions: names of operations, as they stand in a path. The forms in place (``relu_``) belong to it too.
     """
 
+    name: str
     classes: tuple[type | None, ...]
     functions: frozenset[str]
 
     def has_module(self, module: nn.Module) -> bool:
-        """Whether a module belongs to the family: by the nearest class of ``torch.nn`` that it stems from.
+        """Whether a module belongs to the family: by the nearest class of ``torch.nn`` that it stems from, or its name.
 
         ``nn.ReLU6`` is a ``relu6`` and not a ``hardtanh``, though its class is derived from ``nn.Hardtanh``.
         """
-        kind: type = type(module)
-        return _nearest(kind) in self.classes
+        nearest = _nearest(type(module))
+        if isinstance(nearest, _ByName):
+            return self.name in nearest.families and nearest.fits(module)
+        return nearest in self.classes
+
+    def includes_inside(self, module: nn.Module) -> bool:
+        """Whether a function of this family that a module calls belongs to the module's own place.
+
+        The ``tanh`` inside a GELU is a step of that activation and no activation of its own.
+        """
+        if self.has_module(module):
+            return True
+        nearest = _nearest(type(module))
+        if self.name not in _ACTIVATIONS or not isinstance(nearest, _ByName) or not nearest.fits(module):
+            return False
+        return not nearest.families.isdisjoint(_ACTIVATIONS)
 
     def has_operation(self, name: str) -> bool:
         """Whether an operation of this name belongs to the family."""
@@ -169,11 +193,91 @@ def family_named(name: str) -> Family:
     """
     classes, functions = _NAMES[name]
     found = tuple(getattr(nn, one) for one in classes.split() if hasattr(nn, one))
-    return Family(found, frozenset(functions.split()))
+    return Family(name, found, frozenset(functions.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    """The families that the name of a class tells of, where the class was written from scratch.
+
+    Attributes:
+        families: their names.
+        weights: whether a module of the family has a matrix of its own.
+    """
+
+    families: frozenset[str]
+    weights: bool = False
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether a module does all itself: one that holds other modules is more than what its name says."""
+        held = attributes_of(module)
+        children = {name for name, one in snapshot(held.get("_modules") or {}) if one is not None}
+        if children - {"parametrizations"}:
+            return False
+        return not self.weights or bool(children) or any(map(_is_matrix, _tensors_of(held)))
+
+
+def _tensors_of(held: dict[str, object]) -> list[object]:
+    return [one for registry in ("_parameters", "_buffers") for _, one in snapshot(held.get(registry) or {})]
+
+
+def _is_matrix(value: object) -> bool:
+    if not is_tensor(value):
+        return False
+    with untouched():
+        return len(fact(value, "shape") or ()) > 1
 
 
 @lru_cache(maxsize=4096)
-def _nearest(kind: type) -> type | None:
-    """The first of a class and its parents that is in some family."""
+def _nearest(kind: type) -> type | _ByName | None:
+    """The first of a class and its parents that is in some family, or the families that its name tells of."""
     known = {one for name in FAMILIES for one in family_named(name).classes}
-    return next((parent for parent in parents_of(kind) if parent in known), None)
+    for parent in parents_of(kind):
+        if parent in known:
+            return parent
+        written_by = str(namespace_of(parent).get("__module__")).partition(".")[0]
+        if nn.Module in parents_of(parent) and written_by != "torch":
+            named = _by_name(_name_of(parent))
+            if named is not None:
+                return named
+    return None
+
+
+_name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+
+
+def _by_name(name: str) -> _ByName | None:
+    """The families that the name of a class tells of.
+
+    >>> sorted(_by_name("NewGELUActivation").families), _by_name("LlamaRMSNorm").families, _by_name("PreNorm")
+    (['activation', 'gelu'], frozenset({'norm'}), None)
+    """
+    if _NORM.search(name) and not _NO_NORM.search(name):
+        return _ByName(frozenset({"norm"}))
+    if _LINEAR.search(name):
+        return _ByName(frozenset({"linear"}), weights=True)
+    plain = name.replace("_", "").lower()
+    base = plain.removesuffix("activation")
+    kind = "gelu" if _GELU.search(base) else _SPELLED.get(base)
+    if kind is not None:
+        return _ByName(frozenset({"activation", kind}))
+    return _ByName(frozenset({"activation"})) if base != plain else None
+
+
+_NORM = re.compile(r"(Norm|_norm|Normalization)(\dd|\dD|\dP)?(Gated|FP32|Fp32)?$")
+_NO_NORM = re.compile(r"^(No|Pre|Post)_?Norm|(Pre|Post|Weight|Spectral|Grad|Gradient|Clip)_?[Nn]orm")
+"""Names of what is no norm of activations: it applies one before or after another module, or is about weights."""
+
+_LINEAR = re.compile(r"Linear(\d+bit\w*)?$|^Conv1D$")
+"""The ``Conv1D`` of GPT-2 is a linear map with its weight transposed."""
+
+_GELU = re.compile(r"gelu(tanh|new|fast|quick|python|pytorch|accurate|exact)?$")
+
+_SPELLED = {
+    **{name.replace("_", ""): name for name in _ACTIVATIONS if name != "threshold"},
+    "swish": "silu",
+    "memoryefficientswish": "silu",
+    "hswish": "hardswish",
+    "hsigmoid": "hardsigmoid",
+}
+"""How the names of activations are spelled in names of classes."""

@@ -69,7 +69,7 @@ class InFamily(Predicate):
         family = family_named(self.name)
         if call.kind == "module":
             return family.has_module(call.module)
-        return is_place(call) and family.has_operation(call.operation) and not family.has_module(call.module)
+        return is_place(call) and family.has_operation(call.operation) and not family.includes_inside(call.module)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
