@@ -1,12 +1,15 @@
 """Modules are swapped in place, and put back."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.watch.interject import interject
 from byname.watch.replace import replace
 from byname.watch.select import select
 
@@ -283,3 +286,71 @@ def test_selectors_mean_modules_as_they_are_registered():
     for functional in (select.op("add"), select.attention):
         with pytest.raises(NoMatchError, match="no module.*byname.rewrite"):
             replace(Model(), functional, lambda old: nn.Identity())
+
+
+class Sine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return torch.sin(self.act(x))
+
+
+class CallsSine(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * 0 + 5
+
+
+NOT_TOLD = "`act`: a module was put there while this is attached, and is not told of; attach again"
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("where", ["sin", select.op("sin")], ids=["path", "selector"])
+def test_an_operation_keeps_its_number_beside_a_module_that_is_put_in_while_it_is_attached(where, ran_before):
+    model, x = Sine(), torch.ones(1)
+    told = []
+    with interject(model, where, lambda name, module, value: told.append(name) or value * 0) as handle:
+        if ran_before:
+            model(x)
+        with replace(model, nn.ReLU, lambda old: CallsSine()):
+            assert model(x).item() == 0
+        assert model(x).item() == 0
+        assert set(told) == {"sin"}
+        assert handle.notes == (NOT_TOLD,)
+    assert not model.act._forward_pre_hooks
+
+
+def test_the_old_module_that_comes_back_is_told_of_without_a_note():
+    model, told = Sine(), []
+    replaced = replace(model, nn.ReLU, lambda old: CallsSine())
+    replaced.enabled = False
+    with interject(model, "act", lambda name, module, value: told.append(type(module).__name__)) as handle:
+        replaced.enabled = True
+        model(torch.ones(1))
+        assert (told, handle.notes) == ([], (NOT_TOLD, "`act`: the first forward has not come to it"))
+        replaced.remove()
+        model(torch.ones(1))
+        assert told == ["ReLU"]
+        assert len(handle.notes) == 2
+
+
+def test_a_module_of_the_model_that_is_put_elsewhere_goes_by_the_path_that_it_had():
+    model, told = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
+    with interject(model, "0", lambda name, module, value: told.append(name)) as handle:
+        model[1] = model[0]
+        model(torch.ones(1, 2))
+        assert told == ["0", "0"]
+        assert handle.notes == ("`1`: `0` was put there while this is attached, and goes by the path it had",)
+
+
+def test_what_was_put_in_and_has_left_again_is_let_go():
+    model = Sine()
+    with interject(model, "sin", lambda name, module, value: None):
+        alive = []
+        for _ in range(3):
+            with replace(model, nn.ReLU, lambda old: CallsSine()):
+                alive.append(weakref.ref(model.act))
+                model(torch.ones(1))
+        gc.collect()
+        assert [one() for one in alive[:2]] == [None, None]

@@ -213,7 +213,8 @@ class _Layers:
         """
         before, after = self._top(self.swaps), self._top(swaps)
         ours = name in holder._modules and (holder._modules[name] is before or holder._modules[name] is after)
-        if ours:
+        if ours and holder._modules[name] is not after:
+            nn.Module.register_module(holder, name, after)  # as if it was assigned: whoever listens for that is told
             holder._modules[name] = after
         self.swaps = swaps
         return ours

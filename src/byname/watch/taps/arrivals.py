@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from byname.watch.places.resolve import modules_by_path
 from byname.watch.running import Running
 from byname.watch.taps.binding import Binding
+from byname.watch.wrappers import inside_of
 
 __all__ = ["Arrivals"]
 
@@ -60,7 +61,13 @@ class Arrivals:
         if around is None or arriving is None:
             return
         path = f"{around}.{name}" if around else name
-        self._running.notes.setdefault(
-            f"`{path}`: a module was put there while this is attached, and is not told of; attach again"
-        )
+        known = self._paths.get(id(inside_of(arriving)[0]))
+        if known is None:
+            self._running.notes.setdefault(
+                f"`{path}`: a module was put there while this is attached, and is not told of; attach again"
+            )
+        elif known != path:
+            self._running.notes.setdefault(
+                f"`{path}`: `{known or 'forward'}` was put there while this is attached, and goes by the path it had"
+            )
         self._binding.leave_out(arriving)

@@ -28,6 +28,7 @@ from byname.watch.taps.functions import Functions, Owner
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
 from byname.watch.tracing.flow import Call, Flow, trace
+from byname.watch.wrappers import inside_of
 
 __all__ = ["Binding"]
 
@@ -75,7 +76,6 @@ class Binding:
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
         self._wide = False
-        self._arrived: list[nn.Module] = []
 
     @property
     def wanted(self) -> bool:
@@ -165,9 +165,10 @@ class Binding:
         """What a module calls that has come since is not what the owner around it calls."""
         if self._owners:
             self._left_out.remove()
-            self._arrived += [one for one in modules_in(arriving) if id(one) not in self._paths]
+            inside = {id(one): one for module in (self._model, arriving) for one in modules_in(module)}
+            arrived = [one for key, one in inside.items() if key not in self._paths and inside_of(one)[0] is one]
             self._left_out = Hooks(self._model, self._running)
-            self._functions.hook(self._left_out, [], self._arrived)
+            self._functions.hook(self._left_out, [], arrived)
             self._left_out.install()
 
     def begin(self) -> None:
