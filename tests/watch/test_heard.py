@@ -10,7 +10,7 @@ from torch import nn
 import byname
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.watch.attach import attach
-from byname.watch.places.items import lacking_in
+from byname.watch.places.lacking import lacking
 
 
 class Net(nn.Module):
@@ -155,7 +155,7 @@ def test_the_softmax_inside_of_an_attention_is_said_to_be_there(where, how):
 def test_what_a_value_holds_instead_of_an_item(value, path, said):
     from byname.place import parse
 
-    assert lacking_in(value, parse(path).segments[1:], "x") == said
+    assert lacking(value, parse(path).segments[1:], "x") == said
 
 
 def test_where_warnings_are_errors_all_is_off_before():

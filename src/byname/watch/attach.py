@@ -140,10 +140,12 @@ def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
     """The first forward has ended well: says what it has not come to, and has the binding draw its conclusions."""
     if not running.iteration:
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "variable"))
+        found = "" in running.heard.lacking.values()  # by a pattern, where others need not have it
         for spot in spots:
-            if spot.full in running.heard.lacking:
-                running.notes.setdefault(running.heard.lacking[spot.full])
-            elif spot.path in unreached:
+            if without := running.heard.without(spot):
+                if spot.alone or not found:
+                    running.notes.setdefault(without)
+            elif spot.path in unreached and spot.full not in running.heard.lacking:
                 running.notes.setdefault(f"`{spot.full}`: the first forward has not come to it")
     binding.end()
 

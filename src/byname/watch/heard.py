@@ -43,7 +43,7 @@ class Heard:
     Attributes:
         reached: the places that have told something.
         waited: the places of gradients whose values have passed.
-        lacking: of places that are items, what their values hold instead, in a sentence.
+        lacking: of places that are items, what their values hold instead, in a sentence; empty once one had the item.
         forwards: how many outermost forwards have begun.
         seen: says why nothing came of what a place has told, where something stands between it and the user; empty
             where something did.
@@ -92,11 +92,18 @@ class Heard:
         """
         found: list[str] = []
         if self._model is not None and self.says and enabled:
+            for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
+                self._notes.pop(self.without(spot), None)  # the sentence says it
             found = self.sentences()
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self._asked = None, []
         return (lambda: warn("; ".join(found), NothingSeenWarning)) if warned else _nothing
+
+    def without(self, spot: Spot) -> str:
+        """The note on a place whose value was there and had no such item; empty where that was not so."""
+        said = self.lacking.get(spot.full)
+        return f"`{printable(spot.full)}`: {said}" if said else ""
 
     def _judged(self) -> list[Entry]:
         seen = self.seen
@@ -110,7 +117,7 @@ class Heard:
 
     def _reason(self, spots: Sequence[Spot]) -> str:
         for spot in spots:
-            if spot.full in self.lacking:
+            if self.lacking.get(spot.full):
                 return self.lacking[spot.full]
         for spot in spots:
             if spot.gradient and (reason := self._of_gradient(spot)):

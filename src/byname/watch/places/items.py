@@ -16,10 +16,9 @@ from torch import nn
 from byname.card import is_tensor
 from byname.naming.reading import attributes_of, found_in, snapshot
 from byname.place import Any as AnyDepth
-from byname.place import AnyItem, Item, Name, Segment, fits, is_wild, join
-from byname.table import printable
+from byname.place import Item, Name, Segment, fits
 
-__all__ = ["Segments", "attribute", "items_in", "lacking_in", "put", "tensors_in"]
+__all__ = ["Segments", "attribute", "inside", "items_in", "put", "tensors_in"]
 
 Segments: TypeAlias = tuple[Segment, ...]
 
@@ -39,63 +38,6 @@ def items_in(value: Any, pattern: Sequence[Segment]) -> list[tuple[Segments, Any
     return list(found.items())
 
 
-def lacking_in(value: Any, pattern: Segments, path: str) -> str:
-    """What a value holds that has none of the items that a pattern means, in a sentence.
-
-    >>> lacking_in({"h": {"relu": 1, "w": 2}}, (Item("h"), Item("nope")), "forward.cache")
-    "`forward.cache['h']` holds a dict without 'nope'; it has 'relu', 'w'"
-
-    Args:
-        value: the value.
-        pattern: as for `items_in`.
-        path: of the value.
-    """
-    reached = 0
-    while reached + 1 < len(pattern) and items_in(value, pattern[: reached + 1]):
-        reached += 1
-    at, inner = items_in(value, pattern[:reached])[0]
-    text = join(at)
-    where = path + (f".{text}" if text and not text.startswith("[") else text)
-    return f"`{where}` holds {_without(inner, pattern[reached], pattern[reached + 1 :], where)}"
-
-
-def _without(value: Any, wanted: Segment, rest: Segments, where: str) -> str:
-    kind = type(value)
-    called = f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {printable(kind.__name__)}"
-    if value is None:
-        return "None"
-    if is_tensor(value):
-        return f"a {printable(kind.__name__)}, which has no items in a path"
-    held = [segment for segment, _ in _inside(value)]
-    items = [one for one in held if isinstance(one, Item)]
-    shown = ", ".join(_key(one) for one in (items or held)[:_SHOWN]) + (", ..." if len(items or held) > _SHOWN else "")
-    has = f"it has {shown}" if shown else "it has none"
-    word = printable(wanted.plain) if isinstance(wanted, Name) else ""
-    if issubclass(kind, dict | list | tuple | deque):
-        by_item = f"{where}[{'*' if is_wild(wanted) else repr(word)}]" if word else ""
-        if isinstance(wanted, Item) and isinstance(wanted.key, str) and is_wild(Name(wanted.key)):
-            by_item = f"{where}[*]"
-        follows = join(rest)
-        follows = f".{follows}" if follows and not follows.startswith("[") else follows
-        hint = f"; its items are `{by_item}{follows}`" if by_item else ""
-        without = "no items" if isinstance(wanted, AnyItem) else f"attributes `{word}`" if word else _key(wanted)
-        return f"{called} {'with' if without == 'no items' else 'without'} {without}; {has}{hint}"
-    attributes = "`" + word + "`" if word else f"`{printable(str(wanted))}`"
-    return f"{called} without {attributes}; {has}"
-
-
-_SHOWN = 8
-
-
-def _key(segment: Segment) -> str:
-    """An item's key or an attribute's name, for messages; a key of a class of somebody else's is told by its class."""
-    if not isinstance(segment, Item):
-        return printable(str(segment))
-    if type(segment.key) in (str, int, bool, float, bytes, type(None)):
-        return printable(repr(segment.key)[:40])
-    return f"a {printable(type(segment.key).__name__)}"
-
-
 def _items(value: Any, pattern: Segments, at: Segments) -> Iterator[tuple[Segments, Any]]:
     if not pattern:
         yield at, value
@@ -104,10 +46,10 @@ def _items(value: Any, pattern: Segments, at: Segments) -> Iterator[tuple[Segmen
     if isinstance(first, AnyDepth):
         yield from _items(value, rest, at)
         if len(at) < _DEEPEST:
-            for segment, inner in _inside(value):
+            for segment, inner in inside(value):
                 yield from _items(inner, pattern, (*at, segment))
         return
-    for segment, inner in _named(value, first) if isinstance(first, Name) and not first.wild else _inside(value):
+    for segment, inner in _named(value, first) if isinstance(first, Name) and not first.wild else inside(value):
         if fits(first, segment):
             yield from _items(inner, rest, (*at, segment))
 
@@ -118,7 +60,7 @@ def _named(value: Any, name: Name) -> Iterator[tuple[Segment, Any]]:
         yield name, held
 
 
-def _inside(value: Any) -> Iterator[tuple[Segment, Any]]:
+def inside(value: Any) -> Iterator[tuple[Segment, Any]]:
     """All that a value holds, by item and by attribute."""
     kind = type(value)
     if is_tensor(value):
@@ -222,6 +164,6 @@ def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]
     if is_tensor(value):
         found.append((at, value))
     elif len(at) < _DEEPEST and issubclass(type(value), dict | list | tuple | deque):
-        for segment, inner in _inside(value):
+        for segment, inner in inside(value):
             if isinstance(segment, Item):
                 _collect(inner, (*at, segment), found)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import nn
 
@@ -217,11 +218,11 @@ class _ByName:
         return not self.weights or bool(children) or any(map(_is_matrix, _tensors_of(held)))
 
 
-def _tensors_of(held: dict[str, object]) -> list[object]:
+def _tensors_of(held: dict[str, Any]) -> list[Any]:
     return [one for registry in ("_parameters", "_buffers") for _, one in snapshot(held.get(registry) or {})]
 
 
-def _is_matrix(value: object) -> bool:
+def _is_matrix(value: Any) -> bool:
     if not is_tensor(value):
         return False
     with untouched():

@@ -11,11 +11,11 @@ from torch import nn
 from byname.card import is_tensor
 from byname.errors import InterjectionError, NoMatchError
 from byname.undo import Undo
-from byname.watch.places.items import Segments, items_in, put
+from byname.watch.places.items import Segments, put
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.taps.delivery import Deliver
-from byname.watch.variables.activation import Receive
+from byname.watch.variables.activation import Receive, version_of
 from byname.watch.variables.listen import Activation, Listening, method_of
 
 __all__ = ["Assigned"]
@@ -33,13 +33,14 @@ class Assigned:
 
     def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
         self._running = running
+        self._changes = _Changes(running)
         self._listenings: list[Listening] = []
         self._receiving: list[Receive] = []
         self._wanted: dict[tuple[int, str], tuple[nn.Module, str, dict[str, list[_Receiver]]]] = {}
         for spot, deliver in spots:
             key = (id(spot.module), spot.method)
             _, _, receivers = self._wanted.setdefault(key, (spot.module, spot.method, {}))
-            receivers.setdefault(spot.name, []).append(_Receiver(spot, deliver))
+            receivers.setdefault(spot.name, []).append(_Receiver(spot, deliver, self._changes))
 
     def install(self) -> None:
         """Listens."""
@@ -72,33 +73,79 @@ class Assigned:
         self._receiving.clear()
 
 
+class _Changes:
+    """Notes of a variable that was changed several times in one call: who asks for an argument may mean only once."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._notes: dict[str, tuple[int, str]] = {}
+
+    def of(self, activation: Activation, path: str, moment: str, old: Any, version: int | None, new: Any) -> None:
+        """A value has passed a callback.
+
+        Args:
+            activation: the call in which it was told.
+            path: the place.
+            moment: ``entry`` for an argument as it came.
+            old: the value.
+            version: how often its tensor was changed in place before.
+            new: what takes its place.
+        """
+        if new is old and version == version_of(old):
+            return
+        count, entered = activation.memory.get(path, (0, False))
+        count, entered = activation.memory[path] = count + 1, entered or moment == "entry"
+        most, before = self._notes.get(path, (1, ""))
+        if count > most:
+            self._running.notes.pop(before, None)
+            self._notes[path] = count, _changed_again(path, count, entered)
+            self._running.notes.setdefault(self._notes[path][1])
+
+
+def _changed_again(path: str, count: int, entered: bool) -> str:
+    told = f"`{path}` was changed {count} times in one call, "
+    each_time = "each time it was assigned or changed in place"
+    if not entered:
+        return told + each_time
+    return (
+        f"{told}as it came in, and {each_time}; to change what comes in and nothing else, change what the module is "
+        "called with (`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts them"
+    )
+
+
 class _Receiver:
     """Passes on what one path wants to know of a variable."""
 
-    def __init__(self, spot: Spot, deliver: Deliver) -> None:
+    def __init__(self, spot: Spot, deliver: Deliver, changes: _Changes) -> None:
         self.spot = spot
         self.deliver = deliver
+        self._changes = changes
 
     def __call__(self, activation: Activation, value: Any, moment: str) -> Any:
         if not self.spot.items:
-            return value if moment == "exit" else self.deliver(value)
+            return value if moment == "exit" else self.whole(activation, value, moment)
         last: dict[Any, Any] = activation.memory.setdefault(self, {})
         found = [
             (segments, one)
-            for segments, one in items_in(value, self.spot.items)
+            for segments, one in self.deliver.found(value)  # type: ignore[attr-defined]
             if moment in _NEW or _differs(last.get(segments), one)
         ]
         for segments, one in found:
-            value = self._item(value, segments, one)
-        left = items_in(value, self.spot.items)
-        if not left:
-            self.deliver.lacks(value)  # type: ignore[attr-defined]
-        for segments, one in left:
+            value = self._item(activation, value, segments, one, moment)
+        for segments, one in self.deliver.found(value):  # type: ignore[attr-defined]
             last[segments] = _seen(one)
         return value
 
-    def _item(self, value: Any, segments: Segments, one: Any) -> Any:
+    def whole(self, activation: Activation, value: Any, moment: str) -> Any:
+        version = version_of(value)
+        new = self.deliver(value)
+        self._changes.of(activation, self.spot.full, moment, value, version, new)
+        return new
+
+    def _item(self, activation: Activation, value: Any, segments: Segments, one: Any, moment: str) -> Any:
+        version = version_of(one)
         new = self.deliver.item(segments, one)  # type: ignore[attr-defined]
+        self._changes.of(activation, self.spot.of_item(segments), moment, one, version, new)
         return value if new is one else put(value, segments, new)
 
 
@@ -123,7 +170,7 @@ class _Received:
     def __init__(self, receivers: dict[str, list[_Receiver]]) -> None:
         self._receivers = receivers
         self._whole = {
-            variable: found[0].deliver
+            variable: found[0].whole
             for variable, found in receivers.items()
             if len(found) == 1 and not found[0].spot.items
         }
@@ -132,7 +179,7 @@ class _Received:
     def __call__(self, activation: Activation, variable: str, value: Any, moment: str) -> Any:
         deliver = self._whole.get(variable)
         if deliver is not None and self.replaces and moment != "exit":  # the most frequent case
-            return deliver(value)
+            return deliver(activation, value, moment)
         new = value
         for receiver in self._receivers[variable]:
             new = receiver(activation, new, moment)

@@ -13,7 +13,8 @@ from byname.card import is_tensor
 from byname.quiet import untouched
 from byname.watch.event import Event
 from byname.watch.gradients.values import missed_at, on_gradient
-from byname.watch.places.items import Segments, items_in, lacking_in, put, tensors_in
+from byname.watch.places.items import Segments, items_in, put, tensors_in
+from byname.watch.places.lacking import lacking
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.tracing.asleep import asleep
@@ -40,23 +41,25 @@ class _OfItems:
     def __init__(self, running: Running, spot: Spot) -> None:
         self._running = running
         self._spot = spot
+        self._asked = spot.full
         self._paths: dict[Segments, str] = {}
 
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        found = items_in(value, self._spot.items)
-        if not found:
-            self.lacks(value)
-        for segments, one in found:
+        for segments, one in self.found(value):
             new = self.item(segments, one, inputs, before)
             if new is not one:
                 value = put(value, segments, new)
         return value
 
-    def lacks(self, value: Any) -> None:
-        """Notes what a value holds that has no such item, once."""
-        spot, lacking = self._spot, self._running.heard.lacking
-        if spot.full not in lacking and not asleep(self._running.reader):
-            lacking[spot.full] = lacking_in(value, spot.items, spot.path)
+    def found(self, value: Any) -> list[tuple[Segments, Any]]:
+        """The items of a value that the path means; it is noted where there is none."""
+        spot, noted = self._spot, self._running.heard.lacking
+        found, known = items_in(value, spot.items), noted.get(self._asked)
+        if found and known != "":
+            noted[self._asked] = ""
+        elif not found and known is None and not asleep(self._running.reader):
+            noted[self._asked] = lacking(value, spot.items, spot.path)
+        return found
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Tells of one item; what takes its place."""
