@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-from byname.errors import BadArgumentError
+from byname.errors import BadArgumentError, RewriteError
 from byname.watch.attach import unwrapped
 from byname.watch.graphs.arguments import Arguments, default_call, depends_on, of_call
 from byname.watch.graphs.choosing import chosen, classes_in
 from byname.watch.graphs.held import Held
 from byname.watch.graphs.mirror import mirror
+from byname.watch.graphs.outside import other_modes
 from byname.watch.graphs.recipe import Interjections, Recipe
 from byname.watch.graphs.records import Trace
 from byname.watch.graphs.rewritten import Rewritten
@@ -126,7 +128,16 @@ def _call(recipe: Recipe, example: Any) -> Arguments:
     return call
 
 
-def _traces(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterable[Trace]:
+def _traces(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
+    """The model as it is, and in other modes of PyTorch where a decision depends on these."""
+    first, *others = _with_flags(model, recipe, call, held)
+    yield from (first, *others)
+    for modes in other_modes(first.answers):
+        with modes(), suppress(RewriteError):  # which is raised if it is ever called so
+            yield from [*_with_flags(model, recipe, call, held)]
+
+
+def _with_flags(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
     """The model as it is; where a decision depends on training flags, also with all of them set, and with none."""
     first = recipe.trace(call, lambda path: model.get_submodule(path).training, held)
     yield first

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from byname.watch.graphs.outside import autocast_state
 from byname.watch.graphs.proxies import Untraceable
 
 __all__ = ["check_modes", "is_leaving", "restored", "state_of_modes", "switched"]
@@ -41,10 +42,9 @@ def restored(enabled: bool) -> None:
 
 def state_of_modes() -> tuple[Any, ...]:
     """The modes that would be lost in a graph."""
-    kinds = ("cpu", "cuda")
     return (
         torch.is_inference_mode_enabled(),
-        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+        autocast_state(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
     )
@@ -60,7 +60,6 @@ def check_modes(state: tuple[Any, ...]) -> None:
 
 _MODES = (
     "inference mode",
-    "autocast",
     "autocast",
     "hooks of saved tensors",
     "hooks of saved tensors, such as a checkpoint's",

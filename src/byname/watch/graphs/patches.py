@@ -59,7 +59,7 @@ _one_at_a_time = threading.RLock()
 @contextmanager
 def installed(tracer: Listener) -> Iterator[None]:
     """While inside, what this thread does with the modules of the tracer's model is told to the tracer."""
-    with _one_at_a_time, torch.enable_grad():
+    with _one_at_a_time:
         with _attributes(tracer), _autograd_functions(tracer), _types(tracer), _Functions(tracer):
             yield
 

@@ -109,7 +109,7 @@ class Recipe:
                 module = model.get_submodule(record.path) if record.kind == "module" else None
                 insertion.insert(record, Inserted(one.names[record.path], module, one.interjection))
         graph = insertion.finish()
-        return Variant(generalised(arguments, self.depends), trace.flags, graph, trace.switches)
+        return Variant(generalised(arguments, self.depends), trace.flags, graph, trace.switches, trace.answers)
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -53,12 +53,14 @@ class Trace:
         records: the calls.
         flags: the ``training`` flags on which a decision depended, by the module's path.
         switches: whether the graph switches the recording of gradients.
+        answers: what PyTorch was asked, such as ``is_grad_enabled``, with what it said.
     """
 
     graph: fx.Graph
     records: list[Record]
     flags: dict[str, bool]
     switches: bool
+    answers: dict[str, Any] = field(default_factory=dict)
 
 
 def passed(value: Any) -> Any:

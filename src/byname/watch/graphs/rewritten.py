@@ -29,8 +29,8 @@ class Rewritten(fx.GraphModule):
     """A model with interjections in its graph; made by `byname.rewrite`.
 
     It has modules of its own, of the same classes, which share the parameters and buffers of the model that was
-    rewritten. Where its forward decides by ``self.training`` or by an argument that is no tensor, there is a graph for
-    each case; ``graph`` is that of the present training flags.
+    rewritten. Where its forward decides by ``self.training``, by a mode such as ``torch.is_grad_enabled()``, or by an
+    argument that is no tensor, there is a graph for each case; ``graph`` is that of the present flags and modes.
     """
 
     _byname_recipe: Recipe
@@ -51,7 +51,7 @@ class Rewritten(fx.GraphModule):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph for the present training flags."""
+        """The graph for the present training flags and modes."""
         return self._present().graph
 
     @graph.setter
@@ -76,9 +76,8 @@ class Rewritten(fx.GraphModule):
             variant.graph.owning_module = self
             variant.run = _forward_from_src(code.src, code.globals)
         first = self._byname_variants[0]
-        forward = (
-            first.run if self._byname_recipe.fixed and not first.flags and not first.switches else self._dispatching()
-        )
+        always = self._byname_recipe.fixed and not (first.flags or first.switches or first.answers)
+        forward = first.run if always else self._dispatching()
         type(self).forward = forward
         shown = codes[self._byname_variants.index(self._present())]
         own = {"_code": shown.src, "_lineno_map": shown._lineno_map, "_prologue_start": shown._prologue_start}
@@ -140,7 +139,8 @@ class Rewritten(fx.GraphModule):
             "recipe": self._byname_recipe,
             "held": held.things(),
             "variants": [
-                (one.arguments, dict(one.flags), written(one.graph), one.switches) for one in self._byname_variants
+                (one.arguments, dict(one.flags), written(one.graph), one.switches, dict(one.answers))
+                for one in self._byname_variants
             ],
         }
 
@@ -148,7 +148,7 @@ class Rewritten(fx.GraphModule):
         held = Held()
         held.__dict__.update(state["held"])
         self.__dict__.update(state["own"])
-        variants = [Variant(one[0], one[1], read(one[2]), one[3]) for one in state["variants"]]
+        variants = [Variant(one[0], one[1], read(one[2]), *one[3:]) for one in state["variants"]]
         self._adopt(state["recipe"], held, variants)
         self.training = state["training"]
         self.recompile()

@@ -1,7 +1,7 @@
 """Which calls does a forward make, written down without running it? The tracer of ``torch.fx``, made faithful.
 
-What ``torch.fx`` does at trace time and then never again (changes of buffers, random numbers, ``no_grad``) becomes part
-of the graph, and what it cannot keep is refused (PyTorch 2.13).
+What ``torch.fx`` does at trace time and then never again (changes of buffers, random numbers of PyTorch, ``no_grad``)
+becomes part of the graph, and what it cannot keep is refused (PyTorch 2.13).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from byname.watch.graphs.arguments import GIVEN, Arguments, is_plain
 from byname.watch.graphs.held import HELD, Held
 from byname.watch.graphs.holdings import check_contents, contents_of, tensors_of
 from byname.watch.graphs.modes import check_modes, is_leaving, restored, state_of_modes, switched
+from byname.watch.graphs.outside import Outside
 from byname.watch.graphs.patches import applied, installed
 from byname.watch.graphs.proxies import Flag, Property, Untraceable, Value
 from byname.watch.graphs.records import Record, Trace, passed
@@ -69,14 +70,15 @@ class Tracer(fx.Tracer):
         self._nodes: dict[str, Value] = {}
         self._values = Values()
         self._state = state_of_modes()
+        self._outside = Outside(model.modules())
 
     def traced(self) -> Trace:
         """Traces the forward."""
         before = contents_of(self.model)
-        with installed(self):
+        with installed(self), self._outside.heard():
             graph = self.trace(self.model)
         check_contents(before, self.model)
-        return Trace(graph, self.records, self.flags, self.switched)
+        return Trace(graph, self.records, self.flags, self.switched, self._outside.answers)
 
     # what torch.fx asks for
 
@@ -125,6 +127,7 @@ class Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
         """A node with its proxy; notes the operation."""
         check_modes(self._state)
+        self._outside.check()
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         self._has_begun(proxy.node)
         if kind in ("call_function", "call_method"):
@@ -165,6 +168,7 @@ class Tracer(fx.Tracer):
         if isinstance(value, torch.Tensor):
             return self._of_tensor(value)
         self._reads.add((id(module), name))
+        self._outside.reads(value)
         return value
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import os
-from types import CodeType
+import sys
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -36,6 +37,12 @@ def untraceable(model: nn.Module, error: BaseException) -> RewriteError:
     return RewriteError(f"{type(model).__name__} cannot be rewritten: {where} {reason}. {_INSTEAD}")
 
 
+def _of_python(frame: FrameType) -> bool:
+    """Whether the code is Python's own, or NumPy's: it is not what can be changed."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in sys.stdlib_module_names or package == "numpy"
+
+
 def _statement(error: BaseException) -> str:
     """The last statement of the user's: ``` `if x.sum() > 0:` in Model.forward (model.py:14)```; or of ``torch.nn``."""
     found: tuple[CodeType, int] | None = None
@@ -43,7 +50,7 @@ def _statement(error: BaseException) -> str:
     trace: Any = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not is_torch(code.co_filename) and not code.co_filename.startswith("<frozen"):
+        if not is_torch(code.co_filename) and not _of_python(trace.tb_frame):
             found = code, trace.tb_lineno
         elif code.co_filename.startswith(_MODULES):
             inside = code, trace.tb_lineno

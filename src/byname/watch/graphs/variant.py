@@ -1,4 +1,4 @@
-"""For which way to run a model is one of its graphs? Its arguments, and the training flags that it depends on."""
+"""For which way to run a model is one of its graphs? Its arguments, and the flags and modes that it depends on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from byname.watch.graphs.arguments import Arguments
+from byname.watch.graphs.outside import answers_hold
 
 __all__ = ["Variant"]
 
@@ -23,6 +24,7 @@ class Variant:
         flags: the ``training`` flags on which a decision in the forward depends, by module path.
         graph: with the interjections in it.
         switches: whether it switches the recording of gradients.
+        answers: what PyTorch said when it was asked, such as ``is_grad_enabled``.
         run: its code, compiled.
     """
 
@@ -30,11 +32,14 @@ class Variant:
     flags: Mapping[str, bool]
     graph: fx.Graph
     switches: bool
+    answers: Mapping[str, Any] = field(default_factory=dict)
     run: Callable[..., Any] = field(default=lambda: None, repr=False)
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether the training flags of a model are those that it was made for."""
-        return all(model.get_submodule(path).training == flag for path, flag in self.flags.items())
+        """Whether the training flags of a model, and the modes that PyTorch is in, are those that it was made for."""
+        return all(model.get_submodule(path).training == flag for path, flag in self.flags.items()) and answers_hold(
+            self.answers
+        )
 
     def __call__(self, model: nn.Module, call: Arguments) -> Any:
         """Runs the graph with the arguments of a call."""

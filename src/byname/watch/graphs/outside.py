@@ -1,0 +1,254 @@
+"""What does a forward ask that is not of its arguments? A graph would have the answer that it was traced with for ever.
+
+What PyTorch is asked (``torch.is_grad_enabled()``, autocast, the default dtype) is noted: a graph is for one answer;
+another one is traced for another answer. Random numbers and the time are refused: they are another each time. PyTorch's
+functions for these answers do not ask function modes (2.13), so the interpreter tells of their calls.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import itertools
+import os
+import pickle
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.naming.reading import parents_of
+from byname.site import is_library, is_torch
+from byname.watch.graphs.proxies import Untraceable
+
+__all__ = ["Outside", "answers_hold", "autocast_state", "other_modes"]
+
+
+def _known_to_autocast() -> Iterator[str]:
+    for kind in ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "maia", "ipu", "xla", "privateuseone"):
+        with suppress(RuntimeError, ValueError):  # this PyTorch was built without it
+            torch.get_autocast_dtype(kind)
+            torch.is_autocast_enabled(kind)
+            yield kind
+
+
+_KINDS = tuple(_known_to_autocast())
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """For each type of device whether autocast is on, and to which dtype."""
+    return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS])
+
+
+def other_modes(answers: Mapping[str, Any]) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+    """The modes that a program is likely to be in another time, of those that PyTorch was asked for."""
+    grad = [torch.is_grad_enabled()]
+    cast = [frozenset(kind for kind in _KINDS if torch.is_autocast_enabled(kind))]
+    if "is_grad_enabled" in answers:
+        grad.append(not grad[0])
+    if "autocast" in answers:
+        cast += [frozenset()] if cast[0] else [frozenset([kind]) for kind in _KINDS[:2]]
+    for enabled, kinds in [*itertools.product(grad, cast)][1:]:
+        yield partial(_in_modes, enabled, kinds)
+
+
+@contextmanager
+def _in_modes(grad: bool, cast: frozenset[str]) -> Iterator[None]:
+    before = [torch.is_autocast_enabled(kind) for kind in _KINDS]
+    with torch.set_grad_enabled(grad):
+        try:
+            for kind in _KINDS:
+                torch.set_autocast_enabled(kind, kind in cast)
+            yield
+        finally:
+            for kind, enabled in zip(_KINDS, before, strict=True):
+                torch.set_autocast_enabled(kind, enabled)
+
+
+_STATES: dict[str, Callable[[], Any]] = {
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "autocast": autocast_state,
+    "is_autocast_cache_enabled": torch.is_autocast_cache_enabled,
+    "get_default_dtype": torch.get_default_dtype,
+    "get_default_device": torch.get_default_device,
+    "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "is_anomaly_enabled": torch.is_anomaly_enabled,
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+}
+"""What PyTorch is asked, by name."""
+
+
+def _askable() -> Iterator[tuple[Any, str]]:
+    """Functions of C, and the code of those of Python, with what they ask for."""
+    for name, ask in _STATES.items():
+        yield getattr(ask, "__code__", ask), name
+    for owner in (torch, torch._C):
+        for name in dir(owner):
+            if name.startswith(("is_autocast_", "get_autocast_")) and name not in _STATES:
+                ask = getattr(owner, name)
+                yield getattr(ask, "__code__", ask), "autocast"
+
+
+_ASKED = dict(_askable())
+
+
+def answers_hold(answers: Mapping[str, Any]) -> bool:
+    """Whether PyTorch would give the same answers now."""
+    return all(_STATES[name]() == answer for name, answer in answers.items())
+
+
+_OF_TIME = frozenset("time monotonic perf_counter process_time thread_time localtime gmtime ctime".split())
+_CLOCKS: frozenset[Any] = frozenset(
+    [
+        *(getattr(time, name) for name in vars(time) if name.removesuffix("_ns") in _OF_TIME),
+        *(getattr(datetime.datetime, name) for name in ("now", "utcnow", "today")),
+        datetime.date.today,
+    ]
+)
+_GENERATORS = frozenset((random.Random, torch.Generator))
+_ON_BEHALF = frozenset(("random", "secrets", "uuid", "torch.random", "torch.cuda.random"))
+"""Modules that draw and tell the time for who calls them."""
+
+
+class Outside:
+    """Notes what one thread asks while a forward is traced.
+
+    Args:
+        modules: those of the model; what their packages ask counts, and what other libraries do for themselves, such as
+            telling the time in a log, does not.
+
+    Attributes:
+        answers: what PyTorch was asked, and the answer that it gives when a forward begins.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.answers: dict[str, Any] = {}
+        self._packages = {_package(str(type(one).__module__)) for one in modules} - {"torch"}
+        self._now = {name: ask() for name, ask in _STATES.items()}
+        self._seen: dict[int, CodeType] = {}
+        self._drawn: dict[int, tuple[str, Callable[[], bytes], bytes]] = {}
+        self._refused: Untraceable | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hears the calls of this thread."""
+        if "numpy" in sys.modules:
+            numpys: Any = importlib.import_module("numpy.random")  # NumPy itself imports it when it is first asked for
+            self._watch("numpy.random", numpys, lambda: pickle.dumps(numpys.get_state()))
+        before: Any = sys.getprofile()
+        if before is not None and not callable(before) and not hasattr(before, "enable"):
+            yield  # a profiler written in C could not be put back
+            return
+        sys.setprofile(self._happens)
+        try:
+            yield
+        finally:
+            if before is None or callable(before):
+                sys.setprofile(before)
+            else:  # that of `cProfile` (Python 3.11)
+                before.enable()
+        self.check()
+
+    def check(self) -> None:
+        """Refuses a forward in which numbers have been drawn by NumPy, of whose functions Python tells nobody."""
+        if self._refused is not None:
+            raise self._refused
+        for name, state, before in self._drawn.values():
+            if state() != before:
+                raise Untraceable(
+                    f"draws numbers by {name}, or an earlier statement does: they would be drawn only once"
+                )
+
+    def reads(self, value: Any) -> None:
+        """The forward reads something that it may draw from."""
+        if str(type(value).__module__).startswith("numpy.random") and id(value) not in self._drawn:
+            of_bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
+            if of_bits is not None:
+                name = f"a numpy.random.{type(value).__name__}"
+                self._watch(name, value, lambda: pickle.dumps(of_bits.state))
+
+    def _watch(self, name: str, thing: Any, state: Callable[[], bytes]) -> None:
+        self._drawn[id(thing)] = name, state, state()
+
+    def _happens(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call":
+            asked = _ASKED.get(called) if type(called) is _BUILTIN else None
+            if asked is not None:
+                self._asks(frame, asked)
+            elif type(called) is _BUILTIN:
+                self._draws(frame, called)
+        elif event == "call":
+            code = frame.f_code
+            if id(code) not in self._seen:
+                self._seen[id(code)] = code
+                self._look(frame)
+            asked = _ASKED.get(code) if is_torch(code.co_filename) else None
+            if asked is not None and frame.f_back is not None:
+                self._asks(frame.f_back, asked)
+
+    def _asks(self, frame: FrameType, what: str) -> None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_HERE) and not file.endswith(_OF_MODES):
+            self.answers[what] = self._now[what]
+
+    def _draws(self, frame: FrameType, called: Any) -> None:
+        """Refuses a function of C that gives another answer each time."""
+        if called in _CLOCKS:
+            asker = _asker(frame)
+            if asker is not None and self._counts(asker):
+                self._refuse(f"asks for the time by {_named(called)}, which would happen only once")
+        elif called is os.urandom or not _GENERATORS.isdisjoint(parents_of(type(called.__self__))):
+            asker = _asker(frame)
+            if asker is not None and _package(_module(asker)) not in sys.stdlib_module_names:
+                self._refuse(f"draws random numbers by {_named(called)}, which would happen only once")
+
+    def _counts(self, asker: FrameType) -> bool:
+        return not is_library(asker.f_code.co_filename) or _package(_module(asker)) in self._packages
+
+    def _refuse(self, why: str) -> None:
+        self._refused = Untraceable(why)
+        raise self._refused
+
+    def _look(self, frame: FrameType) -> None:
+        """Looks for generators among the variables that a function has from outside."""
+        code = frame.f_code
+        if is_torch(code.co_filename) or "numpy.random" not in sys.modules:
+            return
+        for name in code.co_names:
+            self.reads(frame.f_globals.get(name))
+        for name in code.co_freevars:
+            self.reads(frame.f_locals.get(name))
+
+
+_BUILTIN = type(len)
+_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")  # noqa: PTH118, PTH120
+_OF_MODES = (os.path.join("autograd", "grad_mode.py"), os.path.join("amp", "autocast_mode.py"))  # noqa: PTH118
+"""Where modes are switched: what they were is asked to put them back."""
+
+
+def _asker(frame: FrameType) -> FrameType | None:
+    asker: FrameType | None = frame
+    while asker is not None and _module(asker) in _ON_BEHALF:
+        asker = asker.f_back
+    return asker
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _named(function: Any) -> str:
+    owner = getattr(function, "__module__", None)
+    return f"{owner}.{function.__qualname__}" if owner else str(function.__qualname__)
