@@ -96,6 +96,16 @@ class Item:
     key: Hashable
     text: str = field(default="", compare=False)
 
+    def counted(self, length: int) -> Item:
+        """An index from the end as one from the beginning, as Python counts; any other key as it is.
+
+        Args:
+            length: of the list.
+        """
+        if type(self.key) is int and -length <= self.key < 0:
+            return Item(self.key + length)
+        return self
+
     def __str__(self) -> str:
         return f"[{self.text or repr(self.key)}]"
 

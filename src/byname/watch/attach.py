@@ -7,19 +7,22 @@ callback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
+from byname.naming.reading import parents_of
 from byname.place import Place, parse
 from byname.watch.compiling import EAGERLY, Uncompiled
 from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words
 from byname.watch.iterations import Iterations
-from byname.watch.places.resolve import Meaning, methods_of, modules_by_path, resolve
+from byname.watch.places.once import each_once
+from byname.watch.places.resolve import Meaning, is_called, methods_of, modules_by_path, never_called, resolve
 from byname.watch.places.spot import Spot
 from byname.watch.running import Before, Callback, Running
 from byname.watch.selecting.selectors import Selector
@@ -32,7 +35,7 @@ from byname.watch.taps.modules import hook_outputs
 from byname.watch.taps.states import States
 from byname.watch.wrappers import inside_of, is_script, without_scripts
 
-__all__ = ["attach", "meaning_of", "unwrapped"]
+__all__ = ["attach", "meaning_of", "parts_of", "unwrapped"]
 
 
 def attach(
@@ -83,7 +86,7 @@ def attach(
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
     running.stamp = stamp
-    meaning, selectors = meaning_of(where, root)
+    meaning, selectors = meaning_of(where, root, reads=reads)
     running.heard.methods = methods_of
     for asked, spots in meaning.asked:
         running.heard.ask(in_words(asked), spots)
@@ -162,15 +165,16 @@ def unwrapped(model: Any) -> nn.Module:
     return inner
 
 
-def meaning_of(where: Any, model: nn.Module) -> tuple[Meaning, list[Selector]]:
+def meaning_of(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Meaning, list[Selector]]:
     """The places that ``where`` means, and the selectors in it, which are told only by what the model calls.
 
     Args:
         where: as in `attach`.
         model: the module that paths start from.
+        reads: as in `attach`.
     """
     meaning, selectors = Meaning([]), []
-    for one in _each(where):
+    for one in parts_of(where):
         if isinstance(one, Selector):
             selectors.append(one)
             continue
@@ -182,27 +186,37 @@ def meaning_of(where: Any, model: nn.Module) -> tuple[Meaning, list[Selector]]:
         operations = [spot for spot in found.spots if spot.kind == "operation"]
         if operations:
             meaning.operations[str(one)] = operations
-    meaning.spots = _once(meaning.spots)
+    meaning.spots, firsts, notes = each_once(meaning.spots, reads=reads)
+    rest = iter(firsts)
+    meaning.asked = [(asked, list(islice(rest, len(spots)))) for asked, spots in meaning.asked]
+    meaning.notes += notes
     return meaning, [*dict.fromkeys(selectors)]
 
 
-def _once(spots: Iterable[Spot]) -> list[Spot]:
-    found: dict[object, Spot] = {}
-    for spot in spots:
-        found.setdefault((id(spot.module), spot.kind, spot.full), spot)
-    return [*found.values()]
+def parts_of(where: Any) -> tuple[Any, ...]:
+    """The parts of a ``where``: paths, selectors, classes of modules, and modules.
 
-
-def _each(where: Any) -> Iterable[Any]:
+    Raises:
+        BadArgumentError: if it is empty, or has something else in it.
+    """
     if isinstance(where, str | Place | Selector | nn.Module | type):
-        return (where,)
-    if not isinstance(where, Sequence | set | frozenset | dict) or not where:
-        given = f"an empty {type(where).__name__}" if isinstance(where, Sequence) else type(where).__name__
+        where = (where,)
+    several = isinstance(where, Sequence | set | frozenset)
+    wrong = [repr(one)[:80] for one in where if not _is_part(one)] if several else [type(where).__name__]
+    if wrong or not where:
+        hint = "; byname.record alone takes a mapping, from places to their options" * isinstance(where, Mapping)
+        hint += "; `list` makes a list of it" * isinstance(where, Iterator)
         raise BadArgumentError(
-            "where is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
-            f"module, or a sequence of these, not {given}"
+            "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
+            f"module, or a sequence of these, not {wrong[0] if wrong else f'an empty {type(where).__name__}'}{hint}"
         )
-    return where
+    return tuple(where)
+
+
+def _is_part(one: Any) -> bool:
+    return isinstance(one, str | Place | Selector | nn.Module) or (
+        isinstance(one, type) and nn.Module in parents_of(one)
+    )
 
 
 def _meaning(where: Any, model: nn.Module) -> Meaning:
@@ -210,15 +224,16 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
         return resolve(parse(where), model)
     if isinstance(where, Place):
         return resolve(where, model)
-    if isinstance(where, nn.Module):
-        found = [(path, module) for path, module in modules_by_path(model).items() if module is where]
-    elif isinstance(where, type) and issubclass(where, nn.Module):
-        found = [(path, module) for path, module in modules_by_path(model).items() if isinstance(module, where)]
-    else:
-        raise BadArgumentError(f"a place is a path, a selector, a class of modules or a module, not {where!r:.80}")
+    alone, modules = isinstance(where, nn.Module), modules_by_path(model)
+    if alone:
+        where = inside_of(where)[0]
+    found = [(path, one) for path, one in modules.items() if (one is where if alone else isinstance(one, where))]
     if not found:
-        named = where.__name__ if isinstance(where, type) else f"this {type(where).__name__}"
-        classes = sorted({type(module).__name__ for module in modules_by_path(model).values()})
+        named = f"this {type(where).__name__}" if alone else where.__name__
+        classes = sorted({type(module).__name__ for module in modules.values()})
         raise NoMatchError(f"{named} is not in this {type(model).__name__}, which has {', '.join(classes)}")
-    alone = isinstance(where, nn.Module)
+    uncalled = never_called(*found[0])
+    found = [(path, module) for path, module in found if is_called(module)]
+    if not found:
+        raise NoMatchError(uncalled)
     return Meaning([Spot("module", path or "forward", module, alone=alone) for path, module in found])

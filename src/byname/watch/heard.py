@@ -113,6 +113,8 @@ class Heard:
         keys = {selector} if selector is not None else {spot.full for spot in spots}
         reached = sorted(self.reached)
         paths = tuple(path for path in reached if path in keys or not keys.isdisjoint(self._meant.get(path, ())))
+        # Items that another path means too are told under that one alone.
+        paths = paths or tuple(one.full for one in spots if self.lacking.get(one.full) == "" and not one.gradient)
         return Entry(asked, paths, "" if paths else self._reason(spots))
 
     def _reason(self, spots: Sequence[Spot]) -> str:

@@ -11,10 +11,9 @@ from torch import nn
 
 from byname.card import fact
 from byname.errors import BadArgumentError
-from byname.naming.reading import found_in
 from byname.quiet import untouched
 from byname.watch.places.operations import is_elementary
-from byname.watch.places.resolve import methods_of
+from byname.watch.places.resolve import is_called, methods_of
 from byname.watch.taps.states import state_of
 from byname.watch.variables.listen import variables_of
 from byname.watch.variables.methods import method_of
@@ -88,11 +87,6 @@ class Inventory:
 def under(path: str, name: str) -> str:
     """A path one name further."""
     return f"{path}.{name}" if path else name
-
-
-def is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward: a ``ModuleList`` has none."""
-    return "forward" in vars(module) or found_in(type(module), "forward") is not vars(nn.Module)["forward"]
 
 
 def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, FunctionType]]:

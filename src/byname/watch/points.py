@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.place import Place, ends_of, parse
 from byname.table import Row, Rows, closest, counted
-from byname.watch.attach import unwrapped
+from byname.watch.attach import parts_of, unwrapped
 from byname.watch.inventory import Inventory, Point, is_called
 from byname.watch.places.resolve import modules_by_path, resolve
 from byname.watch.places.spot import Spot
@@ -90,7 +90,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
         items, notes = listing.places, listing.notes(left_out=True)
     else:
         items, notes = (
-            _in_order(listing, [one for each in _each(where) for one in listing.wanted(each)]),
+            _in_order(listing, [one for each in parts_of(where) for one in listing.wanted(each)]),
             listing.notes(),
         )
     return Points(tuple(items), type(root).__name__, tuple(notes))
@@ -209,15 +209,3 @@ class _Listing:
     def _of_calls(self, calls: Iterable[Call]) -> list[Point]:
         paths = {call.path or "forward" for call in calls}
         return [point for point in self.every if point.path in paths]
-
-
-def _each(where: Any) -> Iterator[Any]:
-    """The parts of ``where``, each of a kind that can be asked for."""
-    several = isinstance(where, Sequence | set | frozenset) and not isinstance(where, str | Place | nn.Module)
-    for one in where if several and len(where) else (where,):
-        if not isinstance(one, str | Place | Selector | nn.Module) and not isinstance(one, type):
-            raise BadArgumentError(
-                "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, "
-                f"a module, or a sequence of these, not {one!r:.80}"
-            )
-        yield one

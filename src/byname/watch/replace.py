@@ -10,10 +10,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.watch.attach import meaning_of, unwrapped
-from byname.watch.graphs.choosing import each
+from byname.watch.attach import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
-from byname.watch.places.resolve import modules_by_path
+from byname.watch.places.resolve import is_called, modules_by_path
 from byname.watch.select import Selector
 from byname.watch.tracing.flow import Call, Flow
 
@@ -73,7 +72,7 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
     """The modules that are to be replaced, in the order of their registration."""
     found: dict[int, nn.Module] = {}
-    for one in each(where):
+    for one in parts_of(where):
         meaning, selectors = meaning_of(one, model)
         for spot in meaning.spots:
             if spot.kind != "module" or spot.items or spot.gradient:
@@ -85,7 +84,7 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
         for selector in selectors:
             found.update((id(module), module) for module in _selected(model, selector))
     itself = found.pop(id(model), None) is not None
-    if itself and (not found or any(one is model or one == "forward" for one in each(where))):
+    if itself and (not found or any(one is model or one == "forward" for one in parts_of(where))):
         raise BadArgumentError(
             f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
         )
@@ -99,7 +98,7 @@ def _selected(model: nn.Module, selector: Selector) -> list[nn.Module]:
             f"{selector} depends on how the model runs; replace takes modules as they are registered. Give their paths"
         )
     modules = modules_by_path(model)
-    calls = tuple(Call(path, type(one).__name__, "module", one) for path, one in modules.items())
+    calls = tuple(Call(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one))
     try:
         matched = [calls[index].module for index in selector.matches(Flow(calls, {}, {}))]
     except NoMatchError:

@@ -60,7 +60,7 @@ def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = 
     """
     checked_analyser(analyser)
     root = unwrapped(model)
-    observation = Observation(root, analyser, label, meaning_of(where, root)[0].spots)
+    observation = Observation(root, analyser, label, meaning_of(where, root, reads=True)[0].spots)
     handle = attach(root, where, observation, example=example, begun=observation.begun, reads=True, enabled=False)
     observation.handle = handle
     if handle.heard is not None:

@@ -10,24 +10,19 @@ from torch import nn
 
 from byname.errors import NoMatchError, RewriteError
 from byname.place import parse
-from byname.watch.attach import meaning_of
+from byname.watch.attach import meaning_of, parts_of
 from byname.watch.graphs.flowing import flow_of
 from byname.watch.graphs.records import Record, Trace
 from byname.watch.places.resolve import modules_by_path
 from byname.watch.places.spot import Spot
 from byname.watch.select import Selector
 
-__all__ = ["chosen", "classes_in", "each"]
-
-
-def each(where: Any) -> Sequence[Any]:
-    """The parts of a ``where``."""
-    return tuple(where) if isinstance(where, list | tuple | set | frozenset | dict) else (where,)
+__all__ = ["chosen", "classes_in"]
 
 
 def classes_in(where: Any) -> tuple[type[nn.Module], ...]:
     """The classes of modules in a ``where``."""
-    return tuple(one for one in each(where) if isinstance(one, type))
+    return tuple(one for one in parts_of(where) if isinstance(one, type))
 
 
 def chosen(where: Any, model: nn.Module, traces: Sequence[Trace]) -> dict[str, str]:
@@ -46,7 +41,7 @@ def chosen(where: Any, model: nn.Module, traces: Sequence[Trace]) -> dict[str, s
     paths = {id(module): path for path, module in modules.items()}
     records = [record for trace in traces for record in trace.records]
     found: dict[str, str] = {}
-    for one in each(where):
+    for one in parts_of(where):
         meaning, selectors = meaning_of(one, model)
         matched: dict[str, str] = {}
         for spot in meaning.spots:
@@ -56,7 +51,7 @@ def chosen(where: Any, model: nn.Module, traces: Sequence[Trace]) -> dict[str, s
             matched.update(_of_selector(selector, traces, modules))
         if not matched:
             raise NoMatchError(_unmatched(one, meaning.spots, records, modules))
-        found.update(matched)
+        found |= {path: name for path, name in matched.items() if path not in found}
     return found
 
 

@@ -25,33 +25,49 @@ Segments: TypeAlias = tuple[Segment, ...]
 _DEEPEST = 20
 
 
-def items_in(value: Any, pattern: Sequence[Segment]) -> list[tuple[Segments, Any]]:
+def items_in(value: Any, pattern: Sequence[Segment], without: Sequence[Segments] = ()) -> list[tuple[Segments, Any]]:
     """The items of a value that a pattern means, each with its own segments.
+
+    An index from the end stays one in the segments: the last item is the last, however many there are.
 
     Args:
         value: a container or an object.
-        pattern: segments such as those of ``['k'][0]`` or ``.cache.*``.
+        pattern: segments such as those of ``['k'][0]``, ``[-1]`` or ``.cache.*``.
+        without: patterns of items that are left out.
     """
-    found: dict[Segments, Any] = {}
-    for segments, one in _items(value, tuple(pattern), ()):
-        found.setdefault(segments, one)
-    return list(found.items())
+    found: dict[Segments, tuple[Segments, Any]] = {}
+    for segments, counted, one in _items(value, tuple(pattern), (), ()):
+        found.setdefault(counted, (segments, one))
+    for other in without:
+        for _, counted, _ in _items(value, tuple(other), (), ()):
+            found.pop(counted, None)
+    return list(found.values())
 
 
-def _items(value: Any, pattern: Segments, at: Segments) -> Iterator[tuple[Segments, Any]]:
+def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> Iterator[tuple[Segments, Segments, Any]]:
+    """The items, each also with its segments counted from the beginning."""
     if not pattern:
-        yield at, value
+        yield at, counted, value
         return
     first, rest = pattern[0], pattern[1:]
     if isinstance(first, AnyDepth):
-        yield from _items(value, rest, at)
+        yield from _items(value, rest, at, counted)
         if len(at) < _DEEPEST:
             for segment, inner in inside(value):
-                yield from _items(inner, pattern, (*at, segment))
+                yield from _items(inner, pattern, (*at, segment), (*counted, segment))
         return
+    wanted = _from_the_beginning(first, value)
     for segment, inner in _named(value, first) if isinstance(first, Name) and not first.wild else inside(value):
-        if fits(first, segment):
-            yield from _items(inner, rest, (*at, segment))
+        if fits(wanted, segment):
+            yield from _items(inner, rest, (*at, segment if wanted is first else first), (*counted, segment))
+
+
+def _from_the_beginning(segment: Segment, value: Any) -> Segment:
+    """An index from the end of a list or tuple as one from its beginning."""
+    for family in (list, tuple, deque) if isinstance(segment, Item) else ():
+        if issubclass(type(value), family):
+            return segment.counted(family.__len__(value))  # type: ignore[union-attr]
+    return segment
 
 
 def _named(value: Any, name: Name) -> Iterator[tuple[Segment, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from byname.watch.taps.states import state_of
 from byname.watch.variables.listen import method_of, variables_of
 from byname.watch.wrappers import inside_of, is_script, unseen_in_script
 
-__all__ = ["Meaning", "methods_of", "modules_by_path", "resolve"]
+__all__ = ["Meaning", "is_called", "methods_of", "modules_by_path", "never_called", "resolve"]
 
 
 Segments: TypeAlias = tuple[Segment, ...]
@@ -130,11 +130,12 @@ def _inside(
     if id(module) in around:  # a module that holds itself
         return
     children = attributes_of(module).get("_modules") or {}
+    keys = _keys(module, children)
     for name, child in tuple(children.items()):
         if not isinstance(child, nn.Module):
             continue
         segment = Name.of(name)
-        following = begun(pattern, _after(pattern, reached, segment, _indexed(module)))
+        following = begun(pattern, _after(pattern, reached, segment, keys.get(name, frozenset())))
         child, wrappers = inside_of(child)
         for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
             passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == Name.of(wrapper)}
@@ -143,7 +144,7 @@ def _inside(
             yield from _inside(child, (*at, segment), following, pattern, (*around, id(module)))
 
 
-def _after(pattern: Segments, reached: set[int], child: Name, indexed: bool) -> set[int]:
+def _after(pattern: Segments, reached: set[int], child: Name, keys: Collection[Hashable] = ()) -> set[int]:
     following = set()
     for position in reached:
         if position == len(pattern):
@@ -151,18 +152,31 @@ def _after(pattern: Segments, reached: set[int], child: Name, indexed: bool) -> 
         one = pattern[position]
         if one == ANY:
             following.add(position)
-        elif fits(one, child) or (indexed and _is_key(one, child.plain)):
+        elif fits(one, child) or _is_key(one, keys):
             following.add(position + 1)
     return following
 
 
-def _is_key(item: Segment, name: str) -> bool:
-    return isinstance(item, AnyItem) or (isinstance(item, Item) and str(item.key) == name)
+def _is_key(item: Segment, keys: Collection[Hashable]) -> bool:
+    return bool(keys) and (isinstance(item, AnyItem) or (isinstance(item, Item) and item.key in keys))
 
 
-def _indexed(module: nn.Module) -> bool:
-    """Whether ``module[key]`` is how its children are reached in Python."""
-    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+def _keys(module: nn.Module, held: Iterable[str]) -> dict[str, frozenset[Hashable]]:
+    """The keys under which ``module[key]`` gives each of what it holds: an index, also one from the end, or the name.
+
+    Args:
+        module: any module.
+        held: the names of its children, or of its parameters.
+    """
+    if isinstance(module, nn.ModuleDict | nn.ParameterDict):
+        return {name: frozenset([name, int(name)] if name.isdecimal() else [name]) for name in held}
+    if isinstance(module, nn.ParameterList):  # which may hold other things than parameters, too
+        size = attributes_of(module).get("_size", 0)
+        return {name: frozenset([name, int(name), int(name) - size]) for name in held if name.isdecimal()}
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        names = [*held]
+        return {name: frozenset([name, at, at - len(names)]) for at, name in enumerate(names)}
+    return {}
 
 
 def _spots(kind: str, reached: list[Reached], alone: bool) -> Iterator[Spot]:
@@ -173,8 +187,13 @@ def _spots(kind: str, reached: list[Reached], alone: bool) -> Iterator[Spot]:
 
 
 def _outputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    if found_in(type(module), "forward") is not _NEVER_CALLED and _is_output(module, rest):
+    if is_called(module) and _is_output(module, rest):
         yield Spot("module", path or "forward", module, items=rest, alone=alone)
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward: a ``ModuleList`` has none."""
+    return "forward" in attributes_of(module) or found_in(type(module), "forward") is not _NEVER_CALLED
 
 
 _NEVER_CALLED = nn.Module.__dict__["forward"]
@@ -186,15 +205,16 @@ def _is_output(module: nn.Module, rest: Segments) -> bool:
 
 
 def _is_child(module: nn.Module, item: Segment) -> bool:
-    return _indexed(module) and any(_is_key(item, name) for name in module._modules)
+    return any(_is_key(item, keys) for keys in _keys(module, module._modules).values())
 
 
 def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
     if len(rest) == 1:
-        indexed = isinstance(module, nn.ParameterList | nn.ParameterDict)
+        of_lists = isinstance(module, nn.ParameterList | nn.ParameterDict)
+        keys = _keys(module, module.__dict__["_parameters"]) if of_lists else {}
         for kind in ("parameter", "buffer"):
             for name in state_of(module, kind):
-                if fits(rest[0], Name.of(name)) or (indexed and _is_key(rest[0], name)):
+                if fits(rest[0], Name.of(name)) or _is_key(rest[0], keys.get(name, ())):
                     yield Spot(kind, _under(path, name), module, name, alone=alone)
 
 
@@ -243,7 +263,7 @@ def _left(variable: str, tail: Segments) -> set[Segments]:
     """What is left of a pattern after the name of a variable, which has dots in it if it is a nested function's."""
     reached = begun(tail, {0})
     for part in variable.split("."):
-        reached = begun(tail, _after(tail, reached, Name.of(part), False))
+        reached = begun(tail, _after(tail, reached, Name.of(part)))
     return {tail[position:] for position in reached}
 
 
@@ -311,7 +331,7 @@ def _unmatched(place: Place, model: nn.Module) -> str:
     wanted = str(place)
     container = modules_by_path(model).get(wanted)
     if container is not None:
-        return f"`{wanted}` is a {type(container).__name__}, which is never called; what it holds is `{wanted}.*`"
+        return never_called(wanted, container)
     known = {str(path): None for path in _all_paths(place, model)}
     close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
     if not close:
@@ -321,6 +341,11 @@ def _unmatched(place: Place, model: nn.Module) -> str:
     return (
         f"`{wanted}` matches nothing in this {type(model).__name__}{hint}. `byname.points(model)` lists what there is"
     )
+
+
+def never_called(path: str, container: nn.Module) -> str:
+    """What to say of a module without a forward."""
+    return f"`{path}` is a {type(container).__name__}, which is never called; what it holds is `{path}.*`"
 
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:

@@ -27,6 +27,7 @@ class Spot:
         items: which items or attributes of the value are meant; may have wildcards.
         gradient: whether the gradient of the value is meant.
         alone: whether the path that was asked for can match only this place.
+        without: items of the value that are told under other paths.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Spot:
     items: tuple[Segment, ...] = ()
     gradient: bool = False
     alone: bool = True
+    without: tuple[tuple[Segment, ...], ...] = ()
 
     @property
     def full(self) -> str:

@@ -18,8 +18,9 @@ from byname.errors import NoMatchError
 from byname.naming.modules import modules_in
 from byname.place import Name
 from byname.undo import Undo
+from byname.watch.places.once import each_once
 from byname.watch.places.operations import is_elementary
-from byname.watch.places.resolve import Meaning, modules_by_path
+from byname.watch.places.resolve import Meaning, is_called, modules_by_path
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.selecting.selectors import Selector, no_match
@@ -69,7 +70,9 @@ class Binding:
         asked = [spot.module for spots in self._patterns.values() for spot in spots]
         self._owners = {id(module): Owner(module, self._paths[id(module)][0]) for module in asked}
         self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
-        self._told = {(id(spot.module), spot.full) for spot in meaning.spots if spot.kind == "module"}
+        self._told = {
+            id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
+        }
         self._matched: set[Any] = set()
         self._exact: dict[str, Spot] = {}
         self._called: dict[str, Call] = {}
@@ -124,8 +127,9 @@ class Binding:
                 raise no_match(selector, modules)
 
     def _module_calls(self) -> list[Call]:
-        """A call of each module, of which no more is known."""
-        return [Call(path, type(module).__name__, "module", module) for path, module in self._paths.values()]
+        """A call of each module that can be called, of which no more is known."""
+        modules = [(path, module) for path, module in self._paths.values() if is_called(module)]
+        return [Call(path, type(module).__name__, "module", module) for path, module in modules]
 
     def _own_all_that(self, selector: Selector) -> None:
         """Listens to the functions that modules call, other than those of ``torch.nn``, which are steps as a whole."""
@@ -233,7 +237,7 @@ class Binding:
         if spots:
             self._matched.add(id(owner.module))
             owner.idle = False
-        return [delivery(self._running, spot) for spot in {spot.full: spot for spot in spots}.values()]
+        return [delivery(self._running, spot) for spot in each_once(spots)[0]]
 
     def _match_patterns(self, call: Call) -> list[Spot]:
         """The places that patterns of paths make of one operation."""
@@ -303,8 +307,8 @@ class Binding:
     def _choose(self, path: str, module: nn.Module) -> None:
         spot = Spot("module", path or "forward", module)
         found = self._modules.setdefault(id(module), [])
-        if (id(module), spot.full) not in self._told:
-            self._told.add((id(module), spot.full))
+        if id(module) not in self._told:
+            self._told.add(id(module))
             found.append((spot, delivery(self._running, spot)))
             self._running.paths.setdefault(spot.full)
 

@@ -59,7 +59,7 @@ class _OfItems:
             noted[self._asked] = ""
         elif not found and known is None and not asleep(self._running.reader):
             noted[self._asked] = lacking(value, spot.items, spot.path)
-        return found
+        return items_in(value, spot.items, spot.without) if spot.without else found
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Tells of one item; what takes its place."""
