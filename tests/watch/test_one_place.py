@@ -8,7 +8,7 @@ from torch import nn
 
 import byname
 from byname import select
-from byname.errors import BadArgumentError, NoMatchError
+from byname.errors import BadArgumentError, NoMatchError, NothingSeenWarning
 
 
 def keep(name, module, value):
@@ -166,17 +166,21 @@ def test_an_index_from_the_end_is_recorded_under_its_own_name():
 @pytest.mark.parametrize(
     ("where", "note"),
     [
-        ("forward[7]", "`forward[7]`: `forward` is a list of 3 without [7]"),
-        ("forward[-4]", "`forward[-4]`: `forward` is a list of 3 without [-4]"),
-        ("forward['a']", "`forward['a']`: `forward` is a list of 3 without ['a']"),
-        ("forward.outs[0]['a']", "`forward.outs[0]['a']`: `forward.outs[0]` is a tensor, which has no ['a']"),
+        ("forward[7]", "`forward[7]`: `forward` holds a list without 7; it has 0, 1, 2"),
+        ("forward[-4]", "`forward[-4]`: `forward` holds a list without -4; it has 0, 1, 2"),
+        ("forward['a']", "`forward['a']`: `forward` holds a list without 'a'; it has 0, 1, 2"),
+        (
+            "forward.outs[0]['a']",
+            "`forward.outs[0]['a']`: `forward.outs[0]` holds a Tensor, which has no items in a path",
+        ),
     ],
 )
 def test_an_item_that_is_not_there_is_described(where, note):
     model = Items()
-    with byname.interject(model, where, keep) as handle:
+    with pytest.warns(NothingSeenWarning), byname.interject(model, where, keep) as handle:
         model(torch.zeros(1))
         assert handle.notes == (note,)
+    assert handle.notes == (f"nothing was seen at {note}",)
 
 
 class Chunks(nn.Module):
@@ -186,9 +190,12 @@ class Chunks(nn.Module):
 
 def test_an_item_of_an_operation_that_is_not_there_is_described():
     model, told = Chunks(), []
-    with byname.interject(model, ["chunk[5]", "chunk[-1]"], lambda name, module, value: told.append(name)) as handle:
+    with (
+        pytest.warns(NothingSeenWarning, match=r"`chunk\[5\]`"),
+        byname.interject(model, ["chunk[5]", "chunk[-1]"], lambda name, module, value: told.append(name)) as handle,
+    ):
         model(torch.zeros(4))
-        assert handle.notes == ("`chunk[5]`: `chunk` is a tuple of 2 without [5]",)
+        assert handle.notes == ("`chunk[5]`: `chunk` holds a tuple without 5; it has 0, 1",)
     assert told == ["chunk[-1]"]
 
 

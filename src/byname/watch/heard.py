@@ -65,15 +65,24 @@ class Heard:
         self._notes = notes
         self._asked: list[tuple[str, Sequence[Spot], object]] = []
         self._meant: dict[str, set[object]] = {}
+        self._told_as: dict[int, set[str]] = {}
 
     def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
         """Notes one of the things that ``where`` asked for: its places, or the selector."""
         self._asked.append((asked, spots, selector))
+        for spot in spots:
+            if spot.kind == "module" and not spot.items:
+                self._told_as.setdefault(id(spot.module), set()).add(spot.full)
 
     def mean(self, path: str, key: object) -> None:
         """Notes that a place is what an asked one (its full path), or a selector, means."""
         if path != key:
             self._meant.setdefault(path, set()).add(key)
+
+    def select(self, path: str, module: nn.Module | None, selector: object) -> None:
+        """Notes that a selector means a call; given a module, of this one, which may be told of under another name."""
+        for told in {path, *self._told_as.get(id(module), ())}:
+            self.mean(told, selector)
 
     def entries(self) -> list[Entry]:
         """Each of the things that were asked for."""

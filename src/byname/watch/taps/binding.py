@@ -264,14 +264,14 @@ class Binding:
         ]
         self._matched.update(wanting)
         for selector in wanting:
-            self._running.heard.mean(call.path or "forward", selector)
+            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
         return wanting
 
     def _match(self, selector: Selector, flow: Flow) -> None:
         matched = [flow.calls[index] for index in selector.matches(flow)]
         every = Counter(call.path for call in flow.calls)
         for call in {one.path: one for one in matched}.values():
-            self._running.heard.mean(call.path or "forward", selector)
+            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
             self._note_calls(call, {one.call for one in matched if one.path == call.path}, every[call.path])
             if call.kind == "module":
                 self._choose(call.path, call.module)
