@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from byname.site import Site
 
-__all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "printable"]
+__all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "listed", "printable"]
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -258,13 +258,31 @@ _COMPARED = 300
 
 
 def closest(wanted: str, there: Iterable[str]) -> str:
-    """The names there are, those most like the wanted one first."""
+    """The names there are, those most like the wanted one first; says how many more there are than it names.
+
+    >>> closest("relv", ["tanh", "relu"])
+    'relu, tanh'
+    """
     import difflib
 
     every = list(there)
     comparable = [one for one in every if len(one) <= _COMPARED]  # it takes the square of their lengths
     near = difflib.get_close_matches(str(wanted)[:_COMPARED], comparable, n=3, cutoff=0.4)
-    return ", ".join(dict.fromkeys([*near, *every[:12]]))
+    return listed(list(dict.fromkeys([*near, *every])), 12)
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Names side by side, and how many there are besides.
+
+    >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
+    ('a, b, and 1 more', 'a, b')
+
+    Args:
+        names: all of them.
+        most: how many are named.
+    """
+    more = len(names) - most
+    return ", ".join([*names[:most], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -20,7 +20,7 @@ from byname.recording.times import Times
 from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
 from byname.recording.windows import Windows
-from byname.table import counted, printable
+from byname.table import counted, listed, printable
 from byname.watch.attach import attach
 from byname.watch.compiling import RUN_EAGERLY
 from byname.watch.event import Event
@@ -211,7 +211,7 @@ class Listener(Storing):
 def _in_words(where: Any) -> str:
     """The places as they were asked for, for messages."""
     several = where if isinstance(where, list | tuple) else (where,)
-    return ", ".join(f"`{printable(str(one)[:60])}`" for one in several[:4])
+    return listed([f"`{printable(str(one)[:60])}`" for one in several], 4)
 
 
 def _entries(where: Any) -> list[tuple[Place | None, str]]:

@@ -11,7 +11,7 @@ from byname.recording.processes.ranks import rank_file, rank_files
 from byname.recording.recording import Recording
 from byname.recording.stores.layout.targets import nearest, needs_h5py
 from byname.recording.stores.stored.source import FileSource
-from byname.table import printable
+from byname.table import listed, printable
 
 __all__ = ["open"]
 
@@ -66,7 +66,7 @@ _LONG = 200
 def _opened(asked: Path, shown: str) -> Recording:
     if asked.is_dir():
         inside = sorted(one.name for one in asked.iterdir() if one.suffix in (".h5", ".hdf5"))
-        there = ", ".join(inside[:12]) or "no .h5 file"
+        there = listed(inside, 12) or "no .h5 file"
         raise NotARecordingError(f"{shown} is a directory; in it: {printable(there)}")
     ranks = rank_files(asked)
     if asked.exists():

@@ -22,7 +22,8 @@ from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words
 from byname.watch.iterations import Iterations
 from byname.watch.places.once import each_once
-from byname.watch.places.resolve import Meaning, is_called, methods_of, modules_by_path, never_called, resolve
+from byname.watch.places.reachable import methods_of
+from byname.watch.places.resolve import Meaning, is_called, modules_by_path, never_called, resolve
 from byname.watch.places.spot import Spot
 from byname.watch.running import Before, Callback, Running
 from byname.watch.selecting.selectors import Selector

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType
-from typing import Any
+from types import FunctionType
 
 from torch import nn
 
 from byname.card import fact
-from byname.errors import BadArgumentError
 from byname.quiet import untouched
 from byname.watch.places.operations import is_elementary
-from byname.watch.places.resolve import is_called, methods_of
+from byname.watch.places.reachable import function_of, methods_of, names_reached
+from byname.watch.places.resolve import is_called
 from byname.watch.taps.states import state_of
 from byname.watch.variables.listen import variables_of
-from byname.watch.variables.methods import method_of
 
 __all__ = ["Inventory", "Point", "is_called", "under"]
 
@@ -54,7 +52,7 @@ class Inventory:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._variables: dict[FunctionType, list[tuple[str, str]]] = {}
-        self._reached = _names_reached(modules)
+        self._reached = names_reached(modules)
 
     def of(self, path: str, module: nn.Module) -> Iterator[Point]:
         """The parameters, buffers, variables and methods of one module."""
@@ -94,41 +92,6 @@ def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, Functi
     if is_elementary(module):
         return
     for name in dict.fromkeys(["forward", *methods_of(module)]):
-        function = _function(module, name) if name in reached else None
+        function = function_of(module, name) if name in reached else None
         if function is not None and not str(function.__module__).startswith("torch."):
             yield name, function
-
-
-def _function(module: nn.Module, name: str) -> FunctionType | None:
-    try:
-        return method_of(module, name)
-    except BadArgumentError:  # it has no Python code
-        return None
-
-
-def _names_reached(modules: Iterable[nn.Module]) -> set[str]:
-    """The names of the methods that forwards call, and those that these call.
-
-    A class may have hundreds of methods that have nothing to do with running it, such as those for loading a file. What
-    every module has, such as ``float``, is called on tensors.
-    """
-    kinds: dict[type, nn.Module] = {type(module): module for module in modules if not is_elementary(module)}
-    known = {name for module in kinds.values() for name in methods_of(module)} - set(vars(nn.Module))
-    reached: set[str] = set()
-    waiting = ["forward"]
-    while waiting:
-        name = waiting.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        for module in kinds.values():
-            function = _function(module, name)
-            if function is not None:
-                waiting += [one for one in _names_in(function.__code__) if one in known]
-    return reached
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """The attributes that code reads, also in the functions inside it."""
-    inside: list[Any] = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*map(_names_in, inside))

@@ -122,7 +122,7 @@ class Select:
     def __getattr__(self, name: str) -> Selector:
         if name not in FAMILIES:
             raise AttributeError(
-                f"select has no {name!r}; there are {closest(name, FAMILIES)} and more, see dir(select). "
+                f"select has no {name!r}; there are {closest(name, FAMILIES)}, see dir(select). "
                 f"For a class of modules there is select.module, for a function select.op({name!r})"
             )
         return InFamily(name)

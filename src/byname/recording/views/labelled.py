@@ -17,6 +17,7 @@ from byname.recording.views.arrays import AnyArray, common_type, numpy_of, to_nu
 from byname.recording.views.frames import Records
 from byname.recording.views.grid import Grid, bounded, grid_of
 from byname.recording.views.reading import Positions, cropped, read, tail_of
+from byname.table import listed
 
 if TYPE_CHECKING:
     import dask.array
@@ -97,7 +98,7 @@ def _in_memory(series: Records, grid: Grid) -> _Source:
     """All numbers at once, padded where their sizes differ."""
     shapes = [tuple(shape) for shape in series.shapes]
     if len({len(shape) for shape in shapes}) > 1:
-        known = ", ".join(sorted({str(shape) for shape in shapes})[:4])
+        known = listed(sorted({str(shape) for shape in shapes}), 4)
         raise BynameError(f"the values of {series.path} differ in their number of dimensions ({known}): use .values")
     inner = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     bounded(

@@ -13,6 +13,7 @@ from byname.errors import BynameError
 from byname.recording.series import Series
 from byname.recording.views.arrays import NUMBERS, plain_type
 from byname.recording.views.reading import cropped
+from byname.table import listed
 
 __all__ = ["stack", "stack_padded"]
 
@@ -36,7 +37,7 @@ def stack(path: str, series: Series) -> Series:
         return series
     shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
     if len(shapes) > 1:
-        known = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
+        known = listed([*map(str, shapes)], 4)
         raise BynameError(f"the values of {path} have different shapes ({known}): use stack_padded instead of stack")
     return replace(series, values=_stacked(values))
 
@@ -60,7 +61,7 @@ def stack_padded(path: str, series: Series) -> Series:
     values = [cropped(value, shape) for value, shape in zip(values, series.shapes, strict=True)]
     shapes = [tuple(value.shape) for value in values]
     if len({len(shape) for shape in shapes}) > 1:
-        known = ", ".join(map(str, list(dict.fromkeys(shapes))[:4]))
+        known = listed([*map(str, dict.fromkeys(shapes))], 4)
         raise BynameError(
             f"the values of {path} differ in their number of dimensions ({known}): no padding makes them one"
         )
@@ -86,7 +87,7 @@ def _tensors(path: str, series: Series) -> list[Tensor] | None:
         return _numbers(path, values)
     if len(types) > 1 or not all(numeric):
         raise BynameError(
-            f"the values of {path} are of different types ({', '.join(types[:4])}), which one tensor cannot hold; "
+            f"the values of {path} are of different types ({listed(types, 4)}), which one tensor cannot hold; "
             "record with dtype= to have tensors of one, or return the series as it is"
         )
     return values

@@ -10,6 +10,7 @@ from torch import nn
 
 from byname.errors import NoMatchError, RewriteError
 from byname.place import parse
+from byname.table import listed
 from byname.watch.attach import meaning_of, parts_of
 from byname.watch.graphs.flowing import flow_of
 from byname.watch.graphs.records import Record, Trace
@@ -94,8 +95,9 @@ def _unmatched(where: Any, spots: Sequence[Spot], records: Sequence[Record], mod
         )
     if spots and spots[0].kind == "module":
         return f"{asked} is not called in the forward that was traced; example= traces another way to call the model"
-    close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4) or known[:5]
-    return f"{asked} matches nothing in the graph; close to it: {', '.join(f'`{one}`' for one in close)}"
+    close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)
+    named = listed([f"`{one}`" for one in close or known], 5)
+    return f"{asked} matches nothing in the graph; {'close to it:' if close else 'in it are'} {named}"
 
 
 def _inside(where: Any, record: Record, modules: dict[str, nn.Module]) -> bool:

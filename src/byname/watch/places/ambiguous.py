@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from byname.watch.places.operations import is_operation, operation_path, taken
-from byname.watch.variables.listen import method_of
+from byname.watch.places.reachable import function_of
 
-__all__ = ["note_on_function"]
+__all__ = ["calls_function", "note_on_function"]
 
 _LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
 
@@ -28,7 +28,7 @@ def note_on_function(path: str, modules: Callable[[], Mapping[str, nn.Module]]) 
     if not is_operation(plain):
         return None
     owner = modules().get(around)
-    if owner is None or not _calls_function(owner, plain):
+    if owner is None or not calls_function(owner, plain):
         return None
     other = operation_path(around, plain, int(number), taken(owner))
     return f"`{path}` was read as the module; the call of the function {plain} that could also be meant is `{other}`"
@@ -37,9 +37,9 @@ def note_on_function(path: str, modules: Callable[[], Mapping[str, nn.Module]]) 
 _NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")
 
 
-def _calls_function(owner: nn.Module, name: str) -> bool:
-    """Whether the forward of a module reads a name from anywhere but the module itself."""
-    function = method_of(owner, "forward")
+def calls_function(owner: nn.Module, name: str, method: str = "forward") -> bool:
+    """Whether a method of a module reads a name from anywhere but the module itself."""
+    function = function_of(owner, method)
     if function is None:
         return False
     itself, before = function.__code__.co_varnames[:1], None

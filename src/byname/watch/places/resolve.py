@@ -12,16 +12,17 @@ from typing import TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of
+from byname.naming.reading import attributes_of, found_in, namespace_of
 from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
-from byname.watch.places.ambiguous import note_on_function
-from byname.watch.places.operations import is_operation, operations_like
+from byname.watch.places.ambiguous import calls_function, note_on_function
+from byname.watch.places.operations import is_elementary, is_operation, operations_like
+from byname.watch.places.reachable import function_of, methods_of, names_reached
 from byname.watch.places.spot import Spot
 from byname.watch.taps.states import state_of
 from byname.watch.variables.listen import method_of, variables_of
 from byname.watch.wrappers import inside_of, is_script, unseen_in_script
 
-__all__ = ["Meaning", "is_called", "methods_of", "modules_by_path", "never_called", "resolve"]
+__all__ = ["Meaning", "is_called", "modules_by_path", "never_called", "resolve"]
 
 
 Segments: TypeAlias = tuple[Segment, ...]
@@ -293,18 +294,6 @@ _READERS = {
 """How the rest of a pattern is read at a module that its beginning leads to."""
 
 
-def methods_of(module: nn.Module) -> list[str]:
-    """The methods and properties that the classes of a module's own define, other than those between underscores."""
-    held: dict[str, None] = {}
-    for kind in parents_of(type(module)):
-        if kind is nn.Module:
-            break
-        for name, one in namespace_of(kind).items():
-            if not name.startswith("__") and (callable(one) or isinstance(one, property)):
-                held.setdefault(name)
-    return [*held]
-
-
 def _has_method(module: nn.Module, name: str) -> bool:
     if name in attributes_of(module):
         held = attributes_of(module)[name]
@@ -339,7 +328,8 @@ def _unmatched(place: Place, model: nn.Module) -> str:
         close = [path for path in known if path.rpartition(".")[2] == last][:3]
     hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
     return (
-        f"`{wanted}` matches nothing in this {type(model).__name__}{hint}. `byname.points(model)` lists what there is"
+        f"`{wanted}` matches nothing in this {type(model).__name__}{hint}{_in_other_words(place, model)}. "
+        "`byname.points(model)` lists what there is"
     )
 
 
@@ -348,15 +338,38 @@ def never_called(path: str, container: nn.Module) -> str:
     return f"`{path}` is a {type(container).__name__}, which is never called; what it holds is `{path}.*`"
 
 
+_OUTPUT, _INPUT = frozenset({"output", "outputs", "out"}), frozenset({"input", "inputs", "args"})
+"""What other libraries call what a module returns, and what it is given."""
+
+
+def _in_other_words(place: Place, model: nn.Module) -> str:
+    """What to ask for where the path has the words of another library."""
+    owner, word = place.segments[:-1], str(place.segments[-1])
+    module = next((module for _, module, rests in _modules(model, owner) if () in rests), None) if owner else model
+    if module is None:
+        return ""
+    asked = join(owner)
+    if word in _OUTPUT:
+        return f"; what {f'`{asked}`' if owner else 'the model'} returns is `{asked or 'forward'}`"
+    if word in _INPUT and (function := function_of(module, "forward")) is not None:
+        given = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        paths = [f"`{_under(asked, 'forward')}.{name}`" for name in given]
+        return f"; what it is given is {', '.join(paths)}" if paths else ""
+    return ""
+
+
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
-    """The paths of a model to compare a mistaken one with."""
+    """The paths of a model to compare a mistaken one with: each is a place that a forward may come to."""
     texts = {one.plain for one in place.segments if isinstance(one, Name)}
-    yield from _operations_near(place, model)
-    for path, module in modules_by_path(model).items():
-        yield path or "forward"
+    modules = modules_by_path(model)
+    reached = names_reached(modules.values())
+    yield from _operations_near(place, model, modules, reached)
+    for path, module in modules.items():
+        if found_in(type(module), "forward") is not _NEVER_CALLED:
+            yield path or "forward"
         for kind in ("parameter", "buffer"):
             yield from (_under(path, name) for name in state_of(module, kind))
-        for method in methods_of(module):
+        for method in _methods(module, reached):
             near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
             yield _under(path, method)
             for spot in _variables(path, module, method, (Name("*"),), alone=False):
@@ -364,12 +377,25 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
                     yield spot.path
 
 
-def _operations_near(place: Place, model: nn.Module) -> Iterator[str]:
-    """Operations spelled nearly like the last name, of the modules that the rest leads to or nearly leads to."""
+def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
+    """The methods of a module that a forward may come to."""
+    if found_in(type(module), "forward") is _NEVER_CALLED:
+        return []
+    return ["forward", *(name for name in methods_of(module) if name in reached and not is_elementary(module))]
+
+
+def _operations_near(
+    place: Place, model: nn.Module, modules: dict[str, nn.Module], reached: Collection[str]
+) -> Iterator[str]:
+    """Operations spelled nearly like the last name that modules call to which the rest leads, or nearly leads."""
     names = operations_like(str(place.segments[-1]))
     owner = place.segments[:-1]
-    if not owner or any(() in rests for _, _, rests in _modules(model, owner)):
-        yield from (join((*owner, Name.of(name))) for name in names)
+    owners = [(path, module) for path, module, rests in _modules(model, owner) if () in rests] if owner else []
+    if owners or not owner:
+        asked = [(join(owner), module) for _, module in owners] or [("", model)]
     else:
-        near = difflib.get_close_matches(join(owner), modules_by_path(model), n=3, cutoff=0.6)
-        yield from (f"{path}.{name}" for path in near for name in names)
+        near = difflib.get_close_matches(join(owner), modules, n=3, cutoff=0.6)
+        asked = [(path, modules[path]) for path in near]
+    for path, module in asked:
+        methods = _methods(module, reached)
+        yield from (_under(path, name) for name in names if any(calls_function(module, name, one) for one in methods))

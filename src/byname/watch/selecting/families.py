@@ -7,7 +7,6 @@ of GPT-2 a linear map.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -244,7 +243,7 @@ def _nearest(kind: type) -> type | _ByName | None:
     return None
 
 
-_name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+_name_of: Any = type.__dict__["__name__"].__get__
 
 
 def _by_name(name: str) -> _ByName | None:

@@ -12,6 +12,7 @@ from byname.naming.modules import own_parameters
 from byname.naming.reading import attributes_of, parents_of
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.watch.selecting.families import family_named
+from byname.watch.selecting.hints import inside_of_others
 from byname.watch.selecting.selectors import Look, Selector, Test, is_place
 from byname.watch.tracing.flow import Call
 
@@ -37,6 +38,13 @@ class Predicate(Selector):
 
     def _test(self) -> Test:
         return self._takes
+
+    def _hint(self, calls: Sequence[Call]) -> str:
+        return "" if any(map(self._takes, calls)) else self._where_hidden(calls)
+
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        """Which of these calls, none of which is meant, does the same in passing; empty where none is known."""
+        return ""
 
     @abstractmethod
     def _takes(self, call: Call) -> bool: ...
@@ -70,6 +78,16 @@ class InFamily(Predicate):
         if call.kind == "module":
             return family.has_module(call.module)
         return is_place(call) and family.has_operation(call.operation) and not family.includes_inside(call.module)
+
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        family = family_named(self.name)
+        for call in calls:
+            if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # and not taken
+                return (
+                    f"the {call.operation} is a step of {type(call.module).__name__}, which is one place as a whole: "
+                    f"select.op({call.operation!r})"
+                )
+        return inside_of_others(self.name, calls)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -148,6 +166,9 @@ class TheOperation(Predicate):
     def _wanted(self) -> str:
         return self.name
 
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        return inside_of_others(self.name, calls)
+
     def _takes(self, call: Call) -> bool:
         return call.kind == "operation" and call.operation == self.name and is_place(call)
 
@@ -170,6 +191,10 @@ class AtPath(Predicate):
 
     def _has(self, path: Sequence[Segment]) -> bool:
         return len(path) in ends_of(self.pattern.segments, path)
+
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        last = self.pattern.segments[-1]
+        return inside_of_others(last.plain, calls) if isinstance(last, Name) else ""
 
     def _takes(self, call: Call) -> bool:
         path = _segments(call.path)
@@ -194,6 +219,9 @@ class Where(Predicate):
 
     def _text(self) -> str:
         return f"select.where({getattr(self.function, '__qualname__', type(self.function).__name__)})"
+
+    def _hint(self, calls: Sequence[Call]) -> str:
+        return ""
 
     def _takes(self, call: Call) -> bool:
         return is_place(call) and bool(self.function(call))

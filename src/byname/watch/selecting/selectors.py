@@ -164,6 +164,10 @@ class Selector:
         """The name that is most likely mistaken."""
         return self._text()
 
+    def _hint(self, calls: Sequence[Call]) -> str:
+        """Where what it means is hidden, if none of these calls is meant; empty where nothing is known of that."""
+        return ""
+
     def _within(self, level: int) -> str:
         return self._text() if self.level >= level else f"({self._text()})"
 
@@ -385,6 +389,7 @@ def no_match(selector: Selector, calls: Sequence[Call], counts: dict[Selector, i
         f"of its parts, {', '.join(parts)}" if parts else "",
         f"its modules are {closest(selector._wanted(), modules)}" if modules else "",
         f"its functions {closest(selector._wanted(), names)}" if names else "",
+        *dict.fromkeys(part._hint(calls) for part in (selector, *_all_parts(selector))),
     ]
     return NoMatchError(f"{selector} matches nothing that this model calls: {'; '.join(one for one in there if one)}")
 

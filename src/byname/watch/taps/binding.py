@@ -16,13 +16,15 @@ from torch import nn
 
 from byname.errors import NoMatchError
 from byname.naming.modules import modules_in
-from byname.place import Name
+from byname.place import Name, parse
+from byname.table import listed
 from byname.undo import Undo
 from byname.watch.places.once import each_once
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.resolve import Meaning, is_called, modules_by_path
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
+from byname.watch.selecting.hints import inside_of_others
 from byname.watch.selecting.selectors import Selector, no_match
 from byname.watch.taps.delivery import Deliver, delivery
 from byname.watch.taps.functions import Functions, Owner
@@ -315,8 +317,13 @@ class Binding:
     def _unmatched(self, pattern: str) -> str:
         close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
         known = [*self._called, *(path for path, _ in self._paths.values() if path)]
-        named = ", ".join(f"`{one}`" for one in close or known[:_NAMED])
+        named = listed([f"`{one}`" for one in close or known], _NAMED)
         hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
+        last = parse(pattern).segments[-1]
+        inside = isinstance(last, Name) and inside_of_others(
+            last.plain, [*self._module_calls(), *self._called.values()]
+        )
+        hint += f"; {inside}" if inside else ""
         return f"`{pattern}` matches no operation that ran{hint}"
 
 

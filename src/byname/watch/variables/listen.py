@@ -20,6 +20,7 @@ from typing import Any
 from byname.errors import BadArgumentError
 from byname.quiet import eager
 from byname.source import HIDDEN, ThisCode
+from byname.table import listed
 from byname.watch.compiling import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
 from byname.watch.variables.methods import gets_no_owner, method_of
@@ -355,9 +356,9 @@ def _check(function: FunctionType, variables: Sequence[str]) -> None:
     known = variables_of(function)
     for variable in variables:
         if variable not in known and variable.rpartition(".")[2] != RETURN:
-            close = difflib.get_close_matches(variable, known, 3, 0.5) or known[:8]
+            close = difflib.get_close_matches(variable, known, 3, 0.5) or known
             raise BadArgumentError(
-                f"{function.__qualname__} has no local variable {variable!r}; it has {', '.join(close) or 'none'}"
+                f"{function.__qualname__} has no local variable {variable!r}; it has {listed(close, 8) or 'none'}"
             )
 
 

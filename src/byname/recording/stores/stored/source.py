@@ -15,7 +15,7 @@ from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.left import put_back
 from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
-from byname.table import printable
+from byname.table import listed, printable
 
 __all__ = ["FileSource", "is_whole"]
 
@@ -141,7 +141,7 @@ def _mark(file: Any) -> str:
 def _facts(file: Any) -> tuple[dict[str, Any], bool, bool, list[str]]:
     """The attributes of the run, whether it came to its end, and what it is known to have lost."""
     if attribute(file, "format", object, "") != FORMAT:
-        inside = ", ".join(list(file)[:8])
+        inside = listed(list(file), 8)
         raise NotARecordingError(
             f"{printable(file.filename)} is HDF5, but no recording of byname; in it: {printable(inside)}"
         )
