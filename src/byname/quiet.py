@@ -11,7 +11,7 @@ import torch
 
 from byname.errors import NotInstalledError
 
-__all__ = ["collection_paused", "eager", "untouched"]
+__all__ = ["OLDEST", "check_version", "collection_paused", "eager", "is_untouched", "untouched"]
 
 OLDEST = (2, 10)
 """The first PyTorch in whose graphs a saved tensor can be read without unpacking it."""
@@ -34,6 +34,10 @@ check_version(torch.__version__)
 
 untouched = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
+
+
+is_untouched: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
+"""Whether this thread is inside `untouched`: what byname computes there for itself is no part of the program."""
 
 
 @contextmanager

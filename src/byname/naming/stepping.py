@@ -22,7 +22,7 @@ from byname.naming.kinds import memory_of, versions_of
 from byname.naming.log import OptimizerStep
 from byname.naming.modes import FUNCTIONS
 from byname.naming.watching import Watch
-from byname.quiet import eager, untouched
+from byname.quiet import eager, is_untouched, untouched
 
 __all__ = ["Steps"]
 
@@ -51,7 +51,7 @@ class Steps:
     def begin(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """PyTorch's global hook before a step."""
         thread = threading.get_ident()
-        watches = list(self._watches.get(thread, ()))
+        watches = [] if is_untouched() else list(self._watches.get(thread, ()))
         frame = sys._getframe(1)
         if watches and thread not in self._running and "record_function" in frame.f_code.co_names:
             watched = _stays_watched(optimizer, args, kwargs)

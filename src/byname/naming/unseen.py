@@ -24,7 +24,7 @@ from byname.naming.log import Called, Log
 from byname.naming.modes import DISPATCHES, FUNCTIONS
 from byname.naming.stepping import Steps
 from byname.naming.watching import Watch, restore, suspend
-from byname.quiet import eager
+from byname.quiet import eager, is_untouched
 from byname.undo import Undo
 
 __all__ = ["start", "stop"]
@@ -138,7 +138,7 @@ class _Unseen:
         @eager
         def noted(*args: Any, **kwargs: Any) -> Any:
             watches = self._watches.get(threading.get_ident())
-            if not watches:
+            if not watches or is_untouched():
                 return function(*args, **kwargs)
             before = torch._C._autograd._get_sequence_nr()
             result = function(*args, **kwargs)

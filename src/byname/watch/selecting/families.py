@@ -39,7 +39,8 @@ class Family:
 
         ``nn.ReLU6`` is a ``relu6`` and not a ``hardtanh``, though its class is derived from ``nn.Hardtanh``.
         """
-        nearest = _nearest(type(module))
+        kind: type = type(module)
+        nearest = _nearest(kind)
         if isinstance(nearest, _ByName):
             return self.name in nearest.families and nearest.fits(module)
         return nearest in self.classes
@@ -51,7 +52,8 @@ class Family:
         """
         if self.has_module(module):
             return True
-        nearest = _nearest(type(module))
+        kind: type = type(module)
+        nearest = _nearest(kind)
         if self.name not in _ACTIVATIONS or not isinstance(nearest, _ByName) or not nearest.fits(module):
             return False
         return not nearest.families.isdisjoint(_ACTIVATIONS)
