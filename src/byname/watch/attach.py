@@ -7,6 +7,7 @@ callback.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
 from byname.naming.reading import parents_of
 from byname.place import Place, parse
-from byname.watch.compiling import EAGERLY, Uncompiled
+from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
 from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words
@@ -96,12 +97,13 @@ def attach(
     running.notes.update(dict.fromkeys(meaning.notes))
     running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
     uncompiled = Uncompiled(model, running.notes)
-    handle = _handle(root, running, uncompiled, meaning, selectors, example, begun, reads, unmatched)
+    handle = _handle(root, model, running, uncompiled, meaning, selectors, example, begun, reads, unmatched)
     return handle.switched(enabled)
 
 
 def _handle(
     root: nn.Module,
+    model: nn.Module,
     running: Running,
     uncompiled: Uncompiled,
     meaning: Meaning,
@@ -129,15 +131,38 @@ def _handle(
     iterations.begin_with(first)
     hook_outputs(outputs, running, of_kind["module"])
     iterations.end_with(last)
-    hooked = [spot.module for spot in meaning.spots if spot.kind == "module"]
-    running.notes.update(dict.fromkeys(notes_on_fast_paths(root, hooked, mode=binding.listens_to_functions)))
     variables = Assigned(running, of_kind["variable"])
     arrivals = Arrivals(root, running, binding)
     taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
-    handle = Handle(taps, running.paths, running.notes, staying=(running, states))
+    hooked = {id(spot.module) for spot in meaning.spots if spot.kind == "module"}
+    noticed = _Noticed(root, model, hooked, mode=binding.listens_to_functions)
+    handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
     handle.heard = running.heard
     binding.missing = handle.give_up
     return handle
+
+
+class _Noticed:
+    """What there is to note of a whole model; it does not keep the model alive.
+
+    Args:
+        root: the model.
+        given: the model as it was given, with the wrappers around it.
+        hooked: the modules with hooks, by ``id``.
+        mode: whether a function mode is on.
+    """
+
+    def __init__(self, root: nn.Module, given: nn.Module, hooked: set[int], *, mode: bool) -> None:
+        self._root, self._given = weakref.ref(root), weakref.ref(given)
+        self._hooked = hooked
+        self._mode = mode
+
+    def __call__(self) -> Iterator[str]:
+        root, given = self._root(), self._given()
+        if root is not None:
+            yield from notes_on_fast_paths(root, self._hooked, mode=self._mode)
+        if given is not None:
+            yield from notes_on_compiled(given)
 
 
 def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:

@@ -27,7 +27,7 @@ from byname.quiet import eager
 from byname.watch.running import active_modes
 from byname.watch.wrappers import notes_on_scripts
 
-__all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled"]
+__all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]
 
 _CHOICE = "_callback_from_stance"
 """What PyTorch's compiler calls to find out whether a compiled function is to run compiled (2.6 to 2.13)."""
@@ -43,7 +43,7 @@ class Uncompiled:
 
     Args:
         model: the model as it was given, with the wrappers around it.
-        notes: what the handle shows.
+        notes: what the handle shows; that something runs eagerly is added when it is called.
     """
 
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
@@ -68,9 +68,6 @@ class Uncompiled:
         self._let_go = weakref.finalize(self, EAGERLY.release, note)
         self._let_go.atexit = False
         EAGERLY.hold(note)
-        notes.update(dict.fromkeys(notes_on_scripts(self._model)))
-        if _has_compiled(self._model):
-            note()
 
     def remove(self) -> None:
         """They run compiled again, if no other attachment is in place."""
@@ -79,6 +76,13 @@ class Uncompiled:
         if self._let_go is not None:
             self._let_go.detach()
         self._note = self._let_go = None
+
+
+def notes_on_compiled(model: nn.Module) -> Iterator[str]:
+    """What to tell about what is compiled or scripted in a model that is watched."""
+    yield from notes_on_scripts(model)
+    if _has_compiled(model):
+        yield RUN_EAGERLY
 
 
 class _Eagerly:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,8 +47,14 @@ class Handle:
     """
 
     def __init__(
-        self, taps: list[Tap], paths: dict[str, None], notes: dict[str, None], staying: Collection[Tap] = ()
+        self,
+        taps: list[Tap],
+        paths: dict[str, None],
+        notes: dict[str, None],
+        staying: Collection[Tap] = (),
+        noticed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        self._noticed: Callable[[], Iterable[str]] | None = noticed
         self._taps = taps
         self._staying = staying
         self._passing_off = Undo()
@@ -70,11 +76,20 @@ class Handle:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is worth knowing, in sentences."""
-        return tuple(self._notes)
+        return tuple(self._all_notes())
+
+    def _all_notes(self) -> dict[str, None]:
+        """The notes, with those for which the whole model is looked through: only who reads them waits for that."""
+        if self._noticed is not None:
+            noticed, self._noticed = self._noticed, None
+            told = [*self._notes]
+            self._notes.clear()  # the same dict for all who add to it
+            self._notes.update(dict.fromkeys([*noticed(), *told]))
+        return self._notes
 
     def has_note(self, sentence: str) -> bool:
         """Whether the notes have this sentence."""
-        return sentence in self._notes
+        return sentence in self._all_notes()
 
     def note(self, sentence: str) -> None:
         """Adds to the notes what is not there yet."""

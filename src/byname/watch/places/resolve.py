@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -81,10 +81,17 @@ def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
     """Every module of a model under its first path; the model's own is empty."""
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    for path, module, _ in _modules(model, (ANY,)):
-        if id(module) not in seen:
-            seen.add(id(module))
-            found[path] = module
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:  # and all that it holds
+            continue
+        seen.add(id(module))
+        found[path] = module
+        children = tuple((attributes_of(module).get("_modules") or {}).items())
+        for name, child in reversed(children):
+            if isinstance(child, nn.Module):
+                waiting.append((_under(path, Name.of(name).text), inside_of(child)[0]))
     return found
 
 
@@ -130,19 +137,36 @@ def _inside(
     yield join(at), module, [pattern[position:] for position in sorted(reached)]
     if id(module) in around:  # a module that holds itself
         return
-    children = attributes_of(module).get("_modules") or {}
-    keys = _keys(module, children)
-    for name, child in tuple(children.items()):
+    for name, child, keys in _children(module, reached, pattern):
         if not isinstance(child, nn.Module):
             continue
         segment = Name.of(name)
-        following = begun(pattern, _after(pattern, reached, segment, keys.get(name, frozenset())))
+        following = begun(pattern, _after(pattern, reached, segment, keys))
         child, wrappers = inside_of(child)
         for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
             passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == Name.of(wrapper)}
             following = begun(pattern, following | passed)
         if following:
             yield from _inside(child, (*at, segment), following, pattern, (*around, id(module)))
+
+
+def _children(
+    module: nn.Module, reached: set[int], pattern: Segments
+) -> Iterator[tuple[str, Any, Collection[Hashable]]]:
+    """The children that the pattern may mean next, with the keys of each.
+
+    Where it says a name, that one alone, however many there are.
+    """
+    children: dict[str, nn.Module | None] = attributes_of(module).get("_modules") or {}
+    following = [pattern[position] for position in reached if position < len(pattern)]
+    if len(following) == 1 and isinstance(following[0], Name) and not following[0].wild:
+        name = following[0].plain
+        if name in children:
+            yield name, children[name], ()
+    elif following:
+        keys = _keys(module, children)
+        for name, child in tuple(children.items()):
+            yield name, child, keys.get(name, ())
 
 
 def _after(pattern: Segments, reached: set[int], child: Name, keys: Collection[Hashable] = ()) -> set[int]:

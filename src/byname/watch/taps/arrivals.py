@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -28,11 +29,16 @@ class Arrivals:
     """
 
     def __init__(self, model: nn.Module, running: Running, binding: Binding) -> None:
-        self._paths = {id(module): path for path, module in modules_by_path(model).items()}
+        self._model = model
         self._running = running
         self._binding = binding
         self._handle: Any = None
         self._let_go: Any = None
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        """The modules that there are, by ``id``; looked for as the first one arrives, which is before it is there."""
+        return {id(module): path for path, module in modules_by_path(self._model).items()}
 
     def install(self) -> None:
         """Hears of them from now on."""

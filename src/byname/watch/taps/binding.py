@@ -10,6 +10,7 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -68,7 +69,6 @@ class Binding:
         self._selectors = list(selectors)
         self._online: list[tuple[Selector, Any]] = []
         self._functions = Functions(running, self._decide)
-        self._paths = {id(module): (path, module) for path, module in modules_by_path(model).items()}
         asked = [spot.module for spots in self._patterns.values() for spot in spots]
         self._owners = {id(module): Owner(module, self._paths[id(module)][0]) for module in asked}
         self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
@@ -81,6 +81,11 @@ class Binding:
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
         self._wide = False
+
+    @cached_property
+    def _paths(self) -> dict[int, tuple[str, nn.Module]]:
+        """The modules that there are, by ``id``; not looked for where nothing is wanted of what they call."""
+        return {id(module): (path, module) for path, module in modules_by_path(self._model).items()}
 
     @property
     def wanted(self) -> bool:
@@ -121,12 +126,11 @@ class Binding:
             BadArgumentError: if a selector can only be told when a run is over.
         """
         self._online = [(selector, selector.online()) for selector in self._selectors]
-        modules = self._module_calls()
         for selector in self._selectors:
             if not selector.only_modules:
                 self._own_all_that(selector)
-            elif not any(map(selector.online().see, modules)):
-                raise no_match(selector, modules)
+            elif not any(map(selector.online().see, self._module_calls())):
+                raise no_match(selector, self._module_calls())
 
     def _module_calls(self) -> list[Call]:
         """A call of each module that can be called, of which no more is known."""

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from byname.naming.modules import modules_in
 from byname.quiet import eager
 from byname.watch.running import Running
 from byname.watch.wrappers import is_script
@@ -105,7 +104,7 @@ class Hooks:
 
     def install(self) -> None:
         """Puts the hooks in place, those of later attachments after them."""
-        self._classes = [*{type(module): None for module in modules_in(self._model)}] if self._wanted else []
+        self._classes = [*{type(module): None for module, _ in self._hooks}]
         self._let_go = _unhooked_copies.add(self, self._classes)
         for register in self._wanted:
             module, handle = register()

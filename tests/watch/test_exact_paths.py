@@ -1,0 +1,116 @@
+"""What an exact path costs does not grow with the model, and what is noted of the whole model is noted all the same."""
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+from byname.watch.places.resolve import modules_by_path
+
+
+class Block(nn.Sequential):
+    def forward(self, x):
+        hidden = super().forward(x)
+        return hidden
+
+
+def a_model(count):
+    model = nn.Sequential()
+    model.layers = nn.ModuleList(Block(nn.Linear(2, 2), nn.ReLU()) for _ in range(count))
+    return model
+
+
+def functions_called(work):
+    """How many Python functions run, which is the same each time."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    gc.disable()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["layers.2", "layers[2]", "layers.2.0", "layers.2.0.weight", "layers.2.0.weight.grad", "layers.2.forward.hidden"],
+)
+def test_one_exact_path_takes_no_more_steps_in_a_larger_model(where):
+    counts = []
+    for size in (10, 200):
+        model = a_model(size)
+
+        def once(model=model):
+            byname.interject(model, where, lambda name, module, value: value).remove()
+
+        once()
+        counts.append(functions_called(once))
+    assert counts[1] <= counts[0] + 5
+
+
+def test_a_fast_path_is_noted_also_when_the_notes_are_read_after_the_removal():
+    layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+    with byname.interject(layer, "linear1", lambda name, module, value: None) as handle:
+        pass
+    (note,) = handle.notes
+    assert "fast path" in note
+    assert handle.notes == (note,)
+
+
+def test_what_is_noted_of_the_model_comes_before_what_the_run_adds():
+    layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+    layer.unused = nn.Linear(2, 2)
+    with byname.interject(layer, ["linear1", "unused"], lambda name, module, value: None) as handle:
+        layer(torch.ones(1, 2, 4))
+    fast, unreached = handle.notes
+    assert "fast path" in fast
+    assert unreached == "`unused`: the first forward has not come to it"
+
+
+def test_the_notes_keep_no_model_alive():
+    model = a_model(2)
+    handle = byname.interject(model, "layers.1", lambda name, module, value: None)
+    handle.remove()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert handle.notes == ()
+
+
+def test_a_module_that_arrives_is_known_to_be_new():
+    model = a_model(2)
+    with byname.interject(model, "layers.1", lambda name, module, value: None) as handle:
+        nn.Sequential(nn.Linear(1, 1))  # of another model
+        model.layers[0].late = nn.ReLU()
+        model.layers[0].late.later = nn.ReLU()
+    assert handle.notes == (
+        "`layers.0.late`: a module was put there while this is attached, and is not told of; attach again",
+    )
+
+
+def test_copies_are_without_hooks_whatever_is_hooked():
+    model = a_model(3)
+    with byname.interject(model, "layers.1.0", lambda name, module, value: value + 1):
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model.layers[1])):
+            assert not any(module._forward_hooks or module._forward_pre_hooks for module in other.modules())
+
+
+def test_modules_by_path_is_in_the_order_of_registration_and_each_module_once():
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), nn.ModuleDict({"x*y": nn.ReLU(), "again": shared}))
+    model.itself = model
+    assert list(modules_by_path(model)) == ["", "0", "1", "1.1", "2", r"2.x\*y"]
