@@ -9,7 +9,20 @@ import byname
 
 SOURCE = Path(byname.__file__).parent
 LAYERS = [
-    {"errors", "interrupts", "undo", "quiet", "place", "source", "site", "card", "table", "threads", "tracebacks"},
+    {
+        "errors",
+        "interrupts",
+        "undo",
+        "quiet",
+        "place",
+        "source",
+        "site",
+        "card",
+        "table",
+        "text",
+        "threads",
+        "tracebacks",
+    },
     {"naming"},
     {"autograd", "memory"},
     {"watch"},

@@ -6,6 +6,10 @@ catch it.
 
 from __future__ import annotations
 
+from typing import Any
+
+from byname.text import printable_lines
+
 __all__ = [
     "BadArgumentError",
     "BadExampleError",
@@ -39,7 +43,14 @@ __all__ = [
 ]
 
 
-class BynameError(Exception):
+class _Printable:
+    """An error or a warning whose text steers no terminal, whatever names and files it speaks of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*(printable_lines(one) if isinstance(one, str) else one for one in args), **kwargs)
+
+
+class BynameError(_Printable, Exception):
     """The parent of every error that byname raises on purpose."""
 
 
@@ -139,7 +150,7 @@ class RecordingExistsError(RecordingError, FileExistsError):
     """A recording was to be written to a file that is there already; ``overwrite=True`` replaces it."""
 
 
-class NothingSeenWarning(UserWarning):
+class NothingSeenWarning(_Printable, UserWarning):
     """A place that something was attached to has told nothing; the message says why, and what to do."""
 
 
@@ -160,7 +171,7 @@ def recording_error(message: str, reason: BaseException) -> RecordingError:
     return error
 
 
-class RecordingWarning(UserWarning):
+class RecordingWarning(_Printable, UserWarning):
     """Something is missing in a recording; the program that is recorded goes on."""
 
 

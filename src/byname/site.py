@@ -18,6 +18,7 @@ import executing
 import torch
 
 from byname.source import ThisCode, enclosing_statement, expression, expression_at, position_of, source_of
+from byname.text import printable
 
 __all__ = [
     "Site",
@@ -52,7 +53,7 @@ class Site:
     target: str | None = None
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}"  # noqa: PTH119 - not a path for notebooks and exec
+        return printable(f"{os.path.basename(self.file)}:{self.line}")  # noqa: PTH119 - not a path for notebooks and exec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from byname.errors import BadArgumentError, NotInstalledError
+from byname.text import printable
 
 if TYPE_CHECKING:
     import pandas
@@ -189,13 +190,6 @@ def cell(column: str, value: object) -> str:
     if type(value) is tuple:
         return "×".join(map(str, value)) if column == "shape" and value else ", ".join(map(str, value)) or "scalar"
     return printable(str(value))
-
-
-def printable(words: str) -> str:
-    r"""The text with everything that could steer a terminal written as an escape (``\x1b``), on one line."""
-    if words.isprintable():
-        return words
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in words)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

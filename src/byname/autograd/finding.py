@@ -11,7 +11,7 @@ from typing import Any
 from byname.naming.name import Name
 from byname.naming.reading import attributes_of
 from byname.site import Site
-from byname.table import printable
+from byname.text import printable, printable_lines
 
 __all__ = ["CAUSES", "Explanation", "Finding", "Note", "can_take_a_note", "explained", "listed", "said"]
 
@@ -61,6 +61,12 @@ class Finding:
     sites: tuple[Site, ...] = ()
     remedy: str = ""
     details: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Names of modules, classes and files may hold what steers a terminal."""
+        for name in ("message", "remedy"):
+            object.__setattr__(self, name, printable_lines(getattr(self, name)))
+        object.__setattr__(self, "details", tuple(map(printable, self.details)))
 
     def row(self) -> dict[str, Any]:
         """The finding as plain values."""

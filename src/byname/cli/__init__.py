@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.run import Run
 from byname.cli.show import Show
+from byname.text import printable_lines
 
 __all__ = ["main"]
 
@@ -31,8 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Ends with the error of a command line, which may hold anything."""
+        super().error(printable_lines(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="byname", description="PyTorch programs in their own words.")
+    parser = _Parser(prog="byname", description="PyTorch programs in their own words.")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
         summary, description = described(command)

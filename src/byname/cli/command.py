@@ -7,6 +7,8 @@ import inspect
 import sys
 from typing import Protocol
 
+from byname.text import printable_lines
+
 __all__ = ["Command", "CommandError", "described", "say"]
 
 
@@ -37,7 +39,7 @@ class CommandError(Exception):
     """A command cannot do what was asked; the text says why and what to try."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         self.exit_code = exit_code
 
 
@@ -50,4 +52,4 @@ def described(command: Command) -> tuple[str, str]:
 def say(message: object) -> None:
     """Writes a message to the standard error, where it is seen at once and mixes with no output."""
     if sys.stderr is not None:  # print(file=None) would write into the program's output
-        print(f"byname: {message}", file=sys.stderr, flush=True)
+        print(f"byname: {printable_lines(str(message))}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from typing import Any
 from byname.cli.command import CommandError
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where
 from byname.quiet import eager
+from byname.text import printable_lines
 
 __all__ = ["answer_signals"]
 
@@ -80,7 +81,7 @@ def _write(words: str) -> None:
     """Writes past the buffers of the standard error, which the handler may have interrupted."""
     stream = sys.__stderr__
     if stream is not None and not stream.closed:
-        rest = f"byname: {words}\n".encode(stream.encoding, "backslashreplace")
+        rest = f"byname: {printable_lines(words)}\n".encode(stream.encoding, "backslashreplace")
         while rest:
             rest = rest[os.write(stream.fileno(), rest) :]
 

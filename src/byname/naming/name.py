@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from byname.site import Site
+from byname.text import printable
 
 __all__ = ["Name", "unnamed"]
 
@@ -40,6 +41,9 @@ class Name:
     text: str = ""
 
     def __str__(self) -> str:
+        return printable(self._words())
+
+    def _words(self) -> str:
         if self.how == "unnamed":
             return f"unnamed, made at {self.site}" if self.site else "unnamed"
         words = f"{self.relation} {self.text or self.path}" if self.relation else self.text or self.path

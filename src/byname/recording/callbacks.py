@@ -17,6 +17,7 @@ from byname.quiet import untouched
 from byname.recording.series import Series
 from byname.recording.views.stacking import stack, stack_padded
 from byname.table import counted
+from byname.text import note_on
 
 __all__ = ["Callbacks", "applied", "callables", "stack", "stack_padded", "values_called"]
 
@@ -104,7 +105,7 @@ def _noted(callback: Callback, moment: str, path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"byname: in {moment} callback `{_name(callback)}` at `{path}`")
+        note_on(error, f"byname: in {moment} callback `{_name(callback)}` at `{path}`")
         raise
 
 

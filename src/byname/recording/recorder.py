@@ -20,6 +20,7 @@ from byname.recording.series import Series
 from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
+from byname.text import note_on, printable
 from byname.tracebacks import warn
 from byname.undo import Undo, raise_first
 
@@ -90,7 +91,7 @@ class Recorder:
     def notes(self) -> tuple[str, ...]:
         """Sentences."""
         told = (note for listener in self._listeners for note in listener.handle.notes)
-        return tuple(dict.fromkeys([*self._notes, *told, *self._windows.lost]))
+        return tuple(dict.fromkeys(map(printable, [*self._notes, *told, *self._windows.lost])))
 
     @property
     def results(self) -> Results:
@@ -241,12 +242,12 @@ class Recorder:
             except RecordingError as lost:
                 if error is None:
                     raise
-                error.add_note(f"byname: {lost}")  # what ended the program is the error to be seen
+                note_on(error, f"byname: {lost}")  # what ended the program is the error to be seen
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
         state = "closed" if self._closed else f"at iteration {self.iteration}"
-        return f"<Recorder {state}: {shown or 'no place yet'}>"
+        return printable(f"<Recorder {state}: {shown or 'no place yet'}>")
 
 
 def _exiting(held: weakref.ref[Recorder]) -> Callable[[], None]:

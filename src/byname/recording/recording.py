@@ -39,7 +39,7 @@ class Recording(Mapping[str, Any]):
         self._sources = list(sources)
         self._results = [Results(source) for source in sources]
         self.run: dict[str, Any] = dict(sources[0].run)
-        self.missing = (*missing, *_of_all(self._sources, self._results))
+        self.missing = tuple(map(printable, (*missing, *_of_all(self._sources, self._results))))
         self.ended = all(source.ended for source in sources)
         self.complete = all(source.complete for source in sources) and not self.missing
 

@@ -21,6 +21,7 @@ from byname.recording.storing import Storing
 from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
 from byname.recording.windows import Windows
+from byname.text import note_on
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 from byname.watch.running import unheard
@@ -101,7 +102,7 @@ class Reports(Storing):
             with unheard(), torch.inference_mode(False), torch.no_grad():
                 self._take_all(time)
         except Exception as error:  # an analyser may be the user's own
-            error.add_note(f"byname: in the result of {self._name}, which is recorded")
+            note_on(error, f"byname: in the result of {self._name}, which is recorded")
             if self._windows.tell is None:
                 raise
             self._windows.tell(error)

@@ -112,9 +112,8 @@ class Results(_OfPlaces, Mapping[str, Any]):
         return path in self._found
 
     def __repr__(self) -> str:
-        return (
-            f"<Results of {', '.join(f'{path} ({len(series)})' for path, series in self._found.items()) or 'nothing'}>"
-        )
+        found = ", ".join(f"{path} ({len(series)})" for path, series in self._found.items())
+        return printable(f"<Results of {found or 'nothing'}>")
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:

@@ -17,6 +17,7 @@ from byname.recording.views import arrays, frames, labelled, summary
 from byname.recording.views.moments import Moments
 from byname.recording.views.reading import Positions, after_each_other, one_each, taken
 from byname.table import Row, counted, text, to_html
+from byname.text import printable
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +74,9 @@ class Series:
             return self._within(which)
         number = operator.index(which)
         if not -len(self) <= number < len(self):
-            raise IndexError(f"there is no record {number} of {self.path}: it has {counted(len(self), 'record')}")
+            raise IndexError(
+                f"there is no record {number} of {printable(self.path)}: it has {counted(len(self), 'record')}"
+            )
         return self.values[number % len(self)]
 
     def _within(self, which: slice) -> Series:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from byname.watch.heard import Heard
 
 from byname.interrupts import interrupts_wait
+from byname.text import printable
 from byname.undo import Undo
 
 __all__ = ["Handle", "Tap"]
@@ -76,7 +77,7 @@ class Handle:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is worth knowing, in sentences."""
-        return tuple(self._all_notes())
+        return tuple(map(printable, self._all_notes()))
 
     def _all_notes(self) -> dict[str, None]:
         """The notes, with those for which the whole model is looked through: only who reads them waits for that."""
@@ -181,7 +182,7 @@ class Handle:
     def __repr__(self) -> str:
         state = "removed" if self._removed else "enabled" if self._installed else "disabled"
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
-        return f"<{state} at {shown or 'no place yet'}>"
+        return printable(f"<{state} at {shown or 'no place yet'}>")
 
     def _put_on(self, taps: Iterable[Tap]) -> None:
         """Puts parts in place, all of them or none."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from byname.place import Item, Name, parse
+from byname.text import note_on
 from byname.watch.attach import attach, unwrapped
 from byname.watch.event import Event
 from byname.watch.gradients.calls import before, follow
@@ -181,7 +182,7 @@ class _Gradients:
             if new is not None:
                 same_gradients(self._path, inputs, new)
         except Exception as error:
-            error.add_note(f"byname: in the backward of `{self._path}` ({self._which})")
+            note_on(error, f"byname: in the backward of `{self._path}` ({self._which})")
             raise
         return None if new is None else tuple(new)
 

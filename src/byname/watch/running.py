@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from byname.naming.callers import CODE_OF_A_MODULES_CALL
+from byname.text import note_on
 from byname.watch.event import Event
 from byname.watch.gradients.values import without_superseded
 from byname.watch.heard import Heard
@@ -231,7 +232,7 @@ class Running:
                 with _Unheard(modes):
                     result = self.callback(event)
         except Exception as error:
-            error.add_note(f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
+            note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
             raise
         return value if result is None else result
 

@@ -20,6 +20,7 @@ from byname.analyse.statistics.identity import VERSION, check_version, is_named,
 from byname.analyse.statistics.states import listed, plain, same, told
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
+from byname.text import printable
 
 __all__ = ["Analyser", "Switched", "checked_analyser"]
 
@@ -307,7 +308,7 @@ class Analyser(ABC):
     def __repr__(self) -> str:
         if self.paths:
             return repr(self.result())
-        return f"<{type(self).__name__}, which has seen nothing>"
+        return printable(f"<{type(self).__name__}, which has seen nothing>")
 
 
 def checked_analyser(given: Any) -> Analyser:

@@ -15,6 +15,7 @@ from byname.analyse.analysers.kinds import Kind, Kinds
 from byname.analyse.analysers.sample import Sample
 from byname.errors import BynameError
 from byname.quiet import untouched
+from byname.text import note_on
 from byname.watch.attach import attach, meaning_of, unwrapped
 from byname.watch.event import Event
 from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
@@ -232,7 +233,7 @@ class Observation:
             try:
                 self._put(sample, gradient, gradient=True)
             except Exception as error:  # whatever an analyser raises goes on, with the place added
-                error.add_note(f"byname: at the gradient of `{path}` in a backward")
+                note_on(error, f"byname: at the gradient of `{path}` in a backward")
                 raise
 
         hook = on_gradient(tensor, receive, lambda: self.handle.note(missed_at(path)))

@@ -17,6 +17,7 @@ from byname.analyse.statistics.identity import VERSION, check_version, is_named,
 from byname.analyse.statistics.packing import packed, unpacked
 from byname.analyse.statistics.states import copied, listed, mapped, same, tensors_in, told
 from byname.errors import BadArgumentError
+from byname.text import printable
 
 __all__ = ["Statistic"]
 
@@ -267,7 +268,8 @@ class Statistic(ABC):
         return twin
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}({listed(self._settings(), self.SETTINGS)}) of {self.count} samples>"
+        settings = listed(self._settings(), self.SETTINGS)
+        return printable(f"<{type(self).__name__}({settings}) of {self.count} samples>")
 
 
 def _told_settings(settings: Any) -> str:

@@ -16,6 +16,7 @@ from byname.recording.values.kinds import Refused, kind_of, plain_items, plain_k
 from byname.recording.values.ordinary import bare, is_ordinary, nothing_listens, undisturbed
 from byname.recording.values.unusual import inner, numbers
 from byname.table import closest
+from byname.text import note_on
 
 __all__ = ["NAMES", "conversion", "name_of", "reduction"]
 
@@ -142,7 +143,7 @@ def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path
         try:
             result = function(given)
         except Exception as error:  # the user's own, which is to say where it came from
-            error.add_note(f"in reduce={name} of `{path}`")
+            note_on(error, f"in reduce={name} of `{path}`")
             raise
     if before is not None and given._version != before:
         raise BadArgumentError(

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.table import counted
+from byname.text import printable
 from byname.watch.drawing.collapse import collapse
 from byname.watch.drawing.compose import compose
 from byname.watch.drawing.dot import to_dot
@@ -69,7 +70,8 @@ class Drawing:
         calls = {call for box in self.scene.boxes for call in box.calls}
         parts = [counted(len(self.scene.boxes), "box", "boxes"), counted(len(self.scene.lines), "line")]
         parts += [f"for {counted(len(calls), 'call')}"] if calls else []
-        return "\n".join([f"drawing of {self.scene.title}: {', '.join(parts)}", *self.scene.notes])
+        lines = [f"drawing of {self.scene.title}: {', '.join(parts)}", *self.scene.notes]
+        return "\n".join(map(printable, lines))
 
     __repr__ = __str__
 

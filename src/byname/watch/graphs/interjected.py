@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from byname.quiet import eager
+from byname.text import note_on
 from byname.watch.gradients.calls import before, follow
 from byname.watch.gradients.doors import Entered
 from byname.watch.gradients.followed import Followed, Gradients
@@ -77,7 +78,7 @@ class Inserted(nn.Module):
                 return interjection.process(self.path, self.module, value)
             return interjection(self.path, self.module, value)
         except Exception as error:
-            error.add_note(f"byname: at `{self.path}`")
+            note_on(error, f"byname: at `{self.path}`")
             raise
 
     @eager
@@ -97,7 +98,7 @@ class Inserted(nn.Module):
             if new is not None:
                 same_gradients(self.path, inputs, new)
         except Exception as error:
-            error.add_note(f"byname: in the backward of `{self.path}`")
+            note_on(error, f"byname: in the backward of `{self.path}`")
             raise
         return None if new is None else tuple(new)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.table import closest, counted
+from byname.text import printable
 from byname.watch.selecting.following import after, before
 from byname.watch.selecting.online import Online, Test, is_place
 from byname.watch.selecting.positions import bounds, steps, whole
@@ -141,7 +142,7 @@ class Selector:
         )
 
     def __repr__(self) -> str:
-        return self._text()
+        return printable(self._text())
 
     def _parts(self) -> tuple[Selector, ...]:
         """The selectors that this one is made of."""

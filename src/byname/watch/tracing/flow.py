@@ -14,6 +14,7 @@ from byname.errors import BadArgumentError, NotAModuleError
 from byname.naming.modules import state_of
 from byname.naming.reading import attributes_of, found_in, snapshot
 from byname.quiet import untouched
+from byname.text import note_on
 from byname.watch.compiling import EAGERLY
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.resolve import modules_by_path
@@ -107,7 +108,7 @@ def trace(model: nn.Module, example: Any) -> Flow:
             with tracer.listening():
                 model(*args, **kwargs)
         except Exception as error:
-            error.add_note("byname: raised while the model ran the example= that was given")
+            note_on(error, "byname: raised while the model ran the example= that was given")
             raise
         return _finished(tracer)
 
