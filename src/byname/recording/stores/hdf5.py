@@ -144,6 +144,11 @@ class Hdf5Store:
             for path, place in self._places.items()
         ]
 
+    @property
+    def opens_each_time(self) -> bool:
+        """Whether it is no longer being written."""
+        return self._file is None
+
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """The file, to be read: the one being written, or what there is of it."""

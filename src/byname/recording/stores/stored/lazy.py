@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import operator
@@ -22,10 +23,16 @@ __all__ = ["Numbers", "PartAt", "Source", "StoredValues"]
 
 BLOCK = 4 * 2**20
 """Bytes that are read at once where values are asked for one after another."""
+NEAR = 2**20
+"""Bytes that are read with a single value, where the file has to be opened for it."""
 
 
 class Source(Protocol):
     """A file from which values are read."""
+
+    @property
+    def opens_each_time(self) -> bool:
+        """Whether the file is not held open, so that each reading costs as much as opening it."""
 
     def reading(self) -> AbstractContextManager[Any]:
         """The file (``h5py.File``), for as long as the context lasts."""
@@ -78,13 +85,14 @@ class StoredValues(Sequence[Any]):
         rows: the rows of the part that these are; all by default.
     """
 
-    __slots__ = ("_seen", "part", "rows", "source")
+    __slots__ = ("_near", "_seen", "part", "rows", "source")
 
     def __init__(self, source: Source, part: PartAt, rows: range | None = None) -> None:
         self.source = source
         self.part = part
         self.rows = range(part.count) if rows is None else rows
         self._seen = _Seen()
+        self._near: tuple[int, list[Any]] = (0, [])  # the first row of what was read around a value, and these values
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,7 +107,16 @@ class StoredValues(Sequence[Any]):
             some._seen = self._seen
             return some
         row = self.rows[operator.index(which)]
-        return self._read(row, row + 1)[0]
+        return self._read_near(row) if self.source.opens_each_time else self._read(row, row + 1)[0]
+
+    def _read_near(self, row: int) -> Any:
+        """The value of a row; those beside it are read with it, and kept for whoever goes from one to the next."""
+        start, values = self._near
+        if not start <= row < start + len(values):
+            start, stop = self._around(row)
+            values = self._read(start, stop)
+            self._near = start, values
+        return copy.deepcopy(values[row - start])  # it is the caller's, who may change it
 
     def __iter__(self) -> Iterator[Any]:
         if abs(self.rows.step) != 1:
@@ -131,12 +148,28 @@ class StoredValues(Sequence[Any]):
     def _is_text(self) -> bool:
         return self.part.form.kind in ("str", "nested")
 
+    def _around(self, row: int) -> tuple[int, int]:
+        """Where in the part the rows begin and end that are read with one of them: `NEAR` bytes, or the one that has more."""
+        block = self._of_equal_size(NEAR)
+        if block:
+            start = row - row % block
+            return start, min(start + block, self.part.count)
+        with self.source.reading() as file:
+            before = numpy.cumsum(self._sizes(self.part.group(file)) + 8) // NEAR
+        return int(numpy.searchsorted(before, before[row])), int(numpy.searchsorted(before, before[row], "right"))
+
+    def _of_equal_size(self, size: int) -> int:
+        """So many rows have this size, at least one; 0 where each has its own."""
+        form = self.part.form
+        if form.layout != "rows" or form.kind == "str":
+            return 0
+        row = math.prod(form.shape) * dtype_named(form.dtype).itemsize if form.dtype else 16
+        return max(1, size // max(row, 8))
+
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Where in the rows those begin and end that are read at once: `BLOCK` bytes, or the value that has more."""
-        form = self.part.form
-        if form.layout == "rows" and form.kind != "str":
-            row = math.prod(form.shape) * dtype_named(form.dtype).itemsize if form.dtype else 16
-            block = max(1, BLOCK // max(row, 8))
+        block = self._of_equal_size(BLOCK)
+        if block:
             yield from ((start, start + block) for start in range(0, len(self.rows), block))
         elif self.rows:
             with self.source.reading() as file:

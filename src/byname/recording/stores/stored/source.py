@@ -49,6 +49,11 @@ class FileSource:
         if self.ended:
             self._file = self._held.enter_context(self._opened())
 
+    @property
+    def opens_each_time(self) -> bool:
+        """Whether it still may be written, and is not held open, which would be in its writer's way."""
+        return self._file is None and not self._closed
+
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """The file, for as long as the context lasts."""
