@@ -149,7 +149,7 @@ class StoredValues(Sequence[Any]):
         return self.part.form.kind in ("str", "nested")
 
     def _around(self, row: int) -> tuple[int, int]:
-        """Where in the part the rows begin and end that are read with one of them: `NEAR` bytes, or the one that has more."""
+        """Where the rows begin and end that are read with one of them: `NEAR` bytes, or the value that has more."""
         block = self._of_equal_size(NEAR)
         if block:
             start = row - row % block
