@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from byname.analyse.analysers.keeping import Kept, classes_in, described, made, merged
+from byname.analyse.analysers.keeping import Kept, classes_in, described, made, merged, notes_in
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.results.results import Results
 from byname.analyse.statistics.across import states_of_all_ranks
@@ -196,7 +196,9 @@ class Analyser(ABC):
         mine, others = self.settings(), other.settings()
         if not same(mine, others):
             one, two = _differing(mine, others)
-            raise BadArgumentError(f"a {type(self).__name__} with {one} cannot merge one with {two}")
+            raise BadArgumentError(
+                f"a {type(self).__name__} with {one} cannot merge one with {two}: their rules differ"
+            )
         self.settle()
         other.settle()
         merged(self._places, other._places)
@@ -224,8 +226,16 @@ class Analyser(ABC):
         with self.lock:
             self.settle()
             figures = {path: self.figures(kept) for path, kept in self._places.items()}
-        silence = () if figures else tuple(said for one in self.observations for said in one.silence())
-        return Results(figures, name=type(self).__name__, notes=silence)
+            notes = [note for path in self._places for note in self.notes_of(path)]
+        if not figures:
+            silent = [said for one in self.observations for said in one.silence()] if self._enabled else []
+            notes = silent or [self._why_empty()]
+        return Results(figures, name=type(self).__name__, notes=notes)
+
+    def notes_of(self, path: str) -> tuple[str, ...]:
+        """What is to be said of a place beside its figures, in sentences."""
+        kept = self._places.get(path)
+        return () if kept is None else tuple(f"`{path}`: {note}" for note in notes_in(kept))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything seen, as tensors and plain values that are not shared with this.
@@ -267,6 +277,21 @@ class Analyser(ABC):
         self._observations.add(observation)
         if not self._enabled:
             self._resting.append(observation.handle)
+
+    def _why_empty(self) -> str:
+        """Why there are no figures."""
+        if not self.watching:
+            return (
+                "nothing has passed: it is observed on no model now, and kept nothing from before; "
+                "byname.observe(model, where, analyser) puts it at places"
+            )
+        if not self._enabled:
+            return (
+                "nothing is kept: it is off, as an Evaluation has it between snapshots, whose figures are in "
+                "evaluation.records; analyser.enabled = True has it see what passes"
+            )
+        kinds = " or ".join(("gradient" if one == "gradient" else "value") for one in sorted(self.listens))
+        return f"nothing has passed: no {kinds} of its places has come since it is observed, or was reset"
 
     def _described(self, places: dict[str, Kept]) -> dict[str, Any]:
         about = {"analyser": name_of(type(self)), "version": VERSION, "settings": plain(self.settings())}

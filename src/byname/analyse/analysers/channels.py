@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from byname.analyse.analysers.analyser import Analyser
+from byname.analyse.analysers.sample import Sample
+from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["OfChannels", "channel_of", "checked_channel", "positions_of", "with_channel"]
+__all__ = ["Layout", "OfChannels", "assumed_channel", "channel_of", "checked_channel", "positions_of", "with_channel"]
 
 
 class OfChannels(Analyser):
@@ -29,9 +31,87 @@ class OfChannels(Analyser):
         """Which dimension the channels are."""
         return {"channel_dim": self.channel_dim}
 
-    def by_channel(self, value: Tensor) -> Tensor:
-        """The value, which has channels, with them as dimension 1."""
-        return value.movedim(channel_of(value, self.channel_dim), 1)
+    def by_channel(self, layout: Layout, sample: Sample, value: Tensor) -> Tensor:
+        """The value, which has channels, with them as dimension 1; how it lies is taken down.
+
+        Raises:
+            BadArgumentError: if the number of channels is another than before.
+        """
+        found = value.movedim(channel_of(value, self.channel_dim), 1)
+        layout.take(sample, value, found.shape[1], self.channel_dim)
+        return found
+
+
+class Layout(Statistic):
+    """How the values of a place lie: which dimension is taken for the channels, how many these are, and why."""
+
+    STATE = ("channels", "channel_dim", "note")
+
+    def __init__(self, *, nan: str = "omit") -> None:
+        super().__init__(nan=nan)
+        self.channels: int | None = None
+        self.channel_dim: int | None = None  # as long as values have two dimensions there is no choice
+
+    def take(self, sample: Sample, value: Tensor, channels: int, asked: int | None) -> None:
+        """Takes down how one more value lies.
+
+        Args:
+            sample: what the value is of.
+            value: with samples along dimension 0.
+            channels: how many there are.
+            asked: the dimension of the channels, if the user has said it.
+        """
+        if self.channels is not None and self.channels != channels:
+            sequences = asked is None and ". Of sequences (N, length, channels) the channels are channel_dim=-1"
+            raise BadArgumentError(
+                f"there were {self.channels} channels before, and are {channels} now, along dimension "
+                f"{1 if asked is None else asked} of a value of shape {tuple(value.shape)}{sequences or ''}"
+            )
+        self.channels = channels
+        if value.ndim > 2 and self.channel_dim is None:
+            self.channel_dim = 1 if asked is None else asked
+            self.note = assumed_channel(sample, value, asked)
+        self.count += 1
+
+    def result(self) -> tuple[int | None, int | None]:
+        """The dimension of the channels, and how many they are."""
+        return self.channel_dim, self.channels
+
+    def _add(self, samples: Tensor, weights: Tensor | None) -> NoReturn:
+        raise BadArgumentError("a value is taken by take(...)")
+
+    def _merge(self, other: Layout) -> None:
+        if self.channels != other.channels:
+            raise BadArgumentError(f"there are {self.channels} channels in one, and {other.channels} in the other")
+        if self.channel_dim is None:
+            self.channel_dim, self.note = other.channel_dim, other.note
+
+
+def assumed_channel(sample: Sample, value: Tensor, asked: int | None) -> str | None:
+    """What is to be said of dimension 1 being taken for the channels; None where that is known to be right.
+
+    It is of what convolutions and their like give, and of images, which values of four dimensions mostly are. Values
+    of three are as often ``(batch, tokens, features)``.
+    """
+    if asked is not None or value.ndim < 3 or (sample.output and isinstance(sample.module, _SECOND)):
+        return None
+    last = sample.output and isinstance(sample.module, _LAST)
+    if value.ndim > 3 and not last:
+        return None
+    why = f"; the features of a {type(sample.module).__name__} are the last" if last else ""
+    return (
+        f"dimension 1, of {value.shape[1]}, was taken for the channels of values of shape {tuple(value.shape)}{why}: "
+        "for (batch, tokens, features) give channel_dim=-1, for (batch, channels, length) channel_dim=1"
+    )
+
+
+_SECOND = (
+    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Dropout1d),
+    *(getattr(nn, f"{kind}Pool1d") for kind in ("Avg", "Max", "LP", "AdaptiveAvg", "AdaptiveMax")),
+)
+"""Modules that give channels along dimension 1, also of three."""
+_LAST = (nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.MultiheadAttention, nn.RNNBase)
+"""Modules that give features along the last dimension."""
 
 
 def checked_channel(channel_dim: int | None) -> int | None:

@@ -36,7 +36,7 @@ class LinearClassifier(Statistic):
     SETTINGS = ("classes", "standardise")
     STATE = (
         *("weight", "bias", "steps", "scored", "scores"),
-        *("_rows", "_mean", "_squares", "_optimizer_state"),
+        *("_rows", "_mean", "_squares", "_optimizer_state", "note"),
     )
 
     def __init__(self, *, classes: int | None = None, standardise: bool = True, nan: str = "omit") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.channels import OfChannels, with_channel
+from byname.analyse.analysers.channels import Layout, OfChannels, with_channel
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import Tally
 from byname.analyse.statistics.moments import Variance
@@ -46,16 +46,16 @@ class FeatureStatistics(OfChannels):
 
         Else channels are told by their features as long as samples have one shape, and take what has another.
         """
-        kept = {"channels": Variance(channel=1), "zeros": Zeros()}
+        kept = {"layout": Layout(), "channels": Variance(channel=1), "zeros": Zeros()}
         return kept if sample.value.ndim == 2 else {**kept, "features": {}}
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds the values."""
         value = with_channel(sample.value)
-        channels = self.by_channel(value)
+        channels = self.by_channel(kept["layout"], sample, value)
         kept["zeros"].add(channels)
         if "features" not in kept and value.ndim > 2:  # until now a sample was no more than its channels
-            kept["features"] = {(value.shape[1],): Variance()}
+            kept["features"] = {(channels.shape[1],): Variance()}
         shape = tuple(sample.value.shape[1:])
         if self._takes_features(kept, shape):
             kept["features"].setdefault(shape, Variance()).add(value.reshape(sample.value.shape))
@@ -67,7 +67,7 @@ class FeatureStatistics(OfChannels):
         channels, zeros = self._channels(kept), kept["zeros"].result()
         known = channels.counts
         return {
-            **_of_features(kept.get("features", {None: channels}), kept["zeros"].count),
+            **_of_features(kept, channels),
             "channel_mean": channels.mean(),
             "channel_variance": channels.variance(),
             "sparsity": float(zeros.sum() / known.sum()),
@@ -96,9 +96,13 @@ class FeatureStatistics(OfChannels):
         return whole
 
 
-def _of_features(features: dict[Any, Variance], samples: int) -> dict[str, Any]:
-    if len(features) > 1 or any(one.count != samples for one in features.values()):
-        return {"note": f"no figures of features: samples have shapes such as {' and '.join(map(str, features))}"}
+def _of_features(kept: Any, channels: Variance) -> dict[str, Any]:
+    features: dict[Any, Variance] = kept.get("features", {None: channels})
+    if len(features) > 1 or any(one.count != kept["zeros"].count for one in features.values()):
+        shapes = [*features]
+        if len(shapes) == 1 and kept["channels"].begun:  # those of another, in whose samples there were channels only
+            shapes.insert(0, (kept["layout"].channels,))
+        return {"note": f"no figures of features: samples have shapes such as {' and '.join(map(str, shapes))}"}
     (found,) = features.values()
     return {"mean": found.mean(), "variance": found.variance()}
 

@@ -10,7 +10,7 @@ from byname.analyse.statistics.states import told
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Kept", "classes_in", "described", "made", "merged", "twin"]
+__all__ = ["Kept", "classes_in", "described", "made", "merged", "notes_in", "twin"]
 
 Kept: TypeAlias = "Statistic | dict[Any, Kept]"
 
@@ -43,6 +43,13 @@ def classes_in(kept: Kept) -> dict[type[Statistic], None]:
     if isinstance(kept, dict):
         return {kind: None for one in kept.values() for kind in classes_in(one)}
     return {type(kept): None}
+
+
+def notes_in(kept: Kept) -> dict[str, None]:
+    """What is to be said beside the figures, each sentence once."""
+    if isinstance(kept, dict):
+        return {note: None for one in kept.values() for note in notes_in(one)}
+    return {kept.note: None} if isinstance(kept, Statistic) and kept.note is not None else {}
 
 
 def made(state: Any, near: Iterable[type[Statistic]] = ()) -> Kept:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.channels import checked_channel, positions_of, with_channel
+from byname.analyse.analysers.channels import Layout, checked_channel, positions_of, with_channel
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.statistics.factor import Factor
 from byname.analyse.statistics.statistic import Statistic
@@ -38,8 +38,8 @@ class AllRows(Factor):
         columns = math.prod(samples.shape[1:])
         if self._shift is not None and len(self._shift) != columns:
             raise BadArgumentError(
-                f"the matrix has {len(self._shift)} columns; what is added has {columns}. Where samples change their "
-                'shape use rows="positions"; of sequences (N, length, channels) the channels are channel_dim=-1'
+                f"the matrix has {len(self._shift)} columns; what is added has {columns}: where samples change their "
+                'shape rows="positions" has a column for each channel'
             )
         super()._add(samples, weights)
         self.eps = max(self.eps, _eps(samples))
@@ -127,16 +127,18 @@ class OfMatrices(Analyser):
         """What the rows and channels are."""
         return {"rows": self.rows, "channel_dim": self.channel_dim}
 
-    def begin(self, sample: Sample) -> Matrix:
+    def begin(self, sample: Sample) -> dict[Any, Any]:
         """No rows yet."""
-        return LatestWeight() if sample.parameter else AllRows()
+        return {"layout": Layout(), "matrix": LatestWeight() if sample.parameter else AllRows()}
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds the rows of a sample."""
         value = with_channel(sample.value)
         if not sample.parameter and self.rows == "positions":
-            value = positions_of(value, self.channel_dim)
-        kept.add(value)
+            rows = positions_of(value, self.channel_dim)
+            kept["layout"].take(sample, value, rows.shape[1], self.channel_dim)
+            value = rows
+        kept["matrix"].add(value)
 
 
 def _eps(values: Tensor) -> float:

@@ -103,6 +103,7 @@ class Observation:
         self._awaited: set[str] = set()
         self._given: set[str] = set()
         self._waited: set[str] = set()
+        self._noted: set[str] = set()
 
     def why_nothing(self, entry: Entry) -> str:
         """Why the analyser was given nothing of what passed; empty where it was given something."""
@@ -197,6 +198,10 @@ class Observation:
             self._analyser.put(given)
             if gradient or not self._analyser.of_gradients or given.path.endswith(".grad"):
                 self._given.add(given.path)
+            if given.path not in self._noted:
+                self._noted.add(given.path)
+                for note in self._analyser.notes_of(given.path):
+                    self.handle.note(note)
 
     def _sample(self, path: str, event: Event, kind: Kind) -> Callable[..., Sample]:
         """All of a sample but its value, which a backward that is yet to come must not keep alive."""

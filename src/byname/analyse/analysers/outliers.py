@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.channels import OfChannels, with_channel
+from byname.analyse.analysers.channels import Layout, OfChannels, with_channel
 from byname.analyse.analysers.ends import highest, lowest
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import check_channels
@@ -46,12 +46,12 @@ class Outliers(OfChannels):
 
     def begin(self, sample: Sample) -> dict[Any, Any]:
         """Nothing yet."""
-        return {"moments": Moments(channel=1), "peaks": Peaks()}
+        return {"layout": Layout(), "moments": Moments(channel=1), "peaks": Peaks()}
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds the values."""
         value = with_channel(sample.value)
-        value = self.by_channel(value)
+        value = self.by_channel(kept["layout"], sample, value)
         kept["peaks"].add(value)
         kept["moments"].add(value)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.channels import checked_channel
+from byname.analyse.analysers.channels import assumed_channel, checked_channel
 from byname.analyse.analysers.classifier import LinearClassifier, Loss, MakeOptimizer, optimizer_of
 from byname.analyse.analysers.probe_inputs import Features, checked_features, labels_of, rows_of
 from byname.analyse.analysers.sample import Sample
@@ -134,13 +134,15 @@ class LinearProbe(Analyser):
     def take(self, kept: Any, sample: Sample) -> None:
         """Scores a batch, and trains on it."""
         rows = rows_of(sample, self._features, self._channel_dim)
-        targets = labels_of(sample, rows, self.classes)
+        targets = labels_of(sample, rows, self.classes, self._features, self._channel_dim)
         self._check(kept, sample, rows, targets)
         finite = rows.isfinite().all(1)
         left_out = len(rows) - int(finite.sum())
         if left_out and self._nan == "raise":
             raise BadArgumentError(f"`{sample.path}`: {left_out} samples have a feature that is NaN or infinite")
         self._score_and_learn(kept, *((rows[finite], targets[finite]) if left_out else (rows, targets)))
+        if self._features in ("pool", "positions"):
+            kept.note = kept.note or assumed_channel(sample, sample.value, self._channel_dim)
         kept.scores["left_out"] += left_out
         kept.count += len(rows)
         kept.nans += int(rows.isnan().sum()) if left_out else 0
@@ -219,15 +221,26 @@ class LinearProbe(Analyser):
             raise BadArgumentError(f"the probe of `{sample.path}` was not trained: call probe.train() first")
         if kept.weight is not None and kept.weight.shape[1] != rows.shape[1]:
             raise BadArgumentError(
-                f"`{sample.path}` had {kept.weight.shape[1]} features a sample, now it has {rows.shape[1]}: "
-                f"features='pool' is of one width where the number of positions changes"
+                f"`{sample.path}` had {kept.weight.shape[1]} features a sample, now it has {rows.shape[1]}"
+                f"{self._advice_on_width()}"
             )
         wanted = kept.wanted(targets) * rows.shape[1] if len(targets) else 0
         if wanted > self._limit:
             raise BadArgumentError(
                 f"the probe of `{sample.path}` would have {wanted} weights, of {rows.shape[1]} features a sample and "
-                f"{kept.wanted(targets)} classes: features='pool' has fewer, or allow them by limit={wanted}"
+                f"{kept.wanted(targets)} classes: {self._narrower()}allow them by limit={wanted}"
             )
+
+    def _advice_on_width(self) -> str:
+        """What helps where samples change their width, of what was not done yet."""
+        if self._features is None:
+            return ": features='pool' is of one width where the number of positions changes"
+        if self._features in ("pool", "positions") and self._channel_dim is None:
+            return ": of sequences (N, length, channels) the features are channel_dim=-1"
+        return ""
+
+    def _narrower(self) -> str:
+        return "features='pool' has fewer, or " if self._features is None else ""
 
 
 def default_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:

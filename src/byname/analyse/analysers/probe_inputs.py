@@ -42,7 +42,9 @@ def rows_of(sample: Sample, features: Features, channel_dim: int | None) -> Tens
     return rows.detach() if rows.is_floating_point() else rows.detach().float()
 
 
-def labels_of(sample: Sample, rows: Tensor, classes: int | None) -> Tensor:
+def labels_of(
+    sample: Sample, rows: Tensor, classes: int | None, features: Features = None, channel_dim: int | None = None
+) -> Tensor:
     """The class number of each row, as a copy."""
     targets = sample.targets
     if targets is None:
@@ -51,10 +53,10 @@ def labels_of(sample: Sample, rows: Tensor, classes: int | None) -> Tensor:
             'forward, or once to a path of the model such as "forward.targets"'
         )
     if targets.is_floating_point() or targets.is_complex() or targets.numel() != len(rows):
+        advice = _advice_on_targets(sample.value, targets, features, channel_dim)
         raise BadArgumentError(
             f"`{sample.path}` has {len(rows)} samples; the targets are one class number each, not "
-            f"{tuple(targets.shape)} of {targets.dtype}. Set probe.targets anew for each batch; where each position "
-            f"has a class of its own, features='positions'"
+            f"{tuple(targets.shape)} of {targets.dtype}. {advice}"
         )
     labels = targets.detach().reshape(-1).to(rows.device, torch.int64, copy=True)
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
@@ -62,6 +64,21 @@ def labels_of(sample: Sample, rows: Tensor, classes: int | None) -> Tensor:
         among = "from 0" if classes is None else f"from 0 to {classes - 1}"
         raise BadArgumentError(f"class numbers go {among}; the targets of `{sample.path}` from {low} to {high}")
     return labels
+
+
+def _advice_on_targets(value: Tensor, targets: Tensor, features: Features, channel_dim: int | None) -> str:
+    """What helps where there are other numbers of samples and targets, of what was not done yet."""
+    anew = "Set probe.targets anew for each batch"
+    if features is None and value.ndim > 2:
+        sequences = ", of sequences (N, length, channels) with channel_dim=-1" if channel_dim is None else ""
+        return f"{anew}; where each position has a class of its own, features='positions'{sequences}"
+    if features == "positions" and value.ndim > 2:
+        dimension = 1 if channel_dim is None else channel_dim
+        told = f"Of {tuple(value.shape)} dimension {dimension} is taken for the features"
+        if channel_dim is None:
+            told += "; of sequences (N, length, channels) these are channel_dim=-1"
+        return f"{told}. {anew}"
+    return anew
 
 
 def _made(value: Tensor, features: Features, channel_dim: int | None) -> Tensor:

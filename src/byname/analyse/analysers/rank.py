@@ -55,10 +55,11 @@ class Rank(OfMatrices):
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The ranks."""
-        rows, columns = kept.shape
-        values = kept.singular_values(self.centred) if isinstance(kept, AllRows) else kept.singular_values()
-        found = ranks(values, max(rows, columns) * kept.eps)
-        return {**found, "dimension": columns, "samples": rows, "nans": kept.nans}
+        matrix = kept["matrix"]
+        rows, columns = matrix.shape
+        values = matrix.singular_values(self.centred) if isinstance(matrix, AllRows) else matrix.singular_values()
+        found = ranks(values, max(rows, columns) * matrix.eps)
+        return {**found, "dimension": columns, "samples": rows, "nans": matrix.nans}
 
 
 def ranks(values: Tensor, tolerance: float) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Similarity(Analyser):
             path: {"cka": {other: cka[i][j] for j, other in names if i != j and together[i][j]}} for i, path in names
         }
         told = f", without {counted(sums.skipped, 'batch', 'batches')} of too few samples" if sums.skipped else ""
-        return Results(figures, name=f"{type(self).__name__}{told}")
+        return Results(figures, name=f"{type(self).__name__}{told}", notes=() if names else [self._why_empty()])
 
     def matrix(self) -> tuple[tuple[str, ...], Tensor]:
         """The paths, and the symmetric matrix of CKA between them; NaN where a pair never ran together."""

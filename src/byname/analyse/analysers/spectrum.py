@@ -48,9 +48,10 @@ class Spectrum(OfMatrices):
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The eigenvalues and what they tell."""
-        values = kept.eigenvalues() if isinstance(kept, AllRows) else kept.singular_values().square()
-        rows, columns = kept.shape
-        return {**spread(values), "dimension": columns, "samples": rows, "nans": kept.nans}
+        matrix = kept["matrix"]
+        values = matrix.eigenvalues() if isinstance(matrix, AllRows) else matrix.singular_values().square()
+        rows, columns = matrix.shape
+        return {**spread(values), "dimension": columns, "samples": rows, "nans": matrix.nans}
 
 
 def spread(eigenvalues: Tensor) -> dict[str, Any]:

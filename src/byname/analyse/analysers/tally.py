@@ -56,7 +56,4 @@ def check_channels(before: Tensor, now: Tensor) -> None:
         BadArgumentError: if there is.
     """
     if len(before) != len(now):
-        raise BadArgumentError(
-            f"there were {len(before)} channels before, and are {len(now)} now. Of sequences (N, length, channels) the "
-            "channels are channel_dim=-1"
-        )
+        raise BadArgumentError(f"there were {len(before)} channels before, and are {len(now)} now")

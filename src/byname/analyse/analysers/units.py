@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.channels import OfChannels, with_channel
+from byname.analyse.analysers.channels import Layout, OfChannels, with_channel
 from byname.analyse.analysers.firing import Rest, rest_of
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.analysers.tally import Tally
@@ -35,7 +35,8 @@ class DeadUnits(OfChannels):
 
     The figures are ``dead``, how many units fired in no sample; ``total``, how many there are; ``fired``, in how many
     samples each unit fired, int64 of shape ``(channels,)``; ``samples``; and ``nans``, how many values were NaN, which
-    never fire. The positions may be others in each batch.
+    never fire. The positions may be others in each batch. The ``notes`` of the result, and of the handle, say
+    where dimension 1 was taken for the units and may be the tokens of a sequence.
 
     A value fires above zero, which is right for ReLU and all that are like it (GELU, SiLU, Mish, ELU, LeakyReLU ...)
     and for what comes before one. Where another rule holds, the module's class, or the operation's name, decides:
@@ -62,8 +63,11 @@ class DeadUnits(OfChannels):
         """Which dimension the units are, and when they fire."""
         return {**super().settings(), "fires": plain(self.fires)}
 
-    def begin(self, sample: Sample) -> Firings:
+    def begin(self, sample: Sample) -> dict[Any, Any]:
         """No firings yet, by the rule of the place."""
+        return {"layout": Layout(), "firings": self._firings(sample)}
+
+    def _firings(self, sample: Sample) -> Firings:
         if callable(self.fires):
             return Firings(rule=callable_name(self.fires))
         rest = rest_of(sample) if self.fires is None else Rest(float(self.fires))
@@ -75,17 +79,18 @@ class DeadUnits(OfChannels):
         if callable(self.fires):
             value, nans = with_channel(self._asked(sample.value)), int(sample.value.isnan().sum())
         else:
-            rest, nans = Rest(*kept.rule), 0
-        units = self.by_channel(value)
+            rest, nans = Rest(*kept["firings"].rule), 0
+        units = self.by_channel(kept["layout"], sample, value)
         fired, unknown = rest.fired(units, [*range(2, units.ndim)])
-        kept.add(fired)
-        kept.nans += nans + unknown
+        kept["firings"].add(fired)
+        kept["firings"].nans += nans + unknown
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The counts."""
-        fired = kept.result()
-        dead = int((fired == 0).sum()) if kept.count else 0
-        return {"dead": dead, "total": len(fired), "fired": fired, "samples": kept.count, "nans": kept.nans}
+        firings = kept["firings"]
+        fired = firings.result()
+        dead = int((fired == 0).sum()) if firings.count else 0
+        return {"dead": dead, "total": len(fired), "fired": fired, "samples": firings.count, "nans": firings.nans}
 
     def _asked(self, value: Tensor) -> Tensor:
         """Where the function says that units fire; NaN never does."""

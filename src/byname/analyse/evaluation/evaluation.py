@@ -238,7 +238,7 @@ class Evaluation:
 
 def _on_cpu(result: Results) -> Results:
     """The same figures in the memory of the CPU, which has more room for many snapshots."""
-    return Results({path: _moved(figures) for path, figures in result.items()}, name=result.name)
+    return Results({path: _moved(figures) for path, figures in result.items()}, name=result.name, notes=result.notes)
 
 
 def _moved(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from byname.analyse.results.leaves import leaves_of, path_of
@@ -41,12 +41,12 @@ class Results(Mapping[str, Any]):
 
     Attributes:
         name: what they are results of.
-        notes: why there are none, in sentences; empty where there are some.
+        notes: what is to be said beside the figures, in sentences; they stand under the table.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, figures: Mapping[str, Mapping[Any, Any]], *, name: str, notes: Sequence[str] = ()) -> None:
+    def __init__(self, figures: Mapping[str, Mapping[Any, Any]], *, name: str, notes: Iterable[str] = ()) -> None:
         self._figures = {path: dict(of_place) for path, of_place in figures.items()}
         self.name = name
         self.notes = tuple(notes)

@@ -46,6 +46,9 @@ class Statistic(ABC):
     STATE: ClassVar[tuple[str, ...]] = ()
     """The attributes that batches change: tensors, numbers, None, or lists and dicts of these."""
 
+    note: str | None = None
+    """What is to be said beside the figures, if anything."""
+
     def __init_subclass__(cls, **of_class: Any) -> None:
         super().__init_subclass__(**of_class)
         if taken := sorted(_ABOUT.intersection(cls.STATE)):
