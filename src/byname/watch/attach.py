@@ -126,15 +126,21 @@ def _handle(
         binding.choose_online()
     running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_kind["state"])
     states = States(running, of_kind["state"], reads=reads)
-    iterations = Iterations(running, states, binding.begin, lambda: _ended(running, meaning.spots, binding), begun)
+    variables = Assigned(running, of_kind["variable"])
+
+    def ended() -> None:
+        variables.look()
+        _ended(running, meaning.spots, binding)
+
+    iterations = Iterations(running, states, binding.begin, ended, begun)
     first, outputs, last = (Hooks(root, running) for _ in range(3))
     iterations.begin_with(first)
     hook_outputs(outputs, running, of_kind["module"])
     iterations.end_with(last)
-    variables = Assigned(running, of_kind["variable"])
     arrivals = Arrivals(root, running, binding)
     taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
-    hooked = {id(spot.module) for spot in meaning.spots if spot.kind == "module"}
+    of_places = (spot.module for spot in meaning.spots if spot.kind == "module")
+    hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = _Noticed(root, model, hooked, mode=binding.listens_to_functions)
     handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
     handle.heard = running.heard

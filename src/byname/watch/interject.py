@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from byname.place import Item, Name, parse
 from byname.text import note_on
-from byname.watch.attach import attach, unwrapped
+from byname.watch.attach import attach
 from byname.watch.event import Event
 from byname.watch.gradients.calls import before, follow
 from byname.watch.gradients.followed import Followed, Gradients
@@ -69,7 +68,7 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
         InterjectionError: in the forward or backward, if what it returns cannot take the value's place. An error of the
             interjection itself comes out as it is, with the place added as a note; the model stays usable.
     """
-    put_in = _PutIn(unwrapped(model), checked_interjection(interjection))
+    put_in = _PutIn(checked_interjection(interjection))
     begins = put_in.begins if isinstance(interjection, WrappedForwardBackwardInterjection) else None
     put_in.handle = handle = attach(model, where, put_in, example=example, before=begins, enabled=False)
     handle.add(put_in)
@@ -86,14 +85,12 @@ class _PutIn:
 
     handle: Handle
 
-    def __init__(self, model: nn.Module, interjection: Interjection) -> None:
+    def __init__(self, interjection: Interjection) -> None:
         self.label = getattr(interjection, "__name__", None) or type(interjection).__name__
         self._process = _process_of(interjection)
         self._backward: Callable[..., Any] | None = None
         if isinstance(interjection, WrappedForwardBackwardInterjection):
             self._backward = interjection.process_backward
-        self._model = model
-        self._called: dict[str, bool] = {}
         self._lasting: dict[tuple[str, int], list[Followed | Removable]] = {}
         self._wanted = False
 
@@ -117,20 +114,13 @@ class _PutIn:
 
     def __call__(self, event: Event) -> Any:
         """A value passes."""
-        module = event.module if self._is_call_of_module(event) else None
+        module = event.module if event.kind == "module" else None
         if self._backward is not None:
             self._await_gradients(event, module, self._backward)
         new = self._process(event, module)
         if new is not None and new is not event.value:
             same_kind(event.path, event.value, new)
         return new
-
-    def _is_call_of_module(self, event: Event) -> bool:
-        """Whether the value is, or is a part of, what a module returned, or its gradient."""
-        known = self._called.get(event.path)
-        if known is None:
-            known = self._called[event.path] = _leads_to_output(self._model, event.path, event.module)
-        return known
 
     def _await_gradients(self, event: Event, module: nn.Module | None, process: Callable[..., Any]) -> None:
         """Has the gradients of a call told, or that of another value."""
@@ -215,12 +205,3 @@ def _process_of(interjection: Interjection) -> Callable[[Event, nn.Module | None
         return lambda event, module: wrapped(event.path, module, event.inputs, event.value)
     process = interjection.process if isinstance(interjection, ForwardInterjection) else interjection
     return lambda event, module: process(event.path, module, event.value)
-
-
-def _leads_to_output(model: nn.Module, path: str, wanted: nn.Module) -> bool:
-    """Whether a path is that of a module's output, of an item of it, or of its gradient."""
-    segments = [one for one in parse(path).segments if not isinstance(one, Item)]
-    module = model
-    while segments and isinstance(segments[0], Name) and segments[0].plain in module._modules:
-        module = module._modules[segments.pop(0).plain]  # type: ignore[assignment,union-attr]
-    return module is wanted and [str(one) for one in segments] in ([], ["forward"], ["grad"], ["forward", "grad"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -77,14 +78,17 @@ class Iterations:
             self._states.begin()
 
     def _well(self, *_: Any) -> None:
-        self._here.ended_well = True
+        if self._running.outermost:
+            self._here.ended_well = True
 
     def _end(self, *_: Any) -> None:
         outermost = self._running.leave()
         if outermost:
             self._began()  # what is still open lost its hooks when another thread came to know what is wanted
             self._states.put_back()
-            if self._here.ended_well:
+            if not self._here.ended_well:
+                self._running.spoil(sys.exception())
+            else:
                 self._here.ended_well = False
                 self._states.end()
                 if self._whole and self._here.begun_in == self._time:  # else another thread attached or removed it

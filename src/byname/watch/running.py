@@ -17,6 +17,7 @@ from byname.text import note_on
 from byname.watch.event import Event
 from byname.watch.gradients.values import without_superseded
 from byname.watch.heard import Heard
+from byname.watch.same import conversion
 from byname.watch.tracing.asleep import asleep
 
 __all__ = ["Before", "Callback", "Running", "active_modes", "order_of_attaching", "runs", "unheard"]
@@ -29,8 +30,16 @@ order_of_attaching = itertools.count()
 
 
 class _Modes(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        modes: the function modes of ours that are on its stack.
+        busy: the attachments whose callbacks run, one inside the other.
+    """
+
     def __init__(self) -> None:
         self.modes: list[Any] = []
+        self.busy: list[Running] = []
 
 
 _modes = _Modes()
@@ -41,27 +50,42 @@ def active_modes() -> list[Any]:
     return _modes.modes
 
 
-def unheard() -> _Unheard:
-    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules."""
-    return _Unheard(_modes.modes)
+def unheard(running: Running | None = None) -> _Unheard:
+    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules.
+
+    Args:
+        running: the attachment of which a callback runs: modules that it calls are no part of the forward either.
+    """
+    return _Unheard(_modes.modes, running)
 
 
 class _Unheard:
     """A class of its own because every value that is told pays for it."""
 
-    __slots__ = ("_paused",)
+    __slots__ = ("_paused", "_running")
 
-    def __init__(self, modes: list[Any]) -> None:
+    def __init__(self, modes: list[Any], running: Running | None) -> None:
         self._paused = [(mode, mode.frame) for mode in modes]
+        self._running = running
 
     def __enter__(self) -> None:
+        if self._running is not None:
+            _modes.busy.append(self._running)
         for mode, _ in self._paused:
             mode.frame = None
 
     def __exit__(self, *_: object) -> None:
+        if self._running is not None:
+            _no_more(self._running, _modes.busy)
         for mode, frame in self._paused:
             if not mode.gone:
                 mode.frame = frame
+
+
+def _no_more(running: Running, busy: list[Running]) -> None:
+    """The callback of an attachment has ended; an interrupt may have come before it was known to begin."""
+    if busy and busy[-1] is running:
+        busy.pop()
 
 
 class _Thread(threading.local):
@@ -71,6 +95,8 @@ class _Thread(threading.local):
         iteration: the number of the outermost forward that runs, or ran last; -1 before the first.
         calls: how often each place was reached in it.
         again: the same for the second runs of checkpoints, in the backward that is known by `task`.
+        inside: in how many callbacks the outermost forward runs that runs now; -1 in one of the model's own.
+        converted: what was put in of another dtype, or on another device, in sentences.
     """
 
     def __init__(self) -> None:
@@ -79,6 +105,8 @@ class _Thread(threading.local):
         self.calls: dict[str, int] = {}
         self.again: dict[str, int] = {}
         self.task = -1
+        self.inside = 0
+        self.converted: dict[str, None] = {}
 
 
 class Running:
@@ -171,7 +199,12 @@ class Running:
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
         thread.depth += 1
-        if thread.depth > 1 or asleep(self.reader):
+        if thread.depth > 1:
+            return False
+        busy = _modes.busy
+        thread.inside = -1 if any(one.model is self.model for one in busy) else len(busy)
+        thread.converted.clear()
+        if not self.hears():
             return False
         self._latest = thread.iteration = next(self._iterations)
         self.heard.forwards += 1
@@ -183,22 +216,64 @@ class Running:
         thread = self._thread
         if not thread.depth:  # it had begun when this was attached
             return False
+        hears = self.hears()
         thread.depth -= 1
-        return thread.depth == 0 and not asleep(self.reader)
+        return thread.depth == 0 and hears
 
-    def event(self, path: str, module: nn.Module, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Tells the callback of a value; what takes the value's place."""
+    @property
+    def outermost(self) -> bool:
+        """Whether the forward of the model that runs in this thread is in no other."""
+        return self._thread.depth == 1
+
+    def hears(self) -> bool:
+        """Whether what passes in this thread is told: not what an example runs, and not what a callback calls itself.
+
+        What a callback calls of a model whose forward has come to the callback is no part of that forward. Another
+        model that it runs is told of.
+        """
         if asleep(self.reader):
+            return False
+        busy = _modes.busy
+        if not busy:
+            return True
+        thread = self._thread
+        if thread.depth:
+            return len(busy) <= thread.inside
+        return not any(one.model is self.model for one in busy)
+
+    def spoil(self, error: BaseException | None) -> None:
+        """The outermost forward has raised: adds to the error what was put in and may be the reason."""
+        if isinstance(error, RuntimeError | TypeError | IndexError | ValueError):
+            for sentence in self._thread.converted:
+                if sentence not in getattr(error, "__notes__", ()):
+                    error.add_note(sentence)
+
+    def _replaced(self, event: Event, new: Any) -> None:
+        """Another value takes the place of one: notes whether it is of another dtype or on another device."""
+        change = conversion(event.value, new)
+        if change:
+            self.notes.setdefault(f"`{event.path}`: {change}")
+            self._thread.converted.setdefault(f"byname: at `{event.path}` {change}")
+
+    def event(
+        self,
+        path: str,
+        module: nn.Module,
+        value: Any,
+        inputs: tuple[Any, ...] = (),
+        before: Any = None,
+        kind: str = "",
+    ) -> Any:
+        """Tells the callback of a value; what takes the value's place."""
+        if not self.hears():
             return value
         recomputed = _graph_task() != -1
         thread = self._thread
         calls = self._again() if recomputed else thread.calls
         call = calls.get(path, 0)
         calls[path] = call + 1
-        iteration = thread.iteration
-        return self.told(
-            Event(path, module, value, inputs, call, recomputed, iteration if iteration >= 0 else self._latest, before)
-        )
+        iteration = thread.iteration if thread.iteration >= 0 else self._latest
+        return self.told(Event(path, module, value, inputs, call, recomputed, iteration, before, kind))
 
     def number(self, path: str) -> tuple[int, int, bool]:
         """Iteration, call and whether it is recomputed, of a value of which only the gradient will be told."""
@@ -216,8 +291,9 @@ class Running:
         if event.path not in self.heard.reached:
             self.heard.reached.add(event.path)
             self.paths.setdefault(event.path)
-        modes = _modes.modes
+        modes, busy = _modes.modes, _modes.busy
         try:
+            busy.append(self)
             if not modes:
                 result = self.callback(event)
             elif len(modes) == 1:  # the most frequent case, written out because every value pays for it
@@ -229,18 +305,23 @@ class Running:
                     if not mode.gone:
                         mode.frame = frame
             else:
-                with _Unheard(modes):
+                with _Unheard(modes, None):
                     result = self.callback(event)
         except Exception as error:
             note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
             raise
-        return value if result is None else result
+        finally:
+            _no_more(self, busy)
+        if result is None or result is value:
+            return value
+        self._replaced(event, result)
+        return result
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A matched call begins; what the callback will find in ``event.before``."""
-        if self.before is None or asleep(self.reader):
+        if self.before is None or not self.hears():
             return None
-        with unheard():
+        with unheard(self):
             return self.before(path, module, inputs, kwargs)
 
     def _again(self) -> dict[str, int]:

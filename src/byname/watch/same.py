@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.card import is_tensor
+from byname.card import fact, is_tensor
 from byname.errors import InterjectionError
+from byname.place import join
+from byname.quiet import untouched
+from byname.watch.places.items import Segments, tensors_in
 
-__all__ = ["same_gradients", "same_kind"]
+__all__ = ["conversion", "same_gradients", "same_kind"]
 
 
 def same_kind(path: str, old: Any, new: Any) -> None:
@@ -48,6 +51,28 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
                 f"process_backward at `{path}`: expected {_in_full(was)} for input {number}; got "
                 f"{_in_full(wanted) if is_tensor(wanted) else _described(wanted)}"
             )
+
+
+def conversion(old: Any, new: Any) -> str:
+    """What is different in dtype or device where a value takes the place of another; empty if nothing is.
+
+    It may well be meant; the next operation may refuse it, though, in words that do not say where it comes from.
+    """
+    with untouched():
+        for (at, was), (_, now) in zip(_tensors(old), _tensors(new), strict=False):
+            before, after = _kind(was), _kind(now)
+            if before != after:
+                part = f"in {join(at)} " if at else ""
+                return f"{part}a tensor of {after} was put in the place of one of {before}"
+    return ""
+
+
+def _tensors(value: Any) -> list[tuple[Segments, Tensor]]:
+    return [((), value)] if is_tensor(value) else tensors_in(value)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{fact(tensor, 'dtype')} on {fact(tensor, 'device')}"
 
 
 def _compare(path: str, at: str, old: Any, new: Any) -> None:

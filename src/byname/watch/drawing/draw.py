@@ -27,6 +27,7 @@ from byname.watch.drawing.traits import shape_of
 from byname.watch.drawing.tree import read_tree
 from byname.watch.drawing.view import view
 from byname.watch.tracing.flow import Flow, trace
+from byname.watch.wrappers import inside_of
 
 __all__ = ["Drawing", "draw", "scene_of"]
 
@@ -109,6 +110,7 @@ def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, det
         raise NotAModuleError(f"draw() is given an nn.Module, and this is of type {type(model).__name__}")
     if depth is not None and depth < 0:
         raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
+    model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
     return Drawing(scene_of(model, flow, sizes=_sizes(example), marks=marks_of(model), depth=depth, detail=detail))
 

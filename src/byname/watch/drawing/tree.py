@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from byname.watch.drawing.plan import Plan
+from byname.watch.wrappers import inside_of
 
 __all__ = ["read_tree"]
 
@@ -31,4 +32,5 @@ def read_tree(model: nn.Module) -> Plan:
 def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     registry = object.__getattribute__(module, "__dict__").get("_modules") or {}
     prefix = f"{path}." if path else ""
-    return [(f"{prefix}{name}", child) for name, child in list(registry.items()) if issubclass(type(child), nn.Module)]
+    children = [(name, child) for name, child in list(registry.items()) if issubclass(type(child), nn.Module)]
+    return [(f"{prefix}{name}", inside_of(child)[0]) for name, child in children]

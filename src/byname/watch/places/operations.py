@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from functools import lru_cache
-from types import ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +13,16 @@ from torch import nn
 
 from byname.naming.reading import found_in, namespace_of, parents_of
 
-__all__ = ["is_elementary", "is_operation", "operation_name", "operation_path", "operations_like", "taken"]
+__all__ = [
+    "PLAIN_FUNCTIONS",
+    "is_elementary",
+    "is_operation",
+    "is_torchs",
+    "operation_name",
+    "operation_path",
+    "operations_like",
+    "taken",
+]
 
 COMPUTED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 """Properties of a tensor that give another tensor; reading any other property is no operation."""
@@ -42,9 +51,18 @@ def operation_name(function: Any) -> str | None:
     Args:
         function: what a function mode is given: a function, a method, or the ``__get__`` of a property.
     """
-    if type(function) in _BUILTINS or str(getattr(function, "__module__", "")).partition(".")[0] == "torch":
-        return _known(function)
-    return _name_of(function)  # a user's function may hold anything: it must not be kept in a cache
+    return _known(function) if is_torchs(function) else _name_of(function)
+
+
+def is_torchs(function: Any) -> bool:
+    """Whether a function is PyTorch's own; one of the user's may hold anything, and must not be kept in a cache."""
+    kind = type(function)
+    if kind is FunctionType:
+        return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"
+    if kind in _BUILTINS:
+        owner = getattr(function, "__self__", None)
+        return owner is None or issubclass(type(owner), _OWNERS)
+    return False
 
 
 @lru_cache(maxsize=8192)
@@ -65,6 +83,11 @@ def _name_of(function: Any) -> str | None:
 
 
 _BUILTINS = (type(len), type(str.join), type(str.__len__), type("".__len__))
+_OWNERS = (type, ModuleType, GetSetDescriptorType, MemberDescriptorType)
+"""What a function of C may be bound to that is no value of the user's."""
+
+PLAIN_FUNCTIONS = frozenset([FunctionType, *_BUILTINS])
+"""The types of functions whose hash is Python's own."""
 
 
 def operation_path(owner: str, name: str, count: int, names_taken: Collection[str] = ()) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from byname.card import is_tensor
-from byname.errors import InterjectionError, NoMatchError
+from byname.errors import BadArgumentError, InterjectionError, NoMatchError
 from byname.undo import Undo
 from byname.watch.places.items import Segments, put
 from byname.watch.places.spot import Spot
@@ -35,7 +35,7 @@ class Assigned:
         self._running = running
         self._changes = _Changes(running)
         self._listenings: list[Listening] = []
-        self._receiving: list[Receive] = []
+        self._receiving: list[_Received] = []
         self._wanted: dict[tuple[int, str], tuple[nn.Module, str, dict[str, list[_Receiver]]]] = {}
         for spot, deliver in spots:
             key = (id(spot.module), spot.method)
@@ -69,8 +69,31 @@ class Assigned:
         for one in self._listenings:
             undo.add(one.remove)
         undo()
+        self.look()
+        for (module, method, _), one, received in zip(
+            self._wanted.values(), self._listenings, self._receiving, strict=False
+        ):
+            if received.ran:
+                self._look_at(module, method, one)
         self._listenings.clear()
         self._receiving.clear()
+
+    def look(self) -> None:
+        """Notes whose code somebody else has replaced, since when nothing of it is told."""
+        for one in {one.function: one for one in self._listenings}.values():
+            self._running.notes.update(dict.fromkeys(one.notes))
+
+    def _look_at(self, module: nn.Module, method: str, listening: Listening) -> None:
+        """Notes where somebody else has put another function in the place of a method."""
+        try:
+            now = method_of(module, method)
+        except BadArgumentError:  # it has no Python code
+            now = None
+        if now is not listening.function:
+            self._running.notes.setdefault(
+                f"`{method}` of {type(module).__qualname__} was replaced by somebody else meanwhile, and the other "
+                "function tells of no variables"
+            )
 
 
 class _Changes:
@@ -165,6 +188,7 @@ class _Received:
 
     Attributes:
         replaces: whether what is returned takes the place of the value.
+        ran: whether anything was told.
     """
 
     def __init__(self, receivers: dict[str, list[_Receiver]]) -> None:
@@ -175,8 +199,10 @@ class _Received:
             if len(found) == 1 and not found[0].spot.items
         }
         self.replaces = True
+        self.ran = False
 
     def __call__(self, activation: Activation, variable: str, value: Any, moment: str) -> Any:
+        self.ran = True
         deliver = self._whole.get(variable)
         if deliver is not None and self.replaces and moment != "exit":  # the most frequent case
             return deliver(activation, value, moment)

@@ -24,9 +24,9 @@ from byname.watch.places.once import each_once
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.resolve import Meaning, is_called, modules_by_path
 from byname.watch.places.spot import Spot
-from byname.watch.running import Running
+from byname.watch.running import Running, unheard
 from byname.watch.selecting.hints import inside_of_others
-from byname.watch.selecting.selectors import Selector, no_match
+from byname.watch.selecting.selectors import Selector, is_counted, no_match
 from byname.watch.taps.delivery import Deliver, delivery
 from byname.watch.taps.functions import Functions, Owner
 from byname.watch.taps.hooks import Hooks
@@ -80,6 +80,7 @@ class Binding:
         self._called: dict[str, Call] = {}
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
+        self._asked_of: dict[int, None] = {}
         self._wide = False
 
     @cached_property
@@ -97,6 +98,12 @@ class Binding:
         """Whether a function mode will be on."""
         return bool(self._owners)
 
+    @property
+    def hooked(self) -> list[nn.Module]:
+        """The modules that get hooks because they are selected, or may be."""
+        asked = {*self._modules, *self._asked_of}
+        return [module for key, (_, module) in self._paths.items() if key in asked] if asked else []
+
     def bind(self, example: Any) -> None:
         """Finds out by one run of an example what is meant.
 
@@ -108,7 +115,7 @@ class Binding:
         flow = trace(self._model, example)
         for call in flow.calls:
             if call.kind == "operation":
-                self._called.setdefault(call.path, call)
+                self._called.setdefault(call.path, replace(call, function=None))
                 matched = self._match_patterns(call)
                 self._running.paths.update((spot.full, None) for spot in matched if not spot.items)
         for selector in self._selectors:
@@ -126,11 +133,20 @@ class Binding:
             BadArgumentError: if a selector can only be told when a run is over.
         """
         self._online = [(selector, selector.online()) for selector in self._selectors]
-        for selector in self._selectors:
+        modules = self._module_calls() if self._online else []
+        asked: dict[int, None] = {}
+        for selector, online in self._online:
             if not selector.only_modules:
                 self._own_all_that(selector)
-            elif not any(map(selector.online().see, self._module_calls())):
-                raise no_match(selector, self._module_calls())
+                found = modules
+            elif is_counted(selector):  # by the order of the run
+                found = modules if any(map(selector.online().see, modules)) else []
+            else:
+                found = [call for call in modules if online.see(call)]
+            if not found:
+                raise no_match(selector, modules)
+            asked.update((id(call.module), None) for call in found)
+        self._asked_of = asked
 
     def _module_calls(self) -> list[Call]:
         """A call of each module that can be called, of which no more is known."""
@@ -148,7 +164,7 @@ class Binding:
         self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
         self._hook_chosen()
         for path, module in self._paths.values() if self._online else ():
-            if id(module) not in self._modules:
+            if id(module) in self._asked_of and id(module) not in self._modules:
                 hook_calls(self._asking, self._running, module, self._asked(path, module))
         owners = [*self._owners.values()]
         inside = {id(one): one for owner in owners for one in modules_in(owner.module) if id(one) not in self._owners}
@@ -234,7 +250,8 @@ class Binding:
 
     def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
         """Who wants to know of an operation."""
-        call = self._called.setdefault(path, Call(path, name, "operation", owner.module, function=function))
+        call = Call(path, name, "operation", owner.module, function=function)
+        self._called.setdefault(path, replace(call, function=None))  # which may be the user's, and hold anything
         spots = self._match_patterns(call)
         if path in self._exact:
             spots.append(self._exact[path])
@@ -263,11 +280,12 @@ class Binding:
             return []
         inside = call.kind == "operation" and is_elementary(call.module)
         path = self._paths[id(call.module)][0]
-        wanting = [
-            selector
-            for selector, online in self._online
-            if (not inside or selector.reaches_into(path)) and online.see(call)
-        ]
+        with unheard(self._running):  # a predicate may call PyTorch
+            wanting = [
+                selector
+                for selector, online in self._online
+                if (not inside or selector.reaches_into(path)) and online.see(call)
+            ]
         self._matched.update(wanting)
         for selector in wanting:
             self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 
 from byname.card import is_tensor
 from byname.quiet import untouched
@@ -17,7 +16,6 @@ from byname.watch.places.items import Segments, items_in, put, tensors_in
 from byname.watch.places.lacking import lacking
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running
-from byname.watch.tracing.asleep import asleep
 
 __all__ = ["Deliver", "delivery"]
 
@@ -31,8 +29,8 @@ def delivery(running: Running, spot: Spot) -> Deliver:
         return _OfGradients(running, spot)
     if spot.items:
         return _OfItems(running, spot)
-    path, module, event = spot.full, spot.module, running.event
-    return lambda value, inputs=(), before=None: event(path, module, value, inputs, before)
+    path, module, kind, event = spot.full, spot.module, spot.kind, running.event
+    return lambda value, inputs=(), before=None: event(path, module, value, inputs, before, kind)
 
 
 class _OfItems:
@@ -57,13 +55,14 @@ class _OfItems:
         found, known = items_in(value, spot.items), noted.get(self._asked)
         if found and known != "":
             noted[self._asked] = ""
-        elif not found and known is None and not asleep(self._running.reader):
+        elif not found and known is None and self._running.hears():
             noted[self._asked] = lacking(value, spot.items, spot.path)
         return items_in(value, spot.items, spot.without) if spot.without else found
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Tells of one item; what takes its place."""
-        return self._running.event(self._path(segments), self._spot.module, one, inputs, before)
+        spot = self._spot
+        return self._running.event(self._path(segments), spot.module, one, inputs, before, spot.kind)
 
     def _path(self, segments: Segments) -> str:
         path = self._paths.get(segments)
@@ -83,13 +82,13 @@ class _OfGradients(_OfItems):
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         if self._spot.items or not is_tensor(value):
             return super().__call__(value, inputs, before)
-        if not asleep(self._running.reader):
+        if self._running.hears():
             self._wait_for((), value, inputs)
         return value
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Waits for the gradients of one item, which stays as it is."""
-        if not asleep(self._running.reader):
+        if self._running.hears():
             for inner, tensor in tensors_in(one):
                 self._wait_for((*segments, *inner), tensor, inputs)
         return one
@@ -100,7 +99,7 @@ class _OfGradients(_OfItems):
         if self._was_given(tensor, inputs) and self._was_there_before(path, call, tensor, recomputed):
             return
         stamp = None if running.stamp is None else running.stamp(iteration)
-        waiting = _Waiting(running, path, self._spot.module, call, recomputed, iteration, stamp)
+        waiting = _Waiting(running, path, self._spot, call, recomputed, iteration, stamp)
         hook = on_gradient(tensor, waiting, waiting.missed)
         if hook is not None:
             running.heard.waited.add(self._spot.full)
@@ -129,24 +128,33 @@ class _OfGradients(_OfItems):
 class _Waiting:
     """Is called with a gradient when there is one. It is one object, for there are many of them in a graph."""
 
-    __slots__ = ("_call", "_iteration", "_module", "_path", "_recomputed", "_running", "_stamp")
+    __slots__ = ("_call", "_iteration", "_kind", "_module", "_path", "_recomputed", "_running", "_stamp")
 
     def __init__(
-        self, running: Running, path: str, module: nn.Module, call: int, recomputed: bool, iteration: int, stamp: Any
+        self, running: Running, path: str, spot: Spot, call: int, recomputed: bool, iteration: int, stamp: Any
     ) -> None:
         self._running = running
         self._path = path
-        self._module = module
+        self._module = spot.module
+        self._kind = spot.kind
         self._call = call
         self._recomputed = recomputed
         self._iteration = iteration
         self._stamp = stamp
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if asleep(self._running.reader):  # the hook of a leaf is there for every backward
+        if not self._running.hears():  # the hook of a leaf is there for every backward
             return None
         event = Event(
-            self._path, self._module, gradient, (), self._call, self._recomputed, self._iteration, self._stamp
+            self._path,
+            self._module,
+            gradient,
+            (),
+            self._call,
+            self._recomputed,
+            self._iteration,
+            self._stamp,
+            self._kind,
         )
         new: torch.Tensor = self._running.told(event)
         return None if new is gradient else new

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from byname.naming.log import is_in_place
 from byname.naming.modes import FUNCTIONS
 from byname.quiet import eager
-from byname.watch.places.operations import operation_name, operation_path, taken
+from byname.watch.places.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.watch.running import Running, active_modes, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import Hook, Hooks
@@ -102,9 +102,14 @@ class _Mode(TorchFunctionMode):
         frame = self.frame
         if frame is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        name = self.names.get(func, _UNKNOWN)
-        if name is _UNKNOWN:
-            name = self.names[func] = operation_name(func)
+        if type(func) in PLAIN_FUNCTIONS:  # else it may have a hash of its own
+            name = self.names.get(func, _UNKNOWN)
+            if name is _UNKNOWN:
+                name = operation_name(func)
+                if is_torchs(func):  # a function of the user's may hold anything: it is not kept
+                    self.names[func] = name
+        else:
+            name = operation_name(func)
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         counts = frame.counts
@@ -222,7 +227,7 @@ class Functions:
 
     def _opening(self, owner: Owner) -> Callable[..., None]:
         def open_frame(module: nn.Module, *_: Any) -> None:
-            if owner.idle:
+            if owner.idle or not self.running.hears():
                 self._pause(module)
                 return
             mode = self._mode()

@@ -105,7 +105,7 @@ class _Calls:
         """The call begins."""
         if self._here.begun and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
             self._here.begun.clear()
-        found = self._wanting()
+        found = self._wanting() if self._running.hears() else ()
         tokens = [self._running.begins(spot.full, module, args, kwargs) for spot, _ in found]
         self._here.begun.append([(deliver, token) for (_, deliver), token in zip(found, tokens, strict=True)])
 

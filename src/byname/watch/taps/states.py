@@ -21,7 +21,6 @@ from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import attachments_of
-from byname.watch.tracing.asleep import asleep
 
 __all__ = ["StandIn", "States", "state_of"]
 
@@ -68,12 +67,16 @@ class States:
     def install(self) -> None:
         """Waits for gradients."""
         self._awaiting = True
-        for spot in self._gradients:
-            self._await(spot)
+        self._await_all()
 
-    def _await(self, spot: Spot) -> None:
+    def _await_all(self) -> None:
+        standing_in = self._standing_in() if self._gradients else []
+        for spot in self._gradients:
+            self._await(spot, standing_in)
+
+    def _await(self, spot: Spot, standing_in: list[StandIn]) -> None:
         """Waits for the gradient of what is the parameter now, which may be another than before, or be frozen."""
-        parameter = self._own(spot.module.__dict__["_parameters"].get(spot.name))
+        parameter = _own(spot.module.__dict__["_parameters"].get(spot.name), standing_in)
         awaited, _ = self._awaited.get(spot.full, (None, None))
         if parameter is awaited and parameter is not None:
             return
@@ -108,8 +111,7 @@ class States:
     def begin(self) -> None:
         """An outermost forward begins."""
         self.put_back()
-        for spot in self._gradients:
-            self._await(spot)
+        self._await_all()
         for spot, deliver in self._at_begin:
             registry: dict[str, Any] = spot.module.__dict__["_parameters"]
             value = registry.get(spot.name)
@@ -140,19 +142,16 @@ class States:
         if not runs(self._running.model):
             self.put_back()
 
-    def _own(self, value: Any) -> Any:
-        """The model's own parameter, in whose place another attachment may have put something."""
-        standing_in = [one for other in attachments_of(self._running.model) for one in other.standing_in]
-        for one in reversed(standing_in):  # the latest has put its own in the place of what the others had put there
-            if value is one.new:
-                value = one.value
-        return value
+    def _standing_in(self) -> list[StandIn]:
+        """What attachments of the model have put in the place of parameters, the latest first."""
+        return [one for other in reversed(attachments_of(self._running.model)) for one in reversed(other.standing_in)]
 
     def end(self) -> None:
         """An outermost forward has ended well."""
+        standing_in = self._standing_in() if self._at_end else []
         for spot, deliver in self._at_end:
             held = spot.module.__dict__["_buffers" if spot.kind == "buffer" else "_parameters"].get(spot.name)
-            value = held if spot.kind == "buffer" else self._own(held)
+            value = held if spot.kind == "buffer" else _own(held, standing_in)
             if value is None:
                 continue
             new = deliver(value)
@@ -164,13 +163,21 @@ class States:
         running, path, module = self._running, spot.full, spot.module
 
         def receive(gradient: torch.Tensor) -> torch.Tensor | None:
-            if asleep(running.reader):
+            if not running.hears():
                 return None
             iteration, call, _ = running.number(path)
-            new = running.told(Event(path, module, gradient, (), call, False, iteration))
+            new = running.told(Event(path, module, gradient, (), call, False, iteration, kind="parameter"))
             return None if new is gradient else new
 
         return receive
+
+
+def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
+    """The model's own parameter, in whose place an attachment may have put something."""
+    for one in standing_in:  # the latest has put its own in the place of what the others had put there
+        if value is one.new:
+            value = one.value
+    return value
 
 
 def _while_held(

@@ -162,6 +162,9 @@ class Listening:
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to say of it, in words."""
+        tap = self._tap
+        if self.active and tap is not None and tap.function.__code__ is not tap.installed:
+            return (*self._notes, tap.replaced)
         return tuple(self._notes)
 
     def is_about(self, first: object) -> bool:
@@ -181,6 +184,8 @@ class Listening:
     def _leave(self) -> bool:
         """Whether this was the last to leave."""
         with _CHANGING:
+            if self.active:
+                self._notes = [*self.notes]
             self.active = False
             if self._tap is None:
                 return False
@@ -253,12 +258,16 @@ class _Tap:
             return
         if self.function.__code__ is self.installed:
             self.function.__code__ = self.original
-        elif self.function.__code__ is not self.original:
-            note = f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile; theirs was left"
-            if note not in listening._notes:
-                listening._notes.append(note)
         if _TAPS.get(self.key) is self:
             del _TAPS[self.key]
+
+    @property
+    def replaced(self) -> str:
+        """What to say where somebody else has put other code into the function."""
+        return (
+            f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile, and tells of no "
+            "variables; it is left as it is"
+        )
 
     def enter(self, first: object) -> Run | None:
         """A run begins, with this first argument."""
