@@ -70,7 +70,7 @@ class Truth:
     def _add(self, path, mode, iteration, call, value, fresh):
         self.rows.append((path, mode, iteration, call, copied(value), fresh))
 
-    def expected(self, path, *, every=1, start=0, stop=None, mode="both", on_change=True):
+    def expected(self, path, *, every=1, start=0, stop=None, mode="train", on_change=True):
         """What must be recorded at a place, by the plainest reading of the words: ``(mode, iteration, call, value)``."""
         kept = []
         for at, its_mode, iteration, call, value, fresh in self.rows:

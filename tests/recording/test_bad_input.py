@@ -450,6 +450,7 @@ def test_a_closed_recorder_records_no_more_and_does_not_stop_the_training(model)
     assert len(recorder.results["first"]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:byname. nothing was recorded")  # no forward runs
 @pytest.mark.parametrize("count", ["forward", "optimizer"])
 def test_step_is_for_recorders_that_count_steps(model, count):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,6 +8,7 @@ from noted import PLACES, TWELVE_KINDS, copied, noted, records, same, train, wro
 from torch import nn
 
 import byname
+from byname.errors import RecordingWarning
 
 STEPS = 200
 
@@ -46,7 +47,7 @@ def compare(model, results, schedules):
 
 def test_every_kind_of_variable_in_every_iteration_is_what_the_model_noted(run_recorded):
     model = noted()
-    results = run_recorded(model, PLACES, lambda recorder: train(model, STEPS))
+    results = run_recorded(model, PLACES, lambda recorder: train(model, STEPS), mode="train")
     assert compare(model, results, {path: {} for path in PLACES}) == []
     assert set(results["forward.x"].iterations) == set(range(STEPS))
     assert set(results["lin.weight.grad"].iterations) == set(range(STEPS))
@@ -95,7 +96,8 @@ SCHEDULES = {
 
 def test_each_place_keeps_its_own_schedule(run_recorded):
     model = noted()
-    results = run_recorded(model, SCHEDULES, lambda recorder: train(model, 40))
+    with pytest.warns(RecordingWarning, match="`forward.low`: start=40, and there were 40 iterations in training"):
+        results = run_recorded(model, SCHEDULES, lambda recorder: train(model, 40), whole=False, mode="train")
     schedules = {path: options for path, options in SCHEDULES.items() if path != "forward.low"}
     assert compare(model, results, schedules) == []
     assert [len(results["lin"]), list(results["block.forward.u"].iterations)] == [6, [0, 0]]
@@ -105,7 +107,7 @@ def test_each_place_keeps_its_own_schedule(run_recorded):
 def test_options_of_a_place_override_those_of_the_recorder(run_recorded):
     model = noted()
     where = {"lin": {}, "forward.h": {"every": 4, "start": 0}, "forward.scale": {"on_change": True, "stop": None}}
-    keywords = {"every": 5, "start": 1, "stop": 12, "on_change": False}
+    keywords = {"every": 5, "start": 1, "stop": 12, "on_change": False, "mode": "train"}
     results = run_recorded(model, where, lambda recorder: train(model, 20), **keywords)
     assert compare(model, results, {path: {**keywords, **options} for path, options in where.items()}) == []
     assert list(results["lin"].iterations) == [1, 6, 11]
@@ -125,7 +127,9 @@ def test_schedules_are_those_of_the_plainest_definition(every, start, stop):
 def test_a_wildcard_stands_for_all_its_places(run_recorded):
     model = noted()
     with pytest.warns(UserWarning, match=r"`forward\.(truth|note)` cannot be recorded"):
-        results = run_recorded(model, ["forward.*", "**.weight"], lambda recorder: train(model, 6), whole=False)
+        results = run_recorded(
+            model, ["forward.*", "**.weight"], lambda recorder: train(model, 6), whole=False, mode="train"
+        )
     paths = {row[0] for row in model.truth.rows}
     variables = [path for path in paths if path.startswith("forward.") and path.count(".") == 1 and "[" not in path]
     weights = [path for path in paths if path.endswith(".weight")]

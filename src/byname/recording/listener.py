@@ -157,10 +157,10 @@ class Listener(Storing):
         """Notes that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
-            self._windows.lose(
-                f"`{path}`: values are missing from {time.mode} iteration {time.iteration} on, since what is made of "
-                f"them raised {type(error).__name__}"
+            sentence = (
+                f"`{path}`: values are missing from {time.mode} iteration {time.iteration} on, since what is made"
             )
+            self._windows.excused[f"{sentence} of them raised {type(error).__name__}"] = None
 
     def _time_of(self, event: Event, column: Column) -> Time | None:
         """The iteration that a value belongs to; None where there is none, see `_time_of_value`."""

@@ -145,7 +145,10 @@ class Recorder:
     def _begin_closing(self, error: BaseException | None) -> None:
         if error is not None:
             self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
-        silent = self._note_silence() if error is None else []
+        silent: list[str] = []
+        if error is None:
+            self._windows.went_on()
+            silent = self._note_silence()
         self._whole = error is None
         self._storing = [
             self._end_windows,

@@ -48,6 +48,7 @@ class Windows:
         copies: makes the copies.
         bytes: how much the open window holds.
         lost: what is missing, in sentences.
+        excused: what is missing if the program goes on, in sentences: else the error that ends it says so.
         tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
     """
 
@@ -57,6 +58,7 @@ class Windows:
         self.copies = Copies()
         self.bytes = 0
         self.lost: dict[str, None] = {}
+        self.excused: dict[str, None] = {}
         self.tell: Callable[[Exception], None] | None = None
         self._rank = rank
         self._every = gather_every
@@ -75,11 +77,19 @@ class Windows:
     def iteration(self) -> None:
         """An iteration begins: the window of those before may be closed."""
         self._begun += 1
+        if self.excused:
+            self.went_on()
         if self._every is not None:
             if self._begun > 1 and not (self._begun - 1) % self._every:
                 self.close()
         elif self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS:
             self.close_early()
+
+    def went_on(self) -> None:
+        """The program has caught an error of its callback and goes on."""
+        for sentence in [*self.excused]:
+            self.lose(sentence)
+        self.excused.clear()
 
     def close_early(self) -> None:
         """The same, unless callbacks or other processes wait for whole windows."""

@@ -106,7 +106,7 @@ class Heard:
             found = self.sentences()
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
-        self._model, self._asked = None, []
+        self._model, self.seen, self._asked = None, None, []
         return (lambda: warn("; ".join(found), NothingSeenWarning)) if warned else _nothing
 
     def without(self, spot: Spot) -> str:
