@@ -65,7 +65,8 @@ def attach(
     Args:
         model: any module; wrappers such as ``DistributedDataParallel`` are seen through.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
-        callback: is called with an `Event`; what it returns, unless None, takes the value's place.
+        callback: is called with an `Event`; what it returns, unless None, takes the value's place. What it calls itself
+            is not told of.
         example: arguments to run the model with once, to find out which operations there are; where a selector asks for
             the last match or for the flow of data it is needed.
         enabled: whether it is put in place at once.

@@ -56,7 +56,7 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
         model: any module.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
         interjection: a `ForwardInterjection`, `WrappedForwardInterjection` or `WrappedForwardBackwardInterjection`, or
-            a function ``f(name, module, value)``. Its own calls of PyTorch are not heard.
+            a function ``f(name, module, value)``. What it calls itself, be it of PyTorch or of the model, is not heard.
         example: arguments to run the model with once; see `byname.points`.
 
     Returns:
