@@ -35,7 +35,7 @@ CASES = {
     "a set": ({1, 2}, {}, "is of type set"),
     "an object in a dict": ({"k": object()}, {}, r"in it, `\['k'\]` is of type object"),
     "a meta tensor": (torch.zeros(2, device="meta"), {}, "has no values"),
-    "a dtype without numbers": (torch.empty(2, dtype=torch.uint4), {}, "PyTorch cannot copy it"),
+    "a dtype without numbers": (torch.empty(2, dtype=torch.uint4), {}, "whose elements PyTorch cannot read"),
     "a figure that there is not": (
         torch.zeros(2, dtype=torch.complex64),
         {"reduce": "max"},

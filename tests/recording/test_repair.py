@@ -154,11 +154,11 @@ def test_a_repair_that_is_ended_at_any_call_is_done_by_the_next_one(number, run,
         pass
 
     def ending(function):
-        def called(*given):
+        def called(*given, **options):
             calls.append(function)
             if len(calls) > number:
                 raise End
-            return function(*given)
+            return function(*given, **options)
 
         return called
 

@@ -50,7 +50,7 @@ class Recorder:
         self._ended: dict[str, Series] = {}
         self._paths: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
-        self._closed = False
+        self._begun = self._closed = False
         self._whole = True
         self._end = Undo()
         self._storing: list[Callable[[], object]] = []
@@ -69,6 +69,7 @@ class Recorder:
                 self._windows.store = make()
                 self._clock.start(self._iteration, self._prepare)
                 self._prepare()
+                self._begun = True
             return self
         except BaseException:
             try:
@@ -146,7 +147,7 @@ class Recorder:
         if error is not None:
             self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
         silent: list[str] = []
-        if error is None:
+        if error is None and self._begun:
             self._windows.went_on()
             silent = self._note_silence()
         self._whole = error is None

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import nn
 
@@ -17,10 +17,6 @@ from byname.recording.columns import Column
 from byname.recording.schedule import Schedule, Time
 from byname.table import counted, printable
 from byname.watch.heard import grouped
-
-if TYPE_CHECKING:
-    from byname.recording.listener import Listener
-    from byname.recording.reports import Reports
 
 __all__ = ["REMEDY", "Unrecorded", "dropped", "unrecorded", "why"]
 
@@ -55,12 +51,22 @@ class Unrecorded:
             self.ran = _running(model)
 
 
-def unrecorded(listeners: Iterable[Listener | Reports], clock: Clock) -> list[str]:
+class Told(Protocol):
+    """What listens at places, and knows what came of it."""
+
+    def unrecorded(self, clock: Clock) -> Iterable[tuple[str, str]]:
+        """The places, in words, of which nothing was recorded, each with the reason."""
+
+    def dropped(self) -> Iterable[str]:
+        """Sentences about values that came and were not recorded."""
+
+
+def unrecorded(listeners: Iterable[Told], clock: Clock) -> list[str]:
     """A sentence for each reason for which nothing was recorded at places that were asked for."""
     return grouped("recorded", [found for one in listeners for found in one.unrecorded(clock)])
 
 
-def dropped(listeners: Iterable[Listener | Reports]) -> list[str]:
+def dropped(listeners: Iterable[Told]) -> list[str]:
     """A sentence for each place of which some values are missing, because they belonged to no iteration."""
     return [sentence for one in listeners for sentence in one.dropped()]
 

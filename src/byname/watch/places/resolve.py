@@ -163,10 +163,20 @@ def _children(
         name = following[0].plain
         if name in children:
             yield name, children[name], ()
+    elif len(following) == 1 and (name := _at_index(module, children, following[0])):
+        yield name, children[name], (following[0].key,)  # type: ignore[union-attr]
     elif following:
         keys = _keys(module, children)
         for name, child in tuple(children.items()):
             yield name, child, keys.get(name, ())
+
+
+def _at_index(module: nn.Module, children: Iterable[str], segment: Segment) -> str:
+    """The name of the child that an index means in a module that is a list; empty where it means none."""
+    if not isinstance(segment, Item) or type(segment.key) is not int:
+        return ""
+    names = [*children] if isinstance(module, nn.Sequential | nn.ModuleList) else []
+    return names[segment.key] if -len(names) <= segment.key < len(names) else ""
 
 
 def _after(pattern: Segments, reached: set[int], child: Name, keys: Collection[Hashable] = ()) -> set[int]:
