@@ -8,6 +8,7 @@ to its end: who was stopped calls the same function again, which does what is le
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ class Undo:
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
-        self._under_way = False
+        self._under_way: Callable[[], object] = _nothing
 
     def add(self, step: Callable[..., object], *args: Any) -> None:
         """Notes how to undo what is about to be done.
@@ -66,23 +67,21 @@ class Undo:
 
     def __call__(self) -> None:
         """Does the steps that are left."""
-        if self._under_way:  # one of the steps, or what it calls, asks for it
+        if self._under_way() is not None:  # one of the steps, or what it calls, asks for it
             return
-        waiting = self._steps[::-1]
+        this_call, waiting = _Call(), self._steps[::-1]
         errors: list[BaseException] = []
         try:
             try:
-                self._under_way = True
+                self._under_way = weakref.ref(this_call)  # weakly, for what may stop even the last line here
                 with interrupts_wait():
                     self._do(waiting, errors)
                     raise_first(errors)
             finally:
                 self._do(waiting, errors)  # those that an interrupt from elsewhere has kept from being tried
         finally:
-            try:
-                errors.clear()  # else they would hold this frame, and it them
-            finally:
-                self._under_way = False
+            self._under_way = _nothing
+            errors.clear()  # else they would hold this frame, and it them
 
     def _do(self, waiting: list[Step], errors: list[BaseException]) -> None:
         while waiting:
@@ -96,6 +95,16 @@ class Undo:
 
     def _forget(self, step: Step) -> None:
         self._steps = [one for one in self._steps if one is not step]
+
+
+class _Call:
+    """A call of an `Undo` that has not come to its end."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _nothing() -> None:
+    """No call is under way."""
 
 
 class _Step:

@@ -183,7 +183,7 @@ class Swap:
             if layers is None or not layers.swaps:
                 layers = of_holder[name] = _Layers(holder._modules[name])
             others = [swap for swap in layers.swaps if swap is not self]
-            layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order))
+            layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order), self)
 
     def remove(self) -> None:
         """Puts back what is below: the old module, or what another swap has put there before."""
@@ -192,7 +192,7 @@ class Swap:
             layers = of_holder.get(name)
             if layers is None:  # it was not put in, or taken out by a call that did not come to its end
                 continue
-            if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self]):
+            if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self], self):
                 self.notes[f"`{path}` holds a module that was put there by other means, and keeps it"] = None
             if not layers.swaps:
                 of_holder.pop(name, None)
@@ -205,13 +205,14 @@ class _Layers:
         self.base = base
         self.swaps: list[Swap] = []
 
-    def change(self, holder: nn.Module, name: str, swaps: list[Swap]) -> bool:
+    def change(self, holder: nn.Module, name: str, swaps: list[Swap], by: Swap) -> bool:
         """Has other swaps in the place; says whether it does, and not a module that somebody else has put there.
 
-        Called once more where it was stopped, it does the rest.
+        Called once more where it was stopped, it does the rest; so it takes back what was put in and not noted yet.
         """
-        before, after = self._top(self.swaps), self._top(swaps)
-        ours = name in holder._modules and (holder._modules[name] is before or holder._modules[name] is after)
+        after = self._top(swaps)
+        known = (self._top(self.swaps), after, by.new)
+        ours = name in holder._modules and any(holder._modules[name] is one for one in known)
         if ours and holder._modules[name] is not after:
             nn.Module.register_module(holder, name, after)  # as if it was assigned: whoever listens for that is told
             holder._modules[name] = after

@@ -22,6 +22,8 @@ from byname.watch.gradients.windows import Reshaped, Window, whole_window_of
 __all__ = [
     "OnGradient",
     "Removable",
+    "accumulate",
+    "accumulating",
     "hidden_base",
     "missed_at",
     "on_accumulated",
@@ -42,14 +44,15 @@ class Removable:
     """A hook that can be taken off.
 
     Attributes:
+        handle: PyTorch's own; None as long as the hook is not there.
         lasting: whether it is on a leaf, which outlives the graph: it stays until it is removed. Any other hook goes
             with the graph.
     """
 
-    __slots__ = ("_attribute", "_handle", "_leaf", "lasting")
+    __slots__ = ("_attribute", "_leaf", "handle", "lasting")
 
     def __init__(self, handle: Any, leaf: Tensor | None = None, attribute: str = "") -> None:
-        self._handle = handle
+        self.handle = handle
         self._leaf = None if leaf is None else weakref.ref(leaf)
         self._attribute = attribute
         self.lasting = leaf is not None
@@ -63,7 +66,8 @@ class Removable:
         """Takes the hook off. Once more does nothing."""
         leaf = None if self._leaf is None else self._leaf()
         with _HOOKING:
-            self._handle.remove()
+            if self.handle is not None:
+                self.handle.remove()
             if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be walking through the hooks now
                 return
             with untouched():
@@ -123,6 +127,18 @@ def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
     >>> weight.grad
     tensor([1., 1.])
     """
+    hook = accumulating(parameter)
+    accumulate(hook, parameter, receive)
+    return hook
+
+
+def accumulating(parameter: Tensor) -> Removable:
+    """What takes the hook of `accumulate` off, also where that is interrupted."""
+    return Removable(None, parameter, "_post_accumulate_grad_hooks")
+
+
+def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
+    """Puts the hook on, see `on_accumulated`."""
 
     def accumulated(parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -131,8 +147,7 @@ def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
             parameter.grad = new
 
     with untouched(), _HOOKING:
-        handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
-    return Removable(handle, parameter, "_post_accumulate_grad_hooks")
+        hook.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
 
 def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from byname.watch.event import Event
-from byname.watch.gradients.values import on_accumulated
+from byname.watch.gradients.values import accumulate, accumulating
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
@@ -96,7 +96,9 @@ class States:
                     if hook is not None:
                         hook.remove()
                     receive = self._receiving[spot.full] = self._receiver(spot)
-                    self._awaited[spot.full] = parameter, on_accumulated(parameter, _while_held(receive))
+                    new = accumulating(parameter)
+                    self._awaited[spot.full] = parameter, new  # before it is there, so that it is taken off in any case
+                    accumulate(new, parameter, _while_held(receive))
 
     def remove(self) -> None:
         """Waits no longer; every parameter is in its place."""

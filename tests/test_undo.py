@@ -1,0 +1,176 @@
+import signal
+import threading
+
+import pytest
+
+from byname.undo import Blocks, Undo
+from byname.watch.handle import Handle
+
+
+class Failing:
+    """A step that raises for as long as it is told to."""
+
+    def __init__(self, done, name, *errors):
+        self.done, self.name, self.errors = done, name, [*errors]
+
+    def __call__(self):
+        self.done.append(self.name)
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def test_a_step_that_raises_stops_no_other_and_the_first_error_is_raised():
+    done, undo = [], Undo()
+    undo.add(Failing(done, "a", ValueError("a")))
+    undo.add(Failing(done, "b"))
+    undo.add(Failing(done, "c", MemoryError("c")))
+    with pytest.raises(MemoryError, match="c"):
+        undo()
+    assert done == ["c", "b", "a"]
+    undo()
+    assert done == ["c", "b", "a", "c", "a"]
+    undo()
+    assert len(done) == 5
+
+
+def test_a_signal_comes_up_when_all_steps_are_done():
+    done, undo = [], Undo()
+    undo.add(done.append, "last")
+    undo.add(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        undo()
+    assert done == ["last"]
+    assert len(undo) == 0
+
+
+def test_a_step_that_asks_for_all_of_them_does_not_run_them_again():
+    done, undo = [], Undo()
+    undo.add(done.append, 1)
+    undo.add(lambda: undo())
+    undo.add(done.append, 2)
+    undo()
+    assert done == [2, 1]
+
+
+def test_what_is_registered_is_taken_off_by_its_handle():
+    class Handle:
+        def remove(self):
+            gone.append(True)
+
+    gone, undo = [], Undo()
+    undo.register(Handle)
+    with pytest.raises(ZeroDivisionError):
+        undo.register(lambda: 1 / 0)
+    undo()
+    assert gone == [True]
+
+
+def test_a_block_that_is_not_entered_is_left():
+    done, blocks = [], Blocks()
+
+    def begin(block):
+        block.add(done.append, "undone")
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        blocks.enter(begin)
+    assert done == ["undone"]
+    blocks.leave()
+    assert done == ["undone"]
+
+
+def test_a_signal_while_a_block_is_entered_leaves_it():
+    done, blocks = [], Blocks()
+
+    def begin(block):
+        block.add(done.append, "undone")
+        signal.raise_signal(signal.SIGINT)
+        done.append("entered")
+
+    with pytest.raises(KeyboardInterrupt):
+        blocks.enter(begin)
+    assert done == ["entered", "undone"]
+
+
+def test_the_block_entered_last_in_this_thread_is_left_first():
+    done, blocks = [], Blocks()
+    blocks.enter(lambda block: block.add(done.append, "outer"))
+    blocks.enter(lambda block: block.add(done.append, "inner"))
+    thread = threading.Thread(target=blocks.enter, args=(lambda block: block.add(done.append, "elsewhere"),))
+    thread.start()
+    thread.join()
+    blocks.leave()
+    blocks.leave()
+    assert done == ["inner", "outer"]
+    blocks.leave()  # a generator may be closed by another thread than the one that entered
+    assert done == ["inner", "outer", "elsewhere"]
+
+
+def test_a_block_that_could_not_be_left_is_left_the_next_time_and_another_threads_is_not():
+    done, blocks = [], Blocks()
+    thread = threading.Thread(target=blocks.enter, args=(lambda block: block.add(done.append, "elsewhere"),))
+    thread.start()
+    thread.join()
+    blocks.enter(lambda block: block.add(Failing(done, "mine", ConnectionError())))
+    with pytest.raises(ConnectionError):
+        blocks.leave()
+    blocks.leave()
+    assert done == ["mine", "mine"]
+
+
+class Part:
+    """A part of an attachment."""
+
+    def __init__(self, *errors):
+        self.errors, self.on = [*errors], False
+
+    def install(self):
+        self.on = True
+        if self.errors and self.errors[0] == "install":
+            self.errors.pop(0)
+            raise ConnectionError
+
+    def remove(self):
+        if self.errors:
+            raise self.errors.pop(0)
+        self.on = False
+
+
+def test_a_handle_takes_every_part_off_that_it_can_and_the_others_the_next_time():
+    parts = [Part(), Part(MemoryError()), Part(ConnectionError()), Part()]
+    handle = Handle([*parts], {}, {})
+    handle.enabled = True
+    with pytest.raises(ConnectionError):
+        handle.remove()
+    assert [part.on for part in parts] == [False, True, True, False]
+    assert handle.removed
+    handle.remove()
+    assert not any(part.on for part in parts)
+
+
+def test_a_handle_is_put_in_place_as_a_whole_or_not_at_all():
+    parts = [Part(), Part("install"), Part()]
+    handle = Handle([*parts], {}, {})
+    with pytest.raises(ConnectionError):
+        handle.enabled = True
+    assert not any(part.on for part in parts)
+    assert not handle.enabled
+    handle.enabled = True
+    assert all(part.on for part in parts)
+    handle.remove()
+    assert not any(part.on for part in parts)
+
+
+def test_a_pause_that_was_stopped_can_be_made_and_ended():
+    passing, staying = Part(ConnectionError()), Part()
+    handle = Handle([passing, staying], {}, {}, staying=(staying,))
+    handle.enabled = True
+    with pytest.raises(ConnectionError):
+        handle.paused = True
+    assert handle.paused
+    handle.paused = False
+    assert passing.on and staying.on
+    handle.paused = True
+    assert not passing.on and staying.on
+    handle.remove()
+    assert not staying.on
