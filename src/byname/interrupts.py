@@ -65,7 +65,7 @@ class _Held:
         try:
             for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
                 handler = signal.getsignal(number)
-                if callable(handler):
+                if callable(handler) and (self.also_repeated or not _holds(handler)):
                     self._replaced[number] = handler
                     signal.signal(number, self._later)
         except BaseException:
@@ -96,6 +96,13 @@ class _Held:
                 errors.append(error)
 
 
+def _holds(handler: Any) -> bool:
+    """Whether a context around this one holds the signal already, up to its own end, and hears of one that repeats."""
+    context = getattr(handler, "_context", None)
+    held = context() if type(context) is weakref.ref else None
+    return type(held) is _Held and held.on
+
+
 def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
     """What handles signals meanwhile; one that comes when the context was torn down is handled as ever."""
     context = weakref.ref(held)
@@ -112,6 +119,7 @@ def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
         else:
             held.came.append(number)
 
+    later._context = context  # type: ignore[attr-defined]
     return later
 
 

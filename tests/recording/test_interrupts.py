@@ -109,6 +109,34 @@ def test_who_presses_ctrl_c_again_is_heard_at_once_unless_that_must_wait_too():
     assert done == ["once", "once", "twice"]
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_who_presses_it_again_is_heard_at_once_however_many_wait(inner):
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with interrupts_wait(), interrupts_wait(), interrupts_wait():
+            with interrupts_wait(also_repeated=inner):
+                signal.raise_signal(signal.SIGINT)
+                done.append("once")
+                signal.raise_signal(signal.SIGINT)
+                done.append("twice")
+            done.append("after what waits for both")
+    assert done == (["once", "twice"] if inner else ["once"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_was_set_in_between_waits_as_well():
+    seen = []
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, lambda number, frame: seen.append("before"))
+    with interrupts_wait():
+        signal.signal(signal.SIGALRM, lambda number, frame: seen.append("between"))
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGALRM)
+            assert seen == []
+        assert seen == ["between"]
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_a_handler_that_was_set_meanwhile_stays():
     def mine(number, frame):
         pass
