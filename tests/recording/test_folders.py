@@ -11,8 +11,9 @@ from byname.recording.stores import hdf5
 
 
 def recorded(path, **how):
-    with byname.record(torch.nn.Linear(2, 2), "forward", to=path, **how):
-        pass
+    model = torch.nn.Linear(2, 2)
+    with byname.record(model, "forward", to=path, **how):
+        model(torch.ones(1, 2))
 
 
 @pytest.mark.parametrize("name", ["none/run.h5", "none/deep/er/run.h5"])

@@ -163,6 +163,7 @@ def test_while_it_is_disabled_or_removed_nothing_is_recorded():
     assert recorder.results["1.Largest.largest"].iterations == [0, 1, 4]
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")  # nothing runs
 def test_an_analyser_that_is_nowhere_is_refused_before_anything_is_installed():
     net, largest = model(), Largest()
     with nothing_left(net):
@@ -297,6 +298,7 @@ class Failing(Largest):
         raise ZeroDivisionError("no figure")
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")  # that there is no figure then
 def test_an_error_in_a_figure_comes_out_of_the_forward_and_says_where_it_is_from():
     net, failing = model(), Failing()
     with nothing_left(net):

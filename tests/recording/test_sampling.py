@@ -106,10 +106,8 @@ def test_byname_show_tells_it(tmp_path):
 
 
 def test_what_was_asked_for_in_no_special_way_takes_no_room_in_a_table(tmp_path):
-    with byname.record(net(), "0", to=tmp_path / "run.h5"):
-        pass
     model = net()
-    with byname.record(model, "0", to=tmp_path / "run.h5", overwrite=True):
+    with byname.record(model, "0", to=tmp_path / "run.h5"):
         model(torch.randn(4, 2))
     with byname.open(tmp_path / "run.h5") as recording:
         assert "how" not in recording.rows()[0] and str(recording["0"].sampling) == ""

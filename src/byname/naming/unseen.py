@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.naming.compiled import Compiled
+from byname.naming.depth import Deeper
 from byname.naming.kinds import PLAIN
 from byname.naming.log import Called, Log
 from byname.naming.modes import DISPATCHES, FUNCTIONS
@@ -62,6 +63,7 @@ class _Unseen:
         self._compiled = Compiled(self._watches, self._hide, self._show)
         self._steps = Steps(self._watches)
         self._hook: Any = None
+        self._deeper = Deeper()
 
     def watch(self, watch: Watch) -> None:
         """Wraps the calls for the first watch."""
@@ -80,6 +82,7 @@ class _Unseen:
     def _begin(self, watch: Watch) -> None:
         self._watches.setdefault(watch.log.thread, []).append(watch)
         if not self._wrapped:
+            self._deeper.install()
             self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
             self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
             self._wrap(torch, "from_numpy", self._noted, _as_it_is)
@@ -105,6 +108,7 @@ class _Unseen:
             if vars(owner).get(name) is ours:
                 setattr(owner, name, original)
             self._wrapped.pop()
+        self._deeper.remove()
         self._compiled.unwatch()
 
     def _hide(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
+from byname.naming.depth import Deeper
 from byname.naming.reading import parents_of
 from byname.place import Place, parse
 from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
@@ -139,7 +140,19 @@ def _handle(
     hook_outputs(outputs, running, of_kind["module"])
     iterations.end_with(last)
     arrivals = Arrivals(root, running, binding)
-    taps: list[Tap] = [uncompiled, running, states, variables, first, outputs, binding, last, arrivals, iterations]
+    taps: list[Tap] = [
+        Deeper(),
+        uncompiled,
+        running,
+        states,
+        variables,
+        first,
+        outputs,
+        binding,
+        last,
+        arrivals,
+        iterations,
+    ]
     of_places = (spot.module for spot in meaning.spots if spot.kind == "module")
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = _Noticed(root, model, hooked, mode=binding.listens_to_functions)

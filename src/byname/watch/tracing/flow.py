@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
+from byname.naming.depth import Deeper
 from byname.naming.modules import state_of
 from byname.naming.reading import attributes_of, found_in, snapshot
 from byname.quiet import untouched
@@ -98,7 +99,7 @@ def trace(model: nn.Module, example: Any) -> Flow:
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
     _refuse_unfinished(model)
-    with example_running(), kept(model) as before, EAGERLY.held():
+    with Deeper(), example_running(), kept(model) as before, EAGERLY.held():
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
         with untouched():
             named = [*_state_names(model), *_input_names(model, args, kwargs), *_attribute_names(modules)]
