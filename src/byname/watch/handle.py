@@ -175,8 +175,8 @@ class Handle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._failed = error is not None
         with interrupts_wait():
+            self._failed = error is not None
             self.remove()
 
     def __repr__(self) -> str:
