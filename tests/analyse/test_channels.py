@@ -160,7 +160,7 @@ def test_an_empty_result_says_why():
     model, units = mlp(), DeadUnits()
     assert "observed on no model now" in units.result().notes[0]
     with byname.observe(model, "1", units):
-        assert "no value of its places has come" in units.result().notes[0]
+        assert "nothing was seen at `1`: no forward of this Sequential ran" in units.result().notes[0]
         units.enabled = False
         assert "it is off" in str(units.result())
         units.enabled = True

@@ -72,6 +72,7 @@ class Recorder:
                 self._begun = True
             return self
         except BaseException:
+            self._begun = False
             try:
                 self.close()
             finally:

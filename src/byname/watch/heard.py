@@ -100,10 +100,10 @@ class Heard:
             failed: whether an error of the program ended it.
         """
         found: list[str] = []
-        if self._model is not None and self.says and enabled:
+        if self._model is not None and enabled:
             for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
                 self._notes.pop(self.without(spot), None)  # the sentence says it
-            found = self.sentences()
+            found = self.sentences() if self.says else []
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
