@@ -12,7 +12,7 @@ import torch
 
 import byname
 from byname.errors import NoRecordingError, NotARecordingError, RecordingError
-from byname.recording.stores.journal import left
+from byname.recording.stores.journal import leftovers
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.journal import JournaledFile
 
@@ -90,7 +90,7 @@ def test_where_it_may_not_write_opening_reads_the_journal_and_changes_nothing(ru
 
 
 def test_without_locks_only_who_asks_for_it_changes_a_file(run, killed, monkeypatch):
-    monkeypatch.setattr(left, "taken_over", lambda descriptor: None)
+    monkeypatch.setattr(leftovers, "taken_over", lambda descriptor: None)
     byname.open(run).close()
     assert (run.read_bytes(), beside(run).read_bytes()) == killed
     assert byname.repair(run) and plainly(run) == 7
@@ -128,7 +128,7 @@ def test_while_its_writer_lives_a_journal_is_left_to_it(tmp_path):
 def test_a_writer_whose_journal_was_put_back_by_others_goes_on(tmp_path, monkeypatch):
     """Where there are no locks, somebody may be wrong about whether it is gone."""
     file, model = tmp_path / "run.h5", torch.nn.Linear(2, 2)
-    monkeypatch.setattr(left, "taken_over", lambda descriptor: None)
+    monkeypatch.setattr(leftovers, "taken_over", lambda descriptor: None)
     with byname.record(model, "forward", to=file, mode="both") as recorder:
         model(torch.randn(1, 2))
         recorder.flush()
@@ -163,7 +163,7 @@ def test_a_repair_that_is_ended_at_any_call_is_done_by_the_next_one(number, run,
         return called
 
     with monkeypatch.context() as patched:
-        for where, name in ((left, "write_at"), (os, "ftruncate")):
+        for where, name in ((leftovers, "write_at"), (os, "ftruncate")):
             patched.setattr(where, name, ending(getattr(where, name)))
         patched.setattr("pathlib.Path.unlink", ending(type(run).unlink))
         try:
@@ -261,7 +261,7 @@ def test_what_may_not_be_written_is_a_permission_error(run, killed, monkeypatch)
     def refused(path, flags):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(left, "opened", refused)
+    monkeypatch.setattr(leftovers, "opened", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 cannot be repaired: .*Permission denied") as error:
         byname.repair(run)
     assert isinstance(error.value, PermissionError) and error.value.errno == 13

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from byname.errors import BynameError, NoRecordingError, NotARecordingError, RecordingError, recording_error
 from byname.recording.processes.ranks import rank_files
-from byname.recording.stores.journal.left import put_back
-from byname.recording.stores.journal.leftovers import remove_left
+from byname.recording.stores.journal.leftovers import put_back, remove_left
 from byname.recording.stores.layout.targets import nearest, needs_h5py
 from byname.recording.stores.stored.source import is_whole
 from byname.table import printable
@@ -39,8 +38,9 @@ def repair(path: str | os.PathLike[str]) -> bool:
     Examples:
         >>> import tempfile
         >>> file = tempfile.mkdtemp() + "/run.h5"
-        >>> with byname.record(torch.nn.Linear(4, 2), "forward", to=file):
-        ...     pass
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with byname.record(model, "forward", to=file):
+        ...     output = model(torch.ones(1, 4))
         >>> byname.repair(file)
         False
     """

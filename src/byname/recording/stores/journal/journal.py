@@ -23,7 +23,7 @@ from then on committed and change only through the journal as well. A journal th
 one frame that holds all its changes.
 
 A writer holds a shared lock for as long as it has the file. Who can lock the file alone knows that its writer is gone
-and that nobody reads, and may put into place what the journal has (see `byname.recording.stores.journal.left`).
+and that nobody reads, and may put into place what the journal has (see `byname.recording.stores.journal.leftovers`).
 
 A program that opens the file just while a journal is applied is refused by HDF5, and may open it again: "unable to lock
 file", or "truncated file" where HDF5 (1.14) looked at the size before it took the lock. `committed` waits instead.

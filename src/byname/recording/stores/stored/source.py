@@ -13,7 +13,7 @@ from typing import Any
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
 from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.journal.left import put_back
+from byname.recording.stores.journal.leftovers import put_back
 from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
 from byname.table import listed, printable
 
