@@ -76,9 +76,11 @@ def test_what_is_noted_of_the_model_comes_before_what_the_run_adds():
     layer.unused = nn.Linear(2, 2)
     with byname.interject(layer, ["linear1", "unused"], lambda name, module, value: None) as handle:
         layer(torch.ones(1, 2, 4))
-    fast, unreached, unseen = handle.notes
-    assert "fast path" in fast
-    assert unreached == "`unused`: the first forward has not come to it"
+        fast, unreached = handle.notes
+        assert "fast path" in fast
+        assert unreached == "`unused`: the first forward has not come to it"
+    fast_still, unseen = handle.notes
+    assert fast_still == fast
     assert unseen == "nothing was seen at `unused`: it was not called in 1 forward of TransformerEncoderLayer"
 
 

@@ -244,7 +244,6 @@ class TestForwardsOfTheirOwn:
             model(x)
         assert [event.path for event in events] == ["blocks.1.qkv", "blocks.1.softmax"]
         assert handle.notes == (
-            "`blocks.1.forward.scores`: the first forward has not come to it",
             "nothing was seen at `blocks.1.forward.scores`: no assignment of `scores` was come to in 1 forward of Net",
         )
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -21,16 +21,7 @@ _MOST = 3000
 
 
 class Deeper:
-    """Raises Python's recursion limit while it is in place; one that is let go of does so no longer.
-
-    >>> import sys
-    >>> before = sys.getrecursionlimit()
-    >>> with Deeper():
-    ...     sys.getrecursionlimit() > before
-    True
-    >>> sys.getrecursionlimit() == before
-    True
-    """
+    """Raises Python's recursion limit while it is in place; one that is let go of does so no longer."""
 
     def __init__(self) -> None:
         self._release: Callable[[], Any] = lambda: None

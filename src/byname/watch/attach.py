@@ -21,10 +21,10 @@ from byname.place import Place, parse
 from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
 from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap
-from byname.watch.heard import in_words
+from byname.watch.heard import in_words, not_come_to
 from byname.watch.iterations import Iterations
 from byname.watch.places.once import each_once
-from byname.watch.places.reachable import methods_of
+from byname.watch.places.reachable import callable_instead
 from byname.watch.places.resolve import Meaning, is_called, modules_by_path, never_called, resolve
 from byname.watch.places.spot import Spot
 from byname.watch.running import Before, Callback, Running
@@ -91,7 +91,7 @@ def attach(
     running = Running(root, callback, before, reads=reads)
     running.stamp = stamp
     meaning, selectors = meaning_of(where, root, reads=reads)
-    running.heard.methods = methods_of
+    running.heard.methods = callable_instead
     for asked, spots in meaning.asked:
         running.heard.ask(in_words(asked), spots)
     for selector in selectors:
@@ -195,7 +195,7 @@ def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
                 if spot.alone or not found:
                     running.notes.setdefault(without)
             elif spot.path in unreached and spot.full not in running.heard.lacking:
-                running.notes.setdefault(f"`{spot.full}`: the first forward has not come to it")
+                running.notes.setdefault(not_come_to(spot))
     binding.end()
 
 

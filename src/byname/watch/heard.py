@@ -12,8 +12,7 @@ from byname.table import counted, printable
 from byname.tracebacks import warn
 from byname.watch.places.spot import Spot
 
-__all__ = ["Entry", "Heard", "grouped", "in_words"]
-
+__all__ = ["Entry", "Heard", "grouped", "in_words", "not_come_to"]
 
 _METHODS = 4
 """Methods that are named."""
@@ -49,7 +48,7 @@ class Heard:
             where something did.
         says: whether it says so by itself at the end, also by a warning.
         if_never_run: whether it warns where nothing of the model ran.
-        methods: gives the methods of a module.
+        methods: gives the methods of a module that a program may call instead of the module.
     """
 
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
@@ -102,7 +101,8 @@ class Heard:
         found: list[str] = []
         if self._model is not None and enabled:
             for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
-                self._notes.pop(self.without(spot), None)  # the sentence says it
+                for said in (self.without(spot), not_come_to(spot)):
+                    self._notes.pop(said, None)  # the sentence says it
             found = self.sentences() if self.says else []
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
@@ -151,7 +151,7 @@ class Heard:
         if self.reached:
             return f"the forward of {name} never ran, though parts of it did; attach to the part that runs"
         found = self.methods(self._model) if self._model is not None else ()
-        others = [f"`{one}`" for one in found if not one.startswith("_") and one != "forward"][:_METHODS]
+        others = [f"`{one}`" for one in found if not one.startswith("_")][:_METHODS]
         hint = f"another method of it ({', '.join(others)}) or " if others else ""
         return (
             f"no forward of this {name} ran; if the program calls {hint}a part of it, attach to that part, and if it "
@@ -184,6 +184,11 @@ def grouped(verb: str, found: Iterable[tuple[str, str]]) -> list[str]:
     for asked, reason in found:
         by_reason.setdefault(reason, []).append(asked)
     return [f"nothing was {verb} at {', '.join(asked)}: {reason}" for reason, asked in by_reason.items()]
+
+
+def not_come_to(spot: Spot) -> str:
+    """The note on a place that the first forward has told nothing of; a later one may."""
+    return f"`{printable(spot.full)}`: the first forward has not come to it"
 
 
 def in_words(asked: object) -> str:

@@ -13,7 +13,7 @@ from byname.naming.reading import namespace_of, parents_of
 from byname.watch.places.operations import is_elementary
 from byname.watch.variables.methods import method_of
 
-__all__ = ["function_of", "methods_of", "names_reached"]
+__all__ = ["callable_instead", "function_of", "methods_of", "names_reached"]
 
 
 def methods_of(module: nn.Module) -> list[str]:
@@ -26,6 +26,13 @@ def methods_of(module: nn.Module) -> list[str]:
             if not name.startswith("__") and (callable(one) or isinstance(one, property)):
                 held.setdefault(name)
     return [*held]
+
+
+def callable_instead(module: nn.Module) -> list[str]:
+    """The methods of its own that a program may call instead of the module: none that PyTorch's classes have, too."""
+    kinds = [namespace_of(kind) for kind in parents_of(type(module))]
+    of_torch = {name for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch" for name in kind}
+    return [name for name in methods_of(module) if name not in of_torch]
 
 
 def function_of(module: nn.Module, name: str) -> FunctionType | None:
