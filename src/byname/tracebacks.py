@@ -11,7 +11,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-__all__ = ["Entry", "clean", "frames", "users_frame", "warn", "without_byname"]
+__all__ = ["STANDS_IN", "Entry", "clean", "frames", "is_byname", "users_frame", "warn", "without_byname"]
+
+STANDS_IN = "<byname>"
+"""The name of a function that stands in for a line of the program, with the file of that line."""
 
 
 class Entry(NamedTuple):
@@ -50,7 +53,8 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
 
 def frames(error: BaseException) -> list[Entry]:
     """The frames an error passed through, the outermost first."""
-    return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in _chain(error.__traceback__)]
+    chain = (one for one in _chain(error.__traceback__) if one.tb_frame.f_code.co_name != STANDS_IN)
+    return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in chain]
 
 
 def users_frame(error: BaseException) -> Entry | None:
@@ -96,7 +100,13 @@ def _grouped(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def _is_ours(one: TracebackType) -> bool:
-    return one.tb_frame.f_code.co_filename.startswith(_HERE)
+    code = one.tb_frame.f_code
+    return is_byname(code.co_filename) or code.co_name == STANDS_IN
+
+
+def is_byname(filename: str) -> bool:
+    """Whether a file is one of byname's."""
+    return filename.startswith(_HERE)
 
 
 def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> None:

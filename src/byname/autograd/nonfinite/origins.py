@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.utils._device import DeviceContext
 
 from byname.autograd.nonfinite.numbers import is_finite, kind_of, looking, not_finite
 from byname.autograd.nonfinite.singular import operation_of, remedy_for, why
+from byname.autograd.nonfinite.standing_in import StandIns, plainly
 from byname.card import PLAIN
 from byname.naming.frames import caller
 from byname.naming.kinds import first_given, is_pytorchs
@@ -104,6 +106,7 @@ class OriginsMode(TorchFunctionMode):
         super().__init__()
         self._origins = origins
         self._kinds: dict[Any, int] = {}
+        self._stand_ins = StandIns()
         self._thread = threading.get_ident()
         self._stopped = False
 
@@ -119,17 +122,22 @@ class OriginsMode(TorchFunctionMode):
 
     @eager
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func) if is_pytorchs(func) else None
+        pytorchs = is_pytorchs(func)
+        kind = self._kinds.get(func) if pytorchs else None
         if kind is None:
             kind = self._get_to_know(func)
-        if kind is _READ or self._stopped:
+        if self._stopped or kind is _BACKWARD:
             return func(*args, **(kwargs or {}))
+        # a user's function calls whatever it likes, and PyTorch's warn of what the program does
+        call = self._stand_ins.at(sys._getframe(1), func) if pytorchs else plainly
+        if kind is _READ:
+            return call(func, args, kwargs or {})
         # What a call overwrites must be looked at before; what it only reads is looked at after, when there is cause.
         changed = list(_tensors([first_given(args, kwargs)])) if kind is _IN_PLACE else []
         changed += _tensors([kwargs["out"]]) if kwargs and "out" in kwargs else []
         were_finite = [is_finite(one) for one in changed]
         before = _sequence_number()
-        result = func(*args, **(kwargs or {}))
+        result = call(func, args, kwargs or {})
         if type(result) is torch.Tensor and is_finite(result):
             if changed:
                 self._clear(changed)
@@ -143,6 +151,8 @@ class OriginsMode(TorchFunctionMode):
 
     def _get_to_know(self, function: Any) -> int:
         name = name_of(function)
+        if name in _RUNNING:
+            return _BACKWARD
         kind = _READ if name in _READING or name.startswith(_UNFILLED) else _IN_PLACE if is_in_place(name) else _MAKES
         if is_pytorchs(function):
             self._kinds[function] = kind
@@ -203,8 +213,9 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 
 
 _sequence_number = torch._C._autograd._get_sequence_nr
-_READ, _MAKES, _IN_PLACE = range(3)
-_READING = ("__get__", "__set__", "__delete__", "backward", "grad", "new", "set_", "resize_")
+_READ, _MAKES, _IN_PLACE, _BACKWARD = range(4)
+_RUNNING = ("backward", "grad")
+_READING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_")
 _UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
 _FILLING = ("copy_", "fill_", "zero_")
 _DEPTH = 4

@@ -1,0 +1,83 @@
+"""Warnings of PyTorch have the program's line also where values that are not finite are looked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """import warnings
+import torch
+import torch.nn.functional as F
+x = torch.ones(2, requires_grad=True) * 2
+x.grad
+F.softmax(x)
+F.softmax(
+    x,
+)
+def twice():
+    for _ in range(2):
+        x.grad
+twice()
+twice()
+x.T if x.dim() == 2 else torch.ones(3, 2, 2).T
+torch.ones(1).new_tensor(x)
+torch.tensor(x)
+F.log_softmax(x)
+"""
+FAILING = """import torch
+import torch.nn.functional as F
+def inner(x):
+    return F.softmax(x, 7)
+x = torch.ones(2)
+try:
+    inner(x)
+except IndexError as error:
+    pass
+x @ torch.ones(3)
+"""
+
+
+def ran(folder, program, *options, flags=()):
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, *flags, *options, "program.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def warned(errors):
+    """The warnings shown, with the lines of source that follow them."""
+    lines = errors.splitlines()
+    return [
+        (line.replace(" (Triggered internally", "\0").partition("\0")[0], lines[at + 1] if at + 1 < len(lines) else "")
+        for at, line in enumerate(lines)
+        if "Warning: " in line
+    ]
+
+
+WATCHED = ("-m", "byname", "run", "--non-finite")
+
+
+@pytest.mark.parametrize("flags", [(), ("-W", "always"), ("-W", "ignore:Implicit"), ("-W", "ignore:::__main__")])
+def test_warnings_have_the_programs_lines_and_filters(flags, tmp_path):
+    plain = warned(ran(tmp_path, PROGRAM, flags=flags).stderr)
+    assert len(plain) >= (0 if flags[1:] == ("ignore:::__main__",) else 4)
+    assert warned(ran(tmp_path, PROGRAM, *WATCHED, flags=flags).stderr) == plain
+
+
+def test_a_warning_that_is_an_error_is_one(tmp_path):
+    flags = ("-W", "error::UserWarning")
+    plain = ran(tmp_path, PROGRAM, flags=flags)
+    watched = ran(tmp_path, PROGRAM, *WATCHED, flags=flags)
+    assert plain.returncode == watched.returncode == 1
+    assert watched.stderr == plain.stderr
+    assert 'program.py", line 5, in <module>' in plain.stderr
+
+
+def test_a_traceback_is_the_programs_own(tmp_path):
+    plain, watched = ran(tmp_path, FAILING), ran(tmp_path, FAILING, *WATCHED)
+    assert plain.returncode == watched.returncode == 1
+    assert watched.stderr == plain.stderr
+
+
+def test_a_value_that_is_not_finite_has_its_line_as_before(tmp_path):
+    program = "import torch\nx = torch.zeros(2, requires_grad=True)\ny = torch.log(x)\n(y * 1).sum().backward()\n"
+    assert "program.py:3" in ran(tmp_path, program, *WATCHED).stderr
