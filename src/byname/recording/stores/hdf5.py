@@ -241,7 +241,8 @@ class Hdf5Store:
     def _finish(self, complete: bool) -> None:
         self._write()
         self._note_progress()
-        self._file.attrs.modify("complete", numpy.bool_(complete))
+        whole = complete and self._file.attrs["missing"] == "[]"
+        self._file.attrs.modify("complete", numpy.bool_(whole))
         self._file.attrs.modify("closed", numpy.bool_(True))
         self._commit()
         self._closed_with = self._in_it()
