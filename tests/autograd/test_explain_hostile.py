@@ -249,8 +249,7 @@ def test_threads_with_a_run_of_their_own():
 def test_a_traced_module_stays_traceable():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     with byname.explaining():
-        with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
-            traced = torch.jit.trace(model, torch.ones(1, 2))
+        traced = torch.jit.trace(model, torch.ones(1, 2))
     assert traced(torch.ones(1, 2)).shape == (1, 3)
 
 

@@ -119,8 +119,7 @@ def test_a_view_and_a_gradients_owner_are_told():
 def test_references_that_nobody_explains_are_counted():
     tensor = torch.ones(3)
     future = torch.futures.Future()
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        module = torch.jit.script(nn.Linear(2, 2))
+    module = torch.jit.script(nn.Linear(2, 2))
     scripted = dict(module.named_parameters())["weight"]
     assert [one.text for one in byname.holders(scripted)][-1] == "1 unexplained C++ reference"
     assert byname.holders(tensor)[-1].kind != "unexplained"

@@ -69,9 +69,6 @@ def test_a_copy_has_no_history_and_no_gradient():
         assert is_plain(made) and made.grad_fn is None and torch.equal(made, value)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated"
-)  # by PyTorch itself, when forward mode is first used
 def test_a_copy_has_no_tangent():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.full((2,), 3.0))

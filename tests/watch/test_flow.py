@@ -258,7 +258,6 @@ def test_what_an_autograd_function_of_the_users_makes_is_known_to_come_from_its_
     assert flow.unseen[number] == next(call for call in flow.calls if call.path == "relu").outputs
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_module_of_torchscript_takes_no_hooks_and_is_no_call_but_data_flows_through_it():
     inner, x = torch.jit.script(nn.ReLU()), X.clone().requires_grad_()
     flow = flow_of(lambda self, x: torch.tanh(self.one(torch.relu(x))), x, one=inner)

@@ -574,8 +574,7 @@ def test_scripted_modules_are_refused_and_cached_properties_are_found():
             return h
 
     assert method_of(Lazy(), "table").__code__.co_name == "table"
-    with pytest.warns(DeprecationWarning, match="script"):
-        scripted = torch.jit.script(nn.ReLU())
+    scripted = torch.jit.script(nn.ReLU())
     with pytest.raises(byname.BynameError, match="torch.jit"):
         method_of(scripted, "forward")
 

@@ -159,7 +159,6 @@ class TestGraphModules:
         assert told(model, "first.weight", lambda model: model(x)) == ["first.weight"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 class TestScripts:
     @pytest.fixture(params=["scripted", "traced"])
     def script(self, request):

@@ -127,7 +127,8 @@ def held_by_builtin(obj: Any) -> Held:
     if kind in _SILENT:
         return
     queues: Any = sys.modules.get("_queue")
-    flat = queues is not None and kind is queues.SimpleQueue
+    # It keeps its items in one list until Python 3.12, and has them itself since 3.13.
+    flat = sys.version_info < (3, 13) and queues is not None and kind is queues.SimpleQueue
     for one in gc.get_referents(obj):
         for value in one if flat and type(one) is list else (one,):
             yield from held_inside(value)

@@ -13,7 +13,7 @@ class Brighten(nn.Module):
         self.gain = nn.Parameter(torch.zeros(3))
 
     def forward(self, image):
-        lifted = (image + self.gain.unsqueeze(-1)).clamp(min=0)
+        lifted = image + self.gain.unsqueeze(-1)
         gamma = lifted**0.5  #: 1
         return gamma
 

@@ -122,7 +122,7 @@ class Binding:
             self._match(selector, flow)
         for pattern in self._patterns:
             if pattern not in self._matched:
-                raise NoMatchError(self._unmatched(pattern) + self._within_fused(pattern))
+                raise NoMatchError(self._unmatched(pattern))
         self._selectors, self._online, self._bound = [], [], True
 
     def choose_online(self) -> None:
@@ -215,25 +215,19 @@ class Binding:
         for pattern, spots in self._patterns.items():
             if pattern not in self._matched:
                 if any(self._owners[id(spot.module)].ran for spot in spots):
-                    self._give_up(self._unmatched(pattern), pattern)
+                    self._give_up(self._unmatched(pattern))
                 self._running.notes.setdefault(f"`{pattern}`: the module that owns it has not run in the first forward")
         for selector, _ in self._online:
             if selector not in self._matched:
                 calls = [*self._module_calls(), *self._called.values()]
-                self._give_up(f"in the first forward {no_match(selector, calls)}", selector)
+                self._give_up(f"in the first forward {no_match(selector, calls)}")
         self._narrow()
 
-    def _give_up(self, why: str, asked: object) -> None:
-        why += self._within_fused(asked)
+    def _give_up(self, why: str) -> None:
         if self._tell is not None:
             return self._tell(NoMatchError(why))
         self.missing()
         raise NoMatchError(f"{why}. It is removed again")
-
-    def _within_fused(self, asked: object) -> str:
-        """Where the softmax is that was asked for, if the model calls the function that has it inside."""
-        fused = FUSED in (call.operation for call in self._called.values())
-        return f". {WITHIN_FUSED}" if fused and "softmax" in str(asked) else ""
 
     def _narrow(self) -> None:
         """Listens from now on only where something matched, and where nothing has run yet."""
@@ -348,12 +342,6 @@ class Binding:
         hint += f"; {inside}" if inside else ""
         return f"`{pattern}` matches no operation that ran{hint}"
 
-
-FUSED = "scaled_dot_product_attention"
-WITHIN_FUSED = (
-    f"The softmax of an attention is inside `{FUSED}`, where no place is: `select.attention` has its result, and a "
-    'model of transformers that is loaded with attn_implementation="eager" calls softmax itself'
-)
 
 _NAMED = 6
 """Places that are named where none is like the one asked for."""
