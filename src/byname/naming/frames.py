@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
+from byname.naming.reading import snapshot
 from byname.site import is_torch
 from byname.source import HIDDEN
 
@@ -122,14 +124,29 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
 
     Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, also after ``del`` in
     the program. It is emptied again, unless the program itself holds that dict (it called ``locals()`` and kept it), or
-    a debugger or tracer may be about to write the dict back into the frame.
+    a debugger or tracer may be about to write the dict back into the frame. The dict is one for all who look at the
+    frame, so only one thread does at a time.
     """
-    found = frame.f_locals
-    values = [(name, value) for name, value in found.items() if not name.startswith(HIDDEN)]
-    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME and not _traced(frame):
-        found.clear()
-    return values
+    with _LOOKING:
+        found = frame.f_locals
+        optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        values = [*found.items()] if optimized else snapshot(found) if issubclass(type(found), dict) else []
+        if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME and not _traced(frame):
+            found.clear()
+    return [(name, value) for name, value in values if type(name) is str and not name.startswith(HIDDEN)]
+
+
+_LOOKING = threading.RLock()
+
+
+def _look_anew() -> None:
+    """In a forked process no other thread looks, whoever did before."""
+    global _LOOKING
+    _LOOKING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_look_anew)
 
 
 def _traced(frame: FrameType) -> bool:
