@@ -45,6 +45,7 @@ def serve():
     if case["strict"]:  # as -W error
         sys.warnoptions.append("error")
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
     sys.argv = case["arguments"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -513,7 +513,7 @@ class Late(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def both(self, x):
-        return self.a(x), self.b(x)
+        return self.a(x).view(x.shape), self.b(x)
 
     def forward(self, x):
         p, q = self.both(x)

@@ -134,7 +134,8 @@ _OTHERS = {
         "",
         "matmul rmatmul imatmul mm bmm mv dot vdot inner outer ger addmm addmv addr addbmm baddbmm einsum tensordot "
         "chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot kron sspaddmm saddmm smm hsmm dsmm grouped_mm "
-        "_grouped_mm scaled_mm _scaled_mm scaled_grouped_mm _int_mm _addmm_activation matrix_power linalg_matrix_power",
+        "_grouped_mm scaled_mm _scaled_mm scaled_addmm scaled_grouped_mm _int_mm "
+        "_addmm_activation matrix_power linalg_matrix_power",
     ),
     "norm": (
         "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm "
