@@ -215,3 +215,13 @@ def test_of_two_modes_it_says_what_no_record_tells():
     assert series.at(0, mode="train") == 0 and series.at(3, mode="train") == 2 and series.at(5, mode="train") == 2
     with pytest.raises(BadArgumentError, match="changed in the other"):
         series.at(1, mode="train")
+
+
+def test_a_module_of_several_names_is_recorded_under_each_that_was_asked_for():
+    model = nn.Sequential(*[nn.ReLU()] * 3)
+    with byname.record(model, ["0", "2", "0.forward"]) as recorder:
+        model(torch.ones(2))
+    assert {path: series.calls for path, series in recorder.results.items()} == {
+        path: [0, 1, 2] for path in ("0", "2", "0.forward")
+    }
+    assert recorder.notes == ()

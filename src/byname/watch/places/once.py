@@ -19,8 +19,8 @@ def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot]
 
     Args:
         spots: places.
-        reads: whether nothing is changed. The one gradient of a parameter that stands under several names may then be
-            told under each, and a buffer too.
+        reads: whether nothing is changed. A module, the one gradient of a parameter and a buffer may then be told under
+            each name that was asked for.
     """
     found: dict[Hashable, Spot] = {}
     items: dict[Hashable, list[Spot]] = {}
@@ -50,6 +50,8 @@ def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
         except BadArgumentError:  # it has no Python code, and that is said when it is to be listened to
             return spot.method, id(spot.module), spot.name
     if spot.kind == "operation":
+        return spot.kind, id(spot.module), spot.path
+    if reads and spot.kind == "module" and spot.alone:
         return spot.kind, id(spot.module), spot.path
     if not reads and (spot.kind == "buffer" or (spot.kind == "parameter" and spot.gradient)):
         registry = "_buffers" if spot.kind == "buffer" else "_parameters"
