@@ -80,15 +80,22 @@ def lines_of(function, held=()):
     return lines.seen
 
 
-def chosen(seen, every):
-    """The moments at which to interrupt: each, or the first and the last time of every line."""
-    if every:
-        return range(len(seen))
-    first, last = {}, {}
+def of_each_line(seen):
+    """The moments at which to interrupt: the first and the last time of every line."""
+    first, last = _first(seen), {line: moment for moment, line in enumerate(seen)}
+    return sorted({*first.values(), *last.values()})
+
+
+def of_every_other_line(turn):
+    """Half of the moments at which lines are executed for the first time: each is in one of both turns, 0 and 1."""
+    return lambda seen: sorted(_first(seen).values())[turn::2]
+
+
+def _first(seen):
+    first = {}
     for moment, line in enumerate(seen):
         first.setdefault(line, moment)
-        last[line] = moment
-    return sorted({*first.values(), *last.values()})
+    return first
 
 
 def at_a_line():
