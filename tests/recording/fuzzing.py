@@ -30,6 +30,7 @@ ROOM, PATIENCE = 2 << 30, 20
 
 def make(directory):
     """The recordings that are changed: plain, packed, and one whose writer was killed with a journal."""
+    torch.manual_seed(0)
     for name, compression in (("plain", None), ("gzip", "gzip"), ("lzf", "lzf")):
         store = Hdf5Store(directory / f"{name}.h5", run={"note": {"k": [1, "x"]}}, compression=compression)
         fill(store)
