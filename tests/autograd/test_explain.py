@@ -121,3 +121,14 @@ def test_the_operation_that_first_gives_nan_or_inf_is_found(program):
     assert places(found[0], program)[0] == program.story[1], found
     assert program.first in found[0].message, found
     assert program.masked is None or program.masked in places(found[0], program), found
+
+
+def test_a_tracker_that_outlives_its_block_has_not_seen_what_came_later():
+    with byname.track() as tracker:
+        torch.ones(1, requires_grad=True).exp()
+    weights = torch.ones(2, 3, requires_grad=True).softmax(dim=1)
+    weights[:, 0] = 0
+    with pytest.raises(RuntimeError) as raised:
+        weights.square().sum().backward()
+    assert "byname.explaining() remembers the line" in str(byname.explain(raised.value))
+    assert tracker.logs

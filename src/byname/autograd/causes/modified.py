@@ -103,7 +103,8 @@ class _Change:
     def _changed(self, change: Mutation | None) -> Finding:
         where = None if change is None else change.site
         if change is None:
-            unseen = "by something that no tracker saw" if logs() else "byname.explaining() remembers the line"
+            watched = self.saved is not None  # only a tracker knows where the tensor was saved
+            unseen = "by something that no tracker saw" if watched else "byname.explaining() remembers the line"
             what = f"changed in place since ({unseen})"
         else:
             more = len(self.changes) - 1
