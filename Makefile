@@ -41,9 +41,10 @@ test: $(READY)
 	$(FAST) $(FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
+SLOW_FIRST = $(FIRST) tests/analyse
 slow: $(READY)
-	@{ $(SLOW) tests/memory && $(SLOW) --ignore tests/memory --ignore tests/watch; } & first=$$!; \
-	$(SLOW) tests/watch; second=$$?; \
+	@{ for folder in $(SLOW_FIRST); do $(SLOW) $$folder || exit; done; } & first=$$!; \
+	$(SLOW) $(SLOW_FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
 check: $(READY)
