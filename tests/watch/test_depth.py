@@ -65,7 +65,7 @@ CONTEXTS = {
 }
 
 
-LESS = 5 if sys.version_info[:2] == (3, 12) else 0
+LESS = 3 if sys.version_info[:2] == (3, 12) else 0
 """Python 3.12 has a bound of its own for calls of C functions, which nobody can raise."""
 
 
