@@ -16,33 +16,48 @@ from byname.errors import RecordingError
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, shared
 from byname.recording.stores.journal.extents import Extents
 from byname.recording.stores.journal.frames import IDENTITY, Frame, frames
+from byname.recording.stores.journal.heaps import Heaps
 from byname.recording.stores.journal.positioned import Positioned
 
 __all__ = ["CommittedFile", "committed", "journaled"]
 
 
 class CommittedFile(Positioned):
-    """What h5py reads instead of a path: the bytes of a file, and the frames of its journal over them."""
+    """What h5py reads instead of a path: the bytes of a file, and the frames of its journal over them.
+
+    Raises:
+        RecordingError: while it is read, at a heap of texts that HDF5 would never return from (see `Heaps`).
+    """
 
     def __init__(self, descriptor: int, changes: Extents, end: int) -> None:
         self._descriptor = descriptor
         self._changes = changes
         self._end = end
         self._position = 0
+        self._heaps = Heaps(self._bytes, end)
 
     def readinto(self, buffer: memoryview) -> int:
         """Fills the buffer; bytes that no file holds are 0."""
         view = memoryview(buffer).cast("B")
-        got = read_at(self._descriptor, view, self._position)
-        view[got:] = bytes(len(view) - got)
-        self._changes.cover(self._position, view)
+        self._heaps.check(self._position, len(view))
+        self._fill(view, self._position)
         self._position += len(view)
         return len(view)
 
+    def _fill(self, view: memoryview, offset: int) -> None:
+        got = read_at(self._descriptor, view, offset)
+        view[got:] = bytes(len(view) - got)
+        self._changes.cover(offset, view)
+
+    def _bytes(self, offset: int, size: int) -> bytearray:
+        data = bytearray(size)
+        self._fill(memoryview(data), offset)
+        return data
+
 
 @contextmanager
-def committed(path: str | os.PathLike[str]) -> Iterator[Path | CommittedFile]:
-    """What to give to ``h5py.File(..., "r")``: the path itself, or, with a journal beside it, a file object.
+def committed(path: str | os.PathLike[str]) -> Iterator[CommittedFile]:
+    """What to give to ``h5py.File(..., "r")``: a file object, which is for one thread at a time.
 
     It must not be used after the context ends; until then a writer leaves what is committed as it is.
 
@@ -62,14 +77,14 @@ def committed(path: str | os.PathLike[str]) -> Iterator[Path | CommittedFile]:
         yield source
 
 
-def _source(descriptor: int, path: Path) -> Path | CommittedFile:
+def _source(descriptor: int, path: Path) -> CommittedFile:
     last, changes = journaled(descriptor, path)
     if last is not None:
         changes.cut(last.end)
         return CommittedFile(descriptor, changes, last.end)
     if not any(_start(descriptor, 0, 8)):
         raise RecordingError(f"{path} is empty: its writer has committed nothing yet, or was killed before it could.")
-    return path
+    return CommittedFile(descriptor, changes, os.fstat(descriptor).st_size)
 
 
 def journaled(descriptor: int, path: Path) -> tuple[Frame | None, Extents]:

@@ -18,12 +18,11 @@ from byname.interrupts import interrupts_wait
 from byname.recording.stores.journal.committed import CommittedFile, journaled
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over, write_at
 from byname.recording.stores.journal.frames import MAGIC
+from byname.recording.stores.journal.heaps import SIGNATURE
 
 __all__ = ["is_foreign", "new_name", "put_back", "remove_journal", "remove_left"]
 
 Check = Callable[[CommittedFile, int], None]
-
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def new_name(path: Path, identity: bytes) -> Path:
@@ -124,7 +123,7 @@ def _remove_if_left(path: Path) -> bool:
     descriptor = opened(path, os.O_RDWR)
     try:
         start = _start(descriptor)
-        if start in (b"", bytes(8), _SIGNATURE) and taken_over(descriptor) and same_file(descriptor, path):
+        if start in (b"", bytes(8), SIGNATURE) and taken_over(descriptor) and same_file(descriptor, path):
             path.unlink()
             return True
         return False

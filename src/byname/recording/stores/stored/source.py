@@ -13,13 +13,13 @@ from typing import Any
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
 from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
+from byname.recording.stores.journal.heaps import SIGNATURE
 from byname.recording.stores.journal.leftovers import put_back
 from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
 from byname.table import listed, printable
 
 __all__ = ["FileSource", "is_whole"]
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 _OWN = ("format", "version", "closed", "complete", "json", "missing", "last_iteration")
 
@@ -44,7 +44,7 @@ class FileSource:
         self._mark = ""
         _put_back_if_left(path)
         with self._described(), self._opened() as file, within_size(file):
-            self.run, self.complete, self.ended, self.missing = _facts(file)
+            self.run, self.complete, self.ended, self.missing = _facts(file, self.shown)
             self._mark = _mark(file)
         if self.ended:
             self._file = self._held.enter_context(self._opened())
@@ -112,7 +112,7 @@ def is_whole(source: Any, marked_at: int) -> None:
     import h5py
 
     with h5py.File(source, "r") as file:
-        _facts(file)
+        _facts(file, "it")
         own = group_in(file, "byname")
         mark = own["identity"] if "identity" in names_in(own)[0] else None
         if not isinstance(mark, h5py.Dataset) or mark.id.get_offset() != marked_at:
@@ -125,11 +125,11 @@ def _check_start(path: Path) -> None:
     if not stat.S_ISREG(kind):  # to open a pipe would wait for somebody who writes to it
         raise NotARecordingError(f"{printable(str(path))} is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, and no file")
     with path.open("rb", buffering=0) as file:
-        start = file.read(len(_SIGNATURE))
+        start = file.read(len(SIGNATURE))
         size = os.fstat(file.fileno()).st_size
     if not size:
         raise NotARecordingError(f"{printable(str(path))} is empty: nothing was written to it yet, or it was cut off")
-    if start != _SIGNATURE and any(start):
+    if start != SIGNATURE and any(start):
         found = (
             "Python's pickle or a zip file"
             if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
@@ -143,13 +143,11 @@ def _mark(file: Any) -> str:
     return f"{attribute(file, 'started', str)} {attribute(file, 'run_id', str, '')}"
 
 
-def _facts(file: Any) -> tuple[dict[str, Any], bool, bool, list[str]]:
+def _facts(file: Any, shown: str) -> tuple[dict[str, Any], bool, bool, list[str]]:
     """The attributes of the run, whether it came to its end, and what it is known to have lost."""
     if attribute(file, "format", object, "") != FORMAT:
         inside = listed(list(file), 8)
-        raise NotARecordingError(
-            f"{printable(file.filename)} is HDF5, but no recording of byname; in it: {printable(inside)}"
-        )
+        raise NotARecordingError(f"{shown} is HDF5, but no recording of byname; in it: {printable(inside)}")
     version = attribute(file, "version", int)
     if version > VERSION:
         raise RecordingError(f"it was written in version {version} of the format, and this byname reads {VERSION}")
