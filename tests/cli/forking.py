@@ -37,7 +37,9 @@ sys.exit(main(case["command"]))
 """
 
 
-LEAKS = re.compile(rb"^(nanobind: | - (leaked|\.\.\. skipped) ).*\n|See https://nanobind.*refleaks\.html", re.MULTILINE)
+LEAKS = re.compile(
+    rb"(nanobind: |^ - (leaked|\.\.\. skipped) ).*\n|See https://nanobind.*?refleaks\.html", re.MULTILINE
+)
 """What Triton, which builds with CUDA bring along, says at the end of a process whose objects are frozen."""
 
 
