@@ -31,6 +31,7 @@ def through_a_file(model):
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, through_a_file], ids=["deepcopy", "torch.save"])
 def test_a_copy_of_a_watched_model_is_not_watched(specimen, duplicate):
     if specimen.name == "replaced_forward" and duplicate is through_a_file:
@@ -176,6 +177,7 @@ def test_the_hooks_of_others_stay_and_run_in_their_order():
     assert len(place._forward_hooks) == 1
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_modes_of_others_see_the_same_calls():
     class Counting(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -197,6 +199,7 @@ def test_modes_of_others_see_the_same_calls():
     ]
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_a_part_of_a_watched_model_can_be_called_alone():
     specimen = SPECIMENS["nanogpt"]
     model, log = specimen.model().eval(), Log()
@@ -208,6 +211,7 @@ def test_a_part_of_a_watched_model_can_be_called_alone():
     assert {path.split(".")[0] for path, *_ in log.keys} == {"layers"}
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_the_optimizer_works_on_the_watched_model_as_on_the_plain_one():
     specimen = SPECIMENS["nanogpt_with_loss"]
     args, kwargs = specimen.inputs()

@@ -12,7 +12,10 @@ EDITS = [(name, where, change) for name, specimen in SPECIMENS.items() for where
 MODES = [pytest.param(True, id="train"), pytest.param(False, id="eval")]
 EVAL_SLOW = [MODES[0], pytest.param(False, id="eval", marks=pytest.mark.slow)]
 
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+    pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning"),  # every gradient of models that lack some
+]
 
 
 def everywhere(model, args, kwargs, callback):

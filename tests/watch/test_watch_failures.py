@@ -63,6 +63,7 @@ def test_an_error_in_a_callback_names_the_place_and_leaves_the_model_usable(name
     assert state(model) == before
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_an_error_in_the_model_leaves_nothing(specimen):
     args, kwargs = specimen.inputs()
     model = specimen.model()
@@ -89,6 +90,7 @@ def _fail(module, args):
     raise Planted
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_removal_inside_the_forward_and_inside_the_backward_pass(specimen):
     args, kwargs = specimen.inputs()
     plain = run(specimen.model(), args, kwargs)
@@ -119,6 +121,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 @pytest.mark.parametrize("order", PERMUTATIONS, ids=lambda order: "".join(map(str, order)))
 def test_handles_of_every_kind_are_removed_in_any_order(order):
     specimen = SPECIMENS["nanogpt"]
@@ -160,6 +163,7 @@ def test_two_handles_at_one_place_run_in_order_and_go_in_any_order(first_out):
         assert state(model) == before
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_no_tensor_outlives_the_step(specimen, no_collection):
     args, kwargs = specimen.inputs()
     model = specimen.model()
@@ -234,6 +238,7 @@ def test_an_operation_named_like_a_method_of_every_module_is_found():
     assert log.keys == [("float", 0, 0, False)]
 
 
+@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
 def test_the_gradient_of_a_frozen_parameter_never_comes_and_is_no_error():
     model, log = Small(), Log()
     model.weight.requires_grad_(False)
