@@ -167,3 +167,13 @@ def test_where_warnings_are_errors_all_is_off_before():
         with pytest.raises(NothingSeenWarning):
             handle.remove()
     assert handle.removed and not model._forward_hooks
+
+
+def test_a_warning_names_a_few_of_many_places_and_the_notes_all():
+    model = nn.ModuleDict({f"m{one}": nn.Linear(2, 2) for one in range(20)})
+    model.forward = lambda x: x
+    with pytest.warns(NothingSeenWarning) as told, byname.interject(model, [*model], nothing) as handle:
+        model(X)
+    (warned,) = (str(one.message) for one in told)
+    assert "`m7`, and 12 more: it was not called in 1 forward of ModuleDict" in warned and "`m8`" not in warned
+    assert all(any(f"`m{one}`" in note for note in handle.notes) for one in range(20))

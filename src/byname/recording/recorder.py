@@ -23,6 +23,7 @@ from byname.recording.windows import Windows
 from byname.text import note_on, printable
 from byname.tracebacks import warn
 from byname.undo import Undo, raise_first
+from byname.watch.heard import WARNED, grouped
 
 __all__ = ["Recorder"]
 
@@ -195,9 +196,9 @@ class Recorder:
         if self._windows.store.failed:
             return []  # which has said that nothing is recorded any more
         silent = unrecorded(self._listeners, self._clock)
-        for sentence in (*silent, *dropped(self._listeners)):
+        for sentence in (*grouped("recorded", silent), *dropped(self._listeners)):
             self._windows.lose(sentence)
-        return silent
+        return grouped("recorded", silent, WARNED)
 
     def _let_go(self) -> None:
         """The model is not kept by what was recorded of it."""

@@ -16,7 +16,6 @@ from byname.recording.clock import Clock
 from byname.recording.columns import Column
 from byname.recording.schedule import Schedule, Time
 from byname.table import counted, printable
-from byname.watch.heard import grouped
 
 __all__ = ["REMEDY", "Unrecorded", "dropped", "unrecorded", "why"]
 
@@ -61,9 +60,9 @@ class Told(Protocol):
         """Sentences about values that came and were not recorded."""
 
 
-def unrecorded(listeners: Iterable[Told], clock: Clock) -> list[str]:
-    """A sentence for each reason for which nothing was recorded at places that were asked for."""
-    return grouped("recorded", [found for one in listeners for found in one.unrecorded(clock)])
+def unrecorded(listeners: Iterable[Told], clock: Clock) -> list[tuple[str, str]]:
+    """The places that were asked for and of which nothing was recorded, in words, each with the reason."""
+    return [found for one in listeners for found in one.unrecorded(clock)]
 
 
 def dropped(listeners: Iterable[Told]) -> list[str]:

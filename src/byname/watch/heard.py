@@ -8,11 +8,14 @@ from typing import NamedTuple
 from torch import nn
 
 from byname.errors import NothingSeenWarning
-from byname.table import counted, printable
+from byname.table import counted, listed, printable
 from byname.tracebacks import warn
 from byname.watch.places.spot import Spot
 
-__all__ = ["Entry", "Heard", "grouped", "in_words", "not_come_to"]
+__all__ = ["WARNED", "Entry", "Heard", "grouped", "in_words", "not_come_to"]
+
+WARNED = 8
+"""Places of one reason that a warning names; notes name all."""
 
 _METHODS = 4
 """Methods that are named."""
@@ -87,9 +90,13 @@ class Heard:
         """Each of the things that were asked for."""
         return [self._entry(*one) for one in self._asked]
 
-    def sentences(self) -> list[str]:
-        """What has told nothing so far, and why; nothing once the attachment has ended."""
-        return grouped("seen", [(one.asked, one.reason) for one in self._judged() if one.reason])
+    def sentences(self, most: int | None = None) -> list[str]:
+        """What has told nothing so far, and why; nothing once the attachment has ended.
+
+        Args:
+            most: how many places of one reason are named; all by default.
+        """
+        return grouped("seen", self._silent(), most)
 
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
         """The attachment ends: puts into the notes what told nothing; what warns of it, once all is taken off.
@@ -98,25 +105,27 @@ class Heard:
             enabled: whether it was in place until now; who has switched it off has a reason.
             failed: whether an error of the program ended it.
         """
-        found: list[str] = []
+        found, brief = list[str](), list[str]()
         if self._model is not None and enabled:
             for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
                 for said in (self.without(spot), not_come_to(spot)):
                     self._notes.pop(said, None)  # the sentence says it
-            found = self.sentences() if self.says else []
+            if self.says:
+                found, brief = self.sentences(), self.sentences(WARNED)
             self._notes.update(dict.fromkeys(found))
         warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
-        return (lambda: warn("; ".join(found), NothingSeenWarning)) if warned else _nothing
+        return (lambda: warn("; ".join(brief), NothingSeenWarning)) if warned else _nothing
 
     def without(self, spot: Spot) -> str:
         """The note on a place whose value was there and had no such item; empty where that was not so."""
         said = self.lacking.get(spot.full)
         return f"`{printable(spot.full)}`: {said}" if said else ""
 
-    def _judged(self) -> list[Entry]:
+    def _silent(self) -> list[tuple[str, str]]:
         seen = self.seen
-        return [one if one.reason or seen is None else one._replace(reason=seen(one)) for one in self.entries()]
+        judged = [(one.asked, one.reason or ("" if seen is None else seen(one))) for one in self.entries()]
+        return [(asked, reason) for asked, reason in judged if reason]
 
     def _entry(self, asked: str, spots: Sequence[Spot], selector: object) -> Entry:
         keys = {selector} if selector is not None else {spot.full for spot in spots}
@@ -170,7 +179,7 @@ class Heard:
         return ""
 
 
-def grouped(verb: str, found: Iterable[tuple[str, str]]) -> list[str]:
+def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
     """A sentence for each reason.
 
     >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
@@ -179,11 +188,14 @@ def grouped(verb: str, found: Iterable[tuple[str, str]]) -> list[str]:
     Args:
         verb: what did not happen.
         found: places in words, each with the reason.
+        most: how many places of one reason are named; all by default.
     """
     by_reason: dict[str, list[str]] = {}
     for asked, reason in found:
         by_reason.setdefault(reason, []).append(asked)
-    return [f"nothing was {verb} at {', '.join(asked)}: {reason}" for reason, asked in by_reason.items()]
+    return [
+        f"nothing was {verb} at {listed(asked, most or len(asked))}: {reason}" for reason, asked in by_reason.items()
+    ]
 
 
 def not_come_to(spot: Spot) -> str:

@@ -311,7 +311,8 @@ class Running:
             note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
             raise
         finally:
-            _no_more(self, busy)
+            if busy and busy[-1] is self:  # `_no_more`, written out
+                busy.pop()
         if result is None or result is value:
             return value
         self._replaced(event, result)
