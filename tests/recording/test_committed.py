@@ -13,6 +13,7 @@ import journal_runs as runs
 import pytest
 
 from byname.errors import RecordingError
+from byname.recording.stores.hdf5 import Hdf5Store
 from byname.recording.stores.journal import frames
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.extents import Extents
@@ -378,3 +379,20 @@ def test_without_locks_everything_else_works(path, tmp_path, monkeypatch):
     runs.end(*runs.write(path, 5, pause=lambda number: runs.read(path)))
     assert runs.read(path) == 5
     assert [left.name for left in tmp_path.iterdir()] == ["run.h5"]
+
+
+LEFT_OPEN = """
+import ctypes, os, sys
+import byname
+recording = byname.open({path!r})
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording))  # alive when Python has gone
+if not os.fork():
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.wait()[1]), len(recording.paths))
+"""
+
+
+def test_what_is_still_open_when_python_ends_is_no_crash(path):
+    Hdf5Store(path, run={}).close()
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN.format(path=str(path))], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "3 0\n"), done.stderr

@@ -18,6 +18,7 @@ from byname.interrupts import interrupts_wait
 from byname.recording.series import Series
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.journal import JournaledFile
+from byname.recording.stores.journal.positioned import read_by_hdf5
 from byname.recording.stores.layout.arrays import Filters, Settings
 from byname.recording.stores.layout.filters import filters_of
 from byname.recording.stores.layout.indexes import write_all
@@ -155,9 +156,8 @@ class Hdf5Store:
         if self._file is not None:
             yield self._file
             return
-        import h5py
 
-        with committed(self.path) as source, h5py.File(source, "r") as file:
+        with committed(self.path) as source, read_by_hdf5(source) as file:
             yield file
 
     def _open(self, run: Mapping[str, Any], filters: Filters, overwrite: bool) -> None:

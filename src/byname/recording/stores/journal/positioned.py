@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["Positioned"]
+__all__ = ["Positioned", "read_by_hdf5"]
+
+_open: dict[int, Any] = {}
+"""The files that HDF5 reads through such an object now, by ``id``."""
+
+
+@contextmanager
+def read_by_hdf5(source: Positioned) -> Iterator[Any]:
+    """The `h5py.File` of such an object, which is closed before Python ends.
+
+    HDF5 closes what is open when the process ends, and would ask the object then, which is gone with Python.
+    """
+    import h5py
+
+    with h5py.File(source, "r") as file:
+        try:
+            _open[id(file)] = file
+            yield file
+        finally:
+            _open.pop(id(file), None)
+
+
+@atexit.register
+def _close() -> None:
+    for file in [*_open.values()]:
+        file.close()
 
 
 class Positioned(ABC):

@@ -15,6 +15,7 @@ from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.heaps import SIGNATURE
 from byname.recording.stores.journal.leftovers import put_back
+from byname.recording.stores.journal.positioned import read_by_hdf5
 from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
 from byname.table import listed, printable
 
@@ -73,10 +74,8 @@ class FileSource:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        import h5py
-
         _check_start(self.path)
-        with committed(self.path) as source, h5py.File(source, "r") as file:
+        with committed(self.path) as source, read_by_hdf5(source) as file:
             if self._mark and _mark(file) != self._mark:
                 raise RecordingError(f"{self.shown} was replaced by another recording; open it again with byname.open")
             yield file
@@ -111,7 +110,7 @@ def is_whole(source: Any, marked_at: int) -> None:
     """
     import h5py
 
-    with h5py.File(source, "r") as file:
+    with read_by_hdf5(source) as file:
         _facts(file, "it")
         own = group_in(file, "byname")
         mark = own["identity"] if "identity" in names_in(own)[0] else None
