@@ -86,9 +86,9 @@ def of_each_line(seen):
     return sorted({*first.values(), *last.values()})
 
 
-def of_every_other_line(turn):
-    """Half of the moments at which lines are executed for the first time: each is in one of both turns, 0 and 1."""
-    return lambda seen: sorted(_first(seen).values())[turn::2]
+def of_each_line_once(seen):
+    """The moments at which a line is executed for the first time."""
+    return sorted(_first(seen).values())
 
 
 def _first(seen):

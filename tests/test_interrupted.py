@@ -17,7 +17,7 @@ from interrupting import (
     interrupted,
     lines_of,
     of_each_line,
-    of_every_other_line,
+    of_each_line_once,
     signals_come,
 )
 from torch import nn
@@ -31,12 +31,12 @@ from byname.watch.handle import Handle
 
 
 def cases(kinds, *whole):
-    """Every kind, each line of it interrupted in one of both ways; of a few, each in the one that is given."""
+    """Every kind, each line of it interrupted in both ways; of a few also its last time, in the way that is given."""
     return [
         *(pytest.param(kind, throw, of_each_line, id=f"{kind}-{throw.__name__}") for kind, throw in whole),
         *(
-            pytest.param(kind, throw, of_every_other_line(turn), marks=pytest.mark.slow, id=f"{kind}-turn-{turn}")
-            for kind, (turn, throw) in itertools.product(kinds, enumerate((at_a_line, by_signal)))
+            pytest.param(kind, throw, of_each_line_once, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}-once")
+            for kind, throw in itertools.product(kinds, (at_a_line, by_signal))
         ),
     ]
 
