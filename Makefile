@@ -37,13 +37,13 @@ SLOW = $(BIN)/python -m pytest -m slow
 # heap, and want a small one; so each of the first has a process of its own.
 FIRST = tests/memory tests/autograd tests/naming tests/plug tests/watch
 test: $(READY)
-	@{ for folder in $(FIRST); do $(FAST) $$folder || exit; done; } & first=$$!; \
+	@{ failed=0; for folder in $(FIRST); do $(FAST) $$folder || failed=1; done; exit $$failed; } & first=$$!; \
 	$(FAST) $(FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
 SLOW_FIRST = $(FIRST) tests/analyse
 slow: $(READY)
-	@{ for folder in $(SLOW_FIRST); do $(SLOW) $$folder || exit; done; } & first=$$!; \
+	@{ failed=0; for folder in $(SLOW_FIRST); do $(SLOW) $$folder || failed=1; done; exit $$failed; } & first=$$!; \
 	$(SLOW) $(SLOW_FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 

@@ -127,6 +127,7 @@ def _main():
         child = os.fork()
         if not child:
             code = 1
+            os.dup2(2, 1)  # gloo of PyTorch 2.10 prints when it connects
             try:
                 recorded(int(steps), Path(directory), int(rank), int(world))
                 code = 0
