@@ -822,6 +822,11 @@ def test_a_compiled_call_is_one_call():
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
     x = torch.ones(3, requires_grad=True)
+    try:
+        compiled(x)
+    except torch._dynamo.exc.Unsupported as reason:  # PyTorch 2.10
+        pytest.skip(f"it cannot be compiled: {reason}")
+    torch._dynamo.reset()
     with byname.track() as tracker:
         loss = compiled(x)
         loss.backward()

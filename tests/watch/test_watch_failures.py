@@ -56,6 +56,7 @@ def test_an_error_in_a_callback_names_the_place_and_leaves_the_model_usable(name
     with pytest.raises(Planted, match="on purpose") as raised:
         run(model, args, kwargs)
     assert any(place in note for note in raised.value.__notes__)
+    del raised  # PyTorch 2.10 keeps a checkpoint's hooks in place for as long as the error lives
     failing = False
     model.load_state_dict(specimen.model().state_dict())
     assert differences(plain, run(model, args, kwargs)) == []
