@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from byname.naming.builtin import held_inside, leads_on
+from byname.naming.frames import locals_of
 from byname.naming.reading import attributes_of, found_in, parents_of, reads_plainly
 from byname.naming.step import Held, Step, attribute, same, suffix
 
@@ -68,14 +70,34 @@ def living_tasks() -> Iterator[tuple[str, object]]:
     if tasks is None:
         return
     kinds = [kind for kind in (vars(tasks).get("Task"), vars(tasks).get("_PyTask")) if kind is not None]
+    for task in [*_registered(tasks), *_of_running_loops()]:
+        kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
+        if kind is not None:
+            yield str(kind.get_name(task)), task
+
+
+def _registered(tasks: Any) -> Iterator[object]:
+    """The tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
     for registry in ("_scheduled_tasks", "_all_tasks"):
         found = vars(tasks).get(registry)
         references = attributes_of(found).get("data") if found is not None else None
         for reference in _steady(references):
-            task = reference()
-            kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
-            if kind is not None:
-                yield str(kind.get_name(task)), task
+            yield reference()
+
+
+def _of_running_loops() -> Iterator[object]:
+    """The tasks of the loops that run: Python 3.14 keeps them in lists of its own, one a loop."""
+    listed: Any = vars(sys.modules.get("_asyncio", sys)).get("all_tasks")
+    loops: Any = sys.modules.get("asyncio.base_events")
+    if listed is None or loops is None:
+        return
+    code = loops.BaseEventLoop.run_forever.__code__
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                yield from listed(dict(locals_of(frame))["self"])
+            frame = frame.f_back
 
 
 def _steady(references: Any) -> list[Any]:
