@@ -283,6 +283,7 @@ class TestStancesOfTheProgram:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support:DeprecationWarning")  # the compiler's, on 3.12
 def test_attaching_inside_of_a_compiled_function_says_what_to_do():
     model, x = net()
 
