@@ -220,10 +220,14 @@ def is_library(filename: str) -> bool:
 
 _HERE = str(Path(__file__).parent) + os.sep
 _NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, _HERE)
-_INSTALLED = tuple(
-    path + os.sep
-    for key, path in sysconfig.get_paths().items()
-    if key in ("stdlib", "platstdlib", "purelib", "platlib")
+_BESIDE_TORCH = Path(torch.__file__).parent.parent
+_INSTALLED = (
+    *(
+        path + os.sep
+        for key, path in sysconfig.get_paths().items()
+        if key in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
+    *([str(_BESIDE_TORCH) + os.sep] if any(_BESIDE_TORCH.glob("torch-*.dist-info")) else []),  # pip install --target
 )
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders that pip and Debian install into: the environment's, the user's, and those of the Python below it."""

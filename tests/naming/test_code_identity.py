@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -159,3 +160,15 @@ def test_a_cell_is_known_by_its_statements_too(monkeypatch):
     assert source_of(variables["Net"].forward.__code__) is not None
     with byname.interject(model, "forward.h", lambda name, module, value: value * 0):
         assert model(torch.ones(1)).item() == 1
+
+
+def test_what_lies_beside_an_installed_pytorch_is_a_library(tmp_path):
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import torch; from byname.site import is_library\n"
+    program += "print(is_library(sys.argv[1] + '/other/net.py'), is_library(sys.argv[2]))"
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
+    found = []
+    for _ in range(2):  # a checkout of PyTorch's source, then what `pip install --target` leaves
+        given = [sys.executable, "-c", program, str(tmp_path), str(tmp_path.parent / "net.py")]
+        found.append(subprocess.run(given, capture_output=True, text=True, check=True).stdout.split())
+        (tmp_path / "torch-2.13.0.dist-info").mkdir(exist_ok=True)
+    assert found == [["False", "False"], ["True", "False"]]
