@@ -196,11 +196,12 @@ def test_where_warnings_are_errors_everything_is_off_and_stored_before_it_is_rai
     recorder.close()
 
 
-def test_a_warning_names_a_few_of_many_places_and_what_is_missing_names_all():
+def test_a_warning_names_a_few_of_many_places_and_what_is_missing_names_all(tmp_path):
     model = nn.ModuleDict({f"m{one}": nn.Linear(2, 2) for one in range(20)})
     model.forward = lambda x: x
     with pytest.warns(RecordingWarning, match="`m7`, and 12 more: it was not called in 3 forwards") as told:
-        with byname.record(model, [*model]) as recorder:
+        with byname.record(model, [*model], to=tmp_path / "run.h5") as recorder:
             forwards(model)
     assert len(told) == 1 and "`m8`" not in str(told[0].message)
-    assert all(any(f"`m{one}`" in lost for lost in recorder.notes) for one in range(20))
+    for said in (recorder.notes, byname.open(tmp_path / "run.h5").missing):
+        assert all(any(f"`m{one}`" in lost for lost in said) for one in range(20))

@@ -90,13 +90,9 @@ class Heard:
         """Each of the things that were asked for."""
         return [self._entry(*one) for one in self._asked]
 
-    def sentences(self, most: int | None = None) -> list[str]:
-        """What has told nothing so far, and why; nothing once the attachment has ended.
-
-        Args:
-            most: how many places of one reason are named; all by default.
-        """
-        return grouped("seen", self._silent(), most)
+    def sentences(self) -> list[str]:
+        """What has told nothing so far, and why; nothing once the attachment has ended."""
+        return grouped("seen", self._silent())
 
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
         """The attachment ends: puts into the notes what told nothing; what warns of it, once all is taken off.
@@ -105,17 +101,16 @@ class Heard:
             enabled: whether it was in place until now; who has switched it off has a reason.
             failed: whether an error of the program ended it.
         """
-        found, brief = list[str](), list[str]()
+        silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
             for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
                 for said in (self.without(spot), not_come_to(spot)):
                     self._notes.pop(said, None)  # the sentence says it
-            if self.says:
-                found, brief = self.sentences(), self.sentences(WARNED)
-            self._notes.update(dict.fromkeys(found))
-        warned = bool(found) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
+            silent = self._silent() if self.says else []
+            self._notes.update(dict.fromkeys(grouped("seen", silent)))
+        warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
-        return (lambda: warn("; ".join(brief), NothingSeenWarning)) if warned else _nothing
+        return (lambda: warn("; ".join(grouped("seen", silent, WARNED)), NothingSeenWarning)) if warned else _nothing
 
     def without(self, spot: Spot) -> str:
         """The note on a place whose value was there and had no such item; empty where that was not so."""

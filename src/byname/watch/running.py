@@ -311,8 +311,7 @@ class Running:
             note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
             raise
         finally:
-            if busy and busy[-1] is self:  # `_no_more`, written out
-                busy.pop()
+            _no_more(self, busy)
         if result is None or result is value:
             return value
         self._replaced(event, result)
