@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -70,7 +71,7 @@ def living_tasks() -> Iterator[tuple[str, object]]:
     if tasks is None:
         return
     kinds = [kind for kind in (vars(tasks).get("Task"), vars(tasks).get("_PyTask")) if kind is not None]
-    for task in [*_registered(tasks), *_of_running_loops()]:
+    for task in chain(_registered(tasks), _of_running_loops()):
         kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
         if kind is not None:
             yield str(kind.get_name(task)), task
@@ -86,18 +87,23 @@ def _registered(tasks: Any) -> Iterator[object]:
 
 
 def _of_running_loops() -> Iterator[object]:
-    """The tasks of the loops that run: Python 3.14 keeps them in lists of its own, one a loop."""
-    listed: Any = vars(sys.modules.get("_asyncio", sys)).get("all_tasks")
-    loops: Any = sys.modules.get("asyncio.base_events")
-    if listed is None or loops is None:
+    """The tasks of the loops that run: since Python 3.14 they are in lists of C, and asked for by their loop."""
+    tasks_of, loops = _of_module("_asyncio", "all_tasks"), _of_module("asyncio.base_events", "BaseEventLoop")
+    if tasks_of is None or loops is None:
         return
-    code = loops.BaseEventLoop.run_forever.__code__
+    code = loops.run_forever.__code__
     for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost
         while frame is not None:
             if frame.f_code is code:
-                yield from listed(dict(locals_of(frame))["self"])
+                yield from tasks_of(dict(locals_of(frame))["self"])
             frame = frame.f_back
+
+
+def _of_module(module: str, name: str) -> Any:
+    """What a module defines, if it is loaded and does."""
+    loaded = sys.modules.get(module)
+    return None if loaded is None else vars(loaded).get(name)
 
 
 def _steady(references: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import atexit
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 __all__ = ["Positioned", "read_by_hdf5"]
@@ -33,8 +33,9 @@ def read_by_hdf5(source: Positioned) -> Iterator[Any]:
 
 @atexit.register
 def _close() -> None:
-    for file in [*_open.values()]:
-        file.close()
+    with ExitStack() as closing:  # all of them, also where one cannot be closed
+        for file in _open.values():
+            closing.callback(file.close)
 
 
 class Positioned(ABC):
