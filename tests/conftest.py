@@ -11,6 +11,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, wher
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("sees_nothing"):
+            item.add_marker(pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning"))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

@@ -159,7 +159,7 @@ ALL = "kind, throw, moments"
 ATTACHED, REPLACED = ("attach", at_a_line), ("replace", at_a_line)
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")  # no forward runs
+@pytest.mark.sees_nothing  # no forward runs
 class TestHandles:
     @pytest.mark.parametrize(ALL, cases(HANDLES, REPLACED))
     def test_that_are_made_whole_or_not_at_all(self, kind, throw, moments, everything_as_before):

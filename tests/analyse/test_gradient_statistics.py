@@ -182,7 +182,7 @@ def test_evaluation_and_accumulation_are_no_steps():
     )
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_changes_through_data_are_steps_and_those_from_zeros_are_not():
     model, statistics = net(), GradientStatistics()
     nn.init.zeros_(model[0].weight)
@@ -193,7 +193,7 @@ def test_changes_through_data_are_steps_and_those_from_zeros_are_not():
     assert statistics.result()["0.weight"]["update_ratio"] == 0.5
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_frozen_tied_and_unused_parameters():
     model = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4), "c": nn.Linear(4, 4)})
     model["b"].weight = model["a"].weight
@@ -321,7 +321,7 @@ def test_classes_have_the_gradients_of_their_samples_and_each_step_once():
         assert_figures(found, torch.cat([one.grad[chosen] for one in rows]), update_ratio=ratios(weights))
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_a_parameter_has_no_classes():
     model, statistics = net(), PerClass(GradientStatistics())
     statistics.targets = torch.arange(6)  # as many as the weight has rows
@@ -339,7 +339,7 @@ class Refusing(GradientStatistics):
         raise BadArgumentError("not this one")
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_what_goes_wrong_in_a_backward_is_told_with_its_place():
     model = net()
     with byname.observe(model, "1", Refusing()), pytest.raises(BadArgumentError) as raised:
@@ -362,7 +362,7 @@ def test_rows_of_several_shapes_have_a_norm_and_no_figures_of_elements():
     assert loaded.merge(statistics).result()["forward"]["norm"] == pytest.approx(found["norm"])
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_only_values_without_a_gradient_are_noted_not_forwards_without_gradients():
     model, statistics = net(), GradientStatistics()
     with byname.observe(model, "*", statistics) as handle:
@@ -381,7 +381,7 @@ def test_it_goes_with_others():
     assert found["GradientStatistics.noise_scale"] < found["GradientStatistics_2.noise_scale"]
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_a_pause_is_no_step():
     model, statistics = net(), GradientStatistics()
     with byname.observe(model, "0.weight", statistics):

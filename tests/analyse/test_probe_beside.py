@@ -176,7 +176,7 @@ def test_wrong_targets_are_refused_and_leave_everything_as_it_was(what):
     assert probe.result()["0"] == before[0] and all(map(torch.equal, probe.weights("0"), before[1]))
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_values_that_cannot_be_learnt_from_are_refused():
     model, probe = nn.Sequential(nn.Identity(), nn.Linear(4, 4)), LinearProbe(3, limit=100)
     probe.targets = torch.arange(6) % 3
@@ -194,7 +194,7 @@ def test_values_that_cannot_be_learnt_from_are_refused():
             model(torch.randn(6, 5))
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_a_probe_that_was_not_trained_is_not_evaluated():
     model, probe = nn.Sequential(nn.Identity()), LinearProbe().eval()
     probe.targets = torch.arange(6) % 3

@@ -158,7 +158,7 @@ def test_a_copy_has_seen_the_same_and_is_observed_nowhere(net, make):
         assert set(one.result()) == {"act", "fc1"}
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @every
 def test_copies_of_an_observed_model_tell_nothing(net, make):
     analyser, data = make(), batches(1)
@@ -296,7 +296,7 @@ def test_prepare_may_set_the_targets(net):
     }
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_complex_values_are_not_compared_by_their_real_parts():
     model = nn.Sequential(nn.Identity())
     with byname.observe(model, "0", Similarity()), pytest.raises(BadArgumentError, match="complex"):

@@ -84,7 +84,7 @@ def reloaded(state):
     return torch.load(file)
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @pytest.mark.parametrize("name", EVERY)
 def test_a_state_goes_through_a_checkpoint_and_says_what_it_is_of(name):
     saved, loaded = passed(EVERY[name]()), EVERY[name]()
@@ -95,7 +95,7 @@ def test_a_state_goes_through_a_checkpoint_and_says_what_it_is_of(name):
     assert loaded.paths == saved.paths
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("seen", [True, False])
 def test_the_state_of_another_analyser_is_refused_and_both_are_named(name, seen):
@@ -109,7 +109,7 @@ def test_the_state_of_another_analyser_is_refused_and_both_are_named(name, seen)
     assert str(kept.result()) == before
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @pytest.mark.parametrize("case", SETTINGS)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_state_of_other_settings_is_refused_as_it_is_by_merge(case, swapped):

@@ -184,7 +184,7 @@ def test_one_model_may_run_on_all_batches_before_the_other_where_that_is_asked_f
     assert not ahead._waiting
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_models_that_run_out_of_step_are_an_error():
     first, second, similarity = net(0), net(1), Similarity()
     with byname.observe(first, "4", similarity, label="a"), byname.observe(second, "4", similarity, label="b"):
@@ -270,7 +270,7 @@ def test_a_pair_is_of_the_batches_in_which_both_pass_and_of_the_first_call():
     assert "b" not in similarity.result()["c"]["cka"]
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_places_without_common_samples_are_refused():
     model, similarity = Same(), Similarity()
     model.rotation = nn.Parameter(model.rotation)

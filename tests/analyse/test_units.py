@@ -246,7 +246,7 @@ def test_names_are_the_places_something_passed():
     assert names.result()["2.weight"] == {"calls": 3, "shape": (2, 4), "dtype": "float32, float64"}
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_names_are_told_of_every_tensor_and_merge():
     class Odd(nn.Module):
         def forward(self, x):

@@ -163,7 +163,7 @@ def test_while_it_is_disabled_or_removed_nothing_is_recorded():
     assert recorder.results["1.Largest.largest"].iterations == [0, 1, 4]
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")  # nothing runs
+@pytest.mark.sees_nothing  # nothing runs
 def test_an_analyser_that_is_nowhere_is_refused_before_anything_is_installed():
     net, largest = model(), Largest()
     with nothing_left(net):

@@ -41,7 +41,7 @@ def test_a_model_that_its_callback_calls_is_not_told_of(where):
     assert told == plain * 2
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_other_attachments_of_the_model_do_not_take_the_calls_of_a_callback_for_its_forward():
     model, seen = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), []
     with (
@@ -135,7 +135,7 @@ class Block(nn.Module):
         return h.relu()
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @pytest.mark.parametrize(
     "wrapper", [checkpoint_wrapper, nn.DataParallel, lambda one: torch.compile(one, backend="eager")]
 )
@@ -306,7 +306,7 @@ def test_a_function_that_a_forward_makes_is_not_kept(make, options):
         assert [one() for one in model.alive] == [None] * len(model.alive)
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_attachments_are_looked_up_once_a_forward_not_once_a_parameter():
     here, counts = str(Path(byname.__file__).parent), []
     for size in (5, 25):

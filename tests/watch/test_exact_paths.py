@@ -71,7 +71,7 @@ def test_a_fast_path_is_noted_also_when_the_notes_are_read_after_the_removal():
     assert handle.notes == (note, *others)
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_what_is_noted_of_the_model_comes_before_what_the_run_adds():
     layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
     layer.unused = nn.Linear(2, 2)

@@ -31,7 +31,7 @@ def through_a_file(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, through_a_file], ids=["deepcopy", "torch.save"])
 def test_a_copy_of_a_watched_model_is_not_watched(specimen, duplicate):
     if specimen.name == "replaced_forward" and duplicate is through_a_file:
@@ -177,7 +177,7 @@ def test_the_hooks_of_others_stay_and_run_in_their_order():
     assert len(place._forward_hooks) == 1
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_modes_of_others_see_the_same_calls():
     class Counting(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -199,7 +199,7 @@ def test_modes_of_others_see_the_same_calls():
     ]
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_a_part_of_a_watched_model_can_be_called_alone():
     specimen = SPECIMENS["nanogpt"]
     model, log = specimen.model().eval(), Log()
@@ -211,7 +211,7 @@ def test_a_part_of_a_watched_model_can_be_called_alone():
     assert {path.split(".")[0] for path, *_ in log.keys} == {"layers"}
 
 
-@pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+@pytest.mark.sees_nothing
 def test_the_optimizer_works_on_the_watched_model_as_on_the_plain_one():
     specimen = SPECIMENS["nanogpt_with_loss"]
     args, kwargs = specimen.inputs()

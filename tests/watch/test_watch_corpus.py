@@ -14,7 +14,7 @@ EVAL_SLOW = [MODES[0], pytest.param(False, id="eval", marks=pytest.mark.slow)]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
-    pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning"),  # every gradient of models that lack some
+    pytest.mark.sees_nothing,  # every gradient of models that lack some
 ]
 
 

@@ -116,7 +116,7 @@ class TestTransforms:
             call(model)
         assert values[0] is given["head.bias"]
 
-    @pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+    @pytest.mark.sees_nothing
     def test_functional_call_and_the_gradient_of_a_parameter_that_was_not_used(self):
         model, x = net()
         given = {name: (2 * one).detach().requires_grad_() for name, one in model.named_parameters()}
@@ -232,7 +232,7 @@ class TestForwardsOfTheirOwn:
         places = [where for where in PLACES if where != "blocks.1.forward.scores" or how != "class"]
         assert_each_place_is_told(model, lambda model: model(x), places)
 
-    @pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning")
+    @pytest.mark.sees_nothing
     def test_a_class_that_is_swapped_while_attached(self):
         class Other(Attention):
             def forward(self, x):
