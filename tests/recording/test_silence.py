@@ -41,7 +41,7 @@ def encodes(model):
 
 
 FILTERED = 'its 3 forwards were in evaluation, and mode="train"; mode="both" records both'
-PART = 'give `record` the part that runs, record(model.encoder, ...), or count="step" and call `step()`'
+PART = 'give `record` the part that runs, record(model.enc, ...), or count="step" and call `step()`'
 CASES = {
     "mode": ("enc", {"mode": "train"}, lambda net: forwards(net.eval()), f"`enc`: {FILTERED}"),
     "mode of one": ({"enc": {"mode": "eval"}, "head": {}}, {}, lambda net: forwards(net, 1),
@@ -205,3 +205,28 @@ def test_a_warning_names_a_few_of_many_places_and_what_is_missing_names_all(tmp_
     assert len(told) == 1 and "`m8`" not in str(told[0].message)
     for said in (recorder.notes, byname.open(tmp_path / "run.h5").missing):
         assert all(any(f"`m{one}`" in lost for lost in said) for one in range(20))
+
+
+@pytest.mark.parametrize(
+    ("where", "part"),
+    [
+        ("blocks.1.0", ", record(model.blocks[1], ...),"),
+        ("blocks.1", ", record(model.blocks[1], ...),"),
+        ("encode.h", ""),
+    ],
+)
+def test_the_part_to_record_is_one_that_the_program_has(where, part):
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)) for _ in range(2)])
+
+        def encode(self, x):
+            h = self.blocks[1](x)
+            return h
+
+    model = Blocks()
+    with pytest.warns(RecordingWarning) as told, byname.record(model, where):
+        model.encode(X)
+    remedy = f'give `record` the part that runs{part} or count="step" and call `step()`'
+    assert str(told[0].message).endswith(f"the forward of Blocks never ran (its `encode` did); {remedy}")

@@ -14,7 +14,7 @@ from byname.recording.columns import Column
 from byname.recording.numbering import InOrder, Numbers, OfBackwards, OfSteps
 from byname.recording.options import Options
 from byname.recording.schedule import Time
-from byname.recording.silence import REMEDY, Unrecorded, why
+from byname.recording.silence import Unrecorded, why
 from byname.recording.storing import Storing
 from byname.recording.times import Times
 from byname.recording.values.change import Last
@@ -90,7 +90,7 @@ class Listener(Storing):
         """Sentences about places of which something was recorded, and some values belonged to no iteration."""
         return [
             f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name} and "
-            f"belong to no iteration; {REMEDY}"
+            f"belong to no iteration; {self._unrecorded.remedy}"
             for path, number in self._unrecorded.outside.items()
             if self._columns[path].stored
         ]

@@ -11,13 +11,13 @@ from typing import Protocol
 from torch import nn
 
 from byname.naming.callers import CODE_OF_A_MODULES_CALL
-from byname.naming.reading import namespace_of, parents_of
+from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of
 from byname.recording.clock import Clock
 from byname.recording.columns import Column
 from byname.recording.schedule import Schedule, Time
 from byname.table import counted, printable
 
-__all__ = ["REMEDY", "Unrecorded", "dropped", "unrecorded", "why"]
+__all__ = ["Unrecorded", "dropped", "unrecorded", "why"]
 
 _MODE = {"train": "training", "eval": "evaluation"}
 
@@ -32,6 +32,7 @@ class Unrecorded:
         outside: how many values of each place belonged to no iteration.
         undue: how many of each place came when nothing was due, by mode.
         ran: what ran where values belonged to no iteration, in words.
+        part: the part of the model in which the first of these lay, as it may be written; empty where there is none.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,6 +40,13 @@ class Unrecorded:
         self.outside: Counter[str] = Counter()
         self.undue: dict[str, Counter[str]] = {}
         self.ran = ""
+        self.part = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do where values belong to no iteration."""
+        part = f", record({self.part}, ...)," if self.part else ""
+        return f'give `record` the part that runs{part} or count="step" and call `step()`'
 
     def note(self, path: str, time: Time | None, model: nn.Module | None) -> None:
         """A value was not recorded: that of no iteration, or of one that is not due."""
@@ -47,7 +55,7 @@ class Unrecorded:
             return
         self.outside[path] += 1
         if not self.ran and model is not None:
-            self.ran = _running(model)
+            self.ran, self.part = _running(model), _part(path, model)
 
 
 class Told(Protocol):
@@ -98,12 +106,9 @@ def why(
 
 def _outside(values: Unrecorded, clock: Clock) -> str:
     if sum(clock.forwards.values()):
-        return f"it ran outside of the forwards of {values.name}; {REMEDY}"
+        return f"it ran outside of the forwards of {values.name}; {values.remedy}"
     ran = f" ({values.ran} did)" if values.ran else " (parts of it did)"
-    return f"the forward of {values.name} never ran{ran}; {REMEDY}"
-
-
-REMEDY = 'give `record` the part that runs, record(model.encoder, ...), or count="step" and call `step()`'
+    return f"the forward of {values.name} never ran{ran}; {values.remedy}"
 
 
 def _undue(schedule: Schedule, clock: Clock) -> str:
@@ -151,6 +156,19 @@ def _running(model: nn.Module) -> str:
             found = f"its part `{printable(path)}`"
         frame = frame.f_back
     return found
+
+
+def _part(path: str, model: nn.Module) -> str:
+    """The outermost part with a forward of its own in which a place lies."""
+    here, words = model, "model"
+    for name in path.split("."):
+        found = attributes_of(here)["_modules"].get(name)
+        if found is None:
+            return ""
+        here, words = found, f"{words}[{name}]" if name.isdecimal() else f"{words}.{name}"
+        if found_in(type(here), "forward") is not found_in(nn.Module, "forward"):
+            return printable(words)
+    return ""
 
 
 def _methods(model: nn.Module) -> dict[CodeType, str]:
