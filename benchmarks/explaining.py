@@ -24,7 +24,7 @@ from benchmarks.graphs import Built, chain, encoder, residual, rnn, tiny_step, t
 from benchmarks.timing import Rounds, Row, Variant, interleaved, small_heap, timed
 from benchmarks.tracking import CONTEXTS, afterwards, against_plain, floor
 from benchmarks.walking import bare_walk
-from byname.autograd.explaining import Explaining
+from byname.diagnose.explaining import Explaining
 
 __all__ = ["explaining"]
 

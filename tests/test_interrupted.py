@@ -23,8 +23,8 @@ from interrupting import (
 from torch import nn
 
 import byname
-from byname.autograd.explaining import Explaining
 from byname.cli.calls import Calls
+from byname.diagnose.explaining import Explaining
 from byname.recording.recorder import Recorder
 from byname.watch.compiling import EAGERLY
 from byname.watch.handle import Handle

@@ -9,25 +9,17 @@ import byname
 
 SOURCE = Path(byname.__file__).parent
 LAYERS = [
-    {
-        "errors",
-        "interrupts",
-        "undo",
-        "quiet",
-        "place",
-        "source",
-        "site",
-        "card",
-        "table",
-        "text",
-        "threads",
-        "tracebacks",
-    },
+    {"errors", "text", "place"},
+    {"source"},
+    {"table"},
+    {"reading"},
+    {"undo"},
+    {"tracking"},
     {"naming"},
-    {"autograd", "memory"},
+    {"autograd"},
+    {"memory", "diagnose"},
     {"watch"},
     {"recording", "analyse"},
-    {"reporting"},
     {"plug", "cli", "__main__"},
 ]
 HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "transformers", "torch._dynamo", "jinja2"]

@@ -1,12 +1,13 @@
 """A traceback without byname is the one that the program would have had on its own."""
 
+import os
 import sys
 import traceback
 
 import torch
 
 import byname
-from byname.tracebacks import clean, frames, users_frame, without_byname
+from byname.source.tracebacks import clean, frames, users_frame, without_byname
 
 
 def backward_twice():
@@ -94,7 +95,7 @@ def tracked_failure():
 
 
 def shows_byname(error):
-    return "watching.py" in "".join(traceback.format_exception(error))
+    return f"tracking{os.sep}mode.py" in "".join(traceback.format_exception(error))
 
 
 def test_causes_contexts_and_groups_are_cleaned():

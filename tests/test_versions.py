@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from alone import run_alone
 
-from byname.quiet import OLDEST, check_version
+from byname.reading.quiet import OLDEST, check_version
 
 ROOT = Path(__file__).parents[1]
 

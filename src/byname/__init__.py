@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from byname.analyse.analysers.observe import observe
-    from byname.autograd.check import check
-    from byname.autograd.explain import explain
-    from byname.autograd.explaining import explaining
-    from byname.autograd.finding import Explanation, Finding
     from byname.autograd.graph import Graph, graph, path
     from byname.autograd.leaves import Leaf, Leaves, leaves
     from byname.autograd.saved import Saved, SavedTensor, saved
+    from byname.diagnose.check import check
+    from byname.diagnose.explain import explain
+    from byname.diagnose.explaining import explaining
+    from byname.diagnose.finding import Explanation, Finding
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from byname.naming.name import Name
     from byname.naming.names import name, names
     from byname.naming.tags import tag
-    from byname.naming.track import Tracker, track
     from byname.recording.callbacks import stack, stack_padded
     from byname.recording.opening import open
     from byname.recording.processes.assembling import assembled
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from byname.recording.recording import Recording
     from byname.recording.repair import repair
     from byname.recording.series import Series
-    from byname.site import Site
+    from byname.source.location import Site
+    from byname.tracking.tracker import Tracker, track
     from byname.watch.drawing.draw import Drawing, draw
     from byname.watch.interject import interject
     from byname.watch.interjections import (
@@ -101,8 +101,8 @@ _PLACES = {
     "BynameError": "byname.errors",
     "Census": "byname.memory.census",
     "Drawing": "byname.watch.drawing.draw",
-    "Explanation": "byname.autograd.finding",
-    "Finding": "byname.autograd.finding",
+    "Explanation": "byname.diagnose.finding",
+    "Finding": "byname.diagnose.finding",
     "ForwardInterjection": "byname.watch.interjections",
     "Graph": "byname.autograd.graph",
     "Growth": "byname.memory.growth",
@@ -117,16 +117,16 @@ _PLACES = {
     "SavedTensor": "byname.autograd.saved",
     "Selector": "byname.watch.select",
     "Series": "byname.recording.series",
-    "Site": "byname.site",
-    "Tracker": "byname.naming.track",
+    "Site": "byname.source.location",
+    "Tracker": "byname.tracking.tracker",
     "WrappedForwardBackwardInterjection": "byname.watch.interjections",
     "WrappedForwardInterjection": "byname.watch.interjections",
     "assembled": "byname.recording.processes.assembling",
     "census": "byname.memory.census",
-    "check": "byname.autograd.check",
+    "check": "byname.diagnose.check",
     "draw": "byname.watch.drawing.draw",
-    "explain": "byname.autograd.explain",
-    "explaining": "byname.autograd.explaining",
+    "explain": "byname.diagnose.explain",
+    "explaining": "byname.diagnose.explaining",
     "graph": "byname.autograd.graph",
     "growth": "byname.memory.growth",
     "holders": "byname.memory.holders",
@@ -147,7 +147,7 @@ _PLACES = {
     "stack": "byname.recording.callbacks",
     "stack_padded": "byname.recording.callbacks",
     "tag": "byname.naming.tags",
-    "track": "byname.naming.track",
+    "track": "byname.tracking.tracker",
     # Not for users: what the rewritten code of a watched method calls, wherever that code is.
     "_enter": "byname.watch.variables.listen",
     "_shown": "byname.watch.variables.listen",

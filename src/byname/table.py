@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table as RichTable
 
-    from byname.site import Site
+    from byname.source.location import Site
 
 __all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "listed", "printable"]
 
@@ -232,7 +232,7 @@ def grouped(
 
 def grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
     """The same for places in the source: by line of a file, whatever its statement; ``""`` for no place."""
-    from byname.site import short_names
+    from byname.source.location import short_names
 
     rows = list(members)
     names = short_names(site for site, _, _ in rows if site is not None)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 
 __all__ = ["Blocks", "Undo", "raise_first"]
 

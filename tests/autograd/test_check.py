@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.autograd.explaining import Explaining
+from byname.diagnose.explaining import Explaining
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from corpus import named
 
 import byname
-from byname.autograd.explaining import Explaining
+from byname.diagnose.explaining import Explaining
 
 
 def places(finding, program):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import byname
-from byname.autograd.explaining import Explaining
+from byname.diagnose.explaining import Explaining
 
 
 def spoil(width=3):

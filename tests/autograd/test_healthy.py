@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from forked import without_gloo
 
-from byname.autograd.explaining import Explaining
+from byname.diagnose.explaining import Explaining
 
 HEALTHY = Path(__file__).parent / "healthy"
 PROCESSES = sorted(path.stem for path in HEALTHY.glob("ddp_two_ranks*.py"))  # they start processes of their own

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.autograd.nonfinite.backward import WatchedRun
-from byname.autograd.nonfinite.watch import FiniteWatch
+from byname.diagnose.nonfinite.backward import WatchedRun
+from byname.diagnose.nonfinite.watch import FiniteWatch
 
 
 @contextmanager

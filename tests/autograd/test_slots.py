@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from byname.autograd.slots import doubtful, slots_of
 from byname.autograd.walk import Walk, by_kind, nodes_behind
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
 
 
 def fresh():

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import byname
 from byname.errors import BadArgumentError
-from byname.naming.allocating import Allocating, Ledger, living_allocations
+from byname.tracking.allocations import Allocating, Ledger, living_allocations
 
 
 def allocation_of(tensor):
@@ -573,4 +573,4 @@ def test_the_cheap_mode_installs_no_dispatch_mode():
         assert torch._C._len_torch_dispatch_stack() == 0
         assert threading.Thread.start is stacks()[2]
     assert living_allocations() == []
-    assert sys.modules["byname.naming.allocating"]
+    assert sys.modules["byname.tracking.allocations"]

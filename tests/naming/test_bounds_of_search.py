@@ -8,11 +8,11 @@ import torch
 
 import byname
 from byname.naming import search as searching
-from byname.naming.heap import everything
 from byname.naming.names import find
-from byname.naming.reading import namespace_of, parents_of
+from byname.naming.referrers import everything
 from byname.naming.roots import given_root
 from byname.naming.search import MOST_WAYS, TOLD, Targets, search
+from byname.reading.objects import namespace_of, parents_of
 
 
 def test_one_object_many_times_has_few_ways_and_every_holder_its_own():

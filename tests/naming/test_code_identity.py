@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import byname
-from byname.site import Site, is_library, locate, short_names
-from byname.source import ThisCode, source_of, stands_for
+from byname.source.code import ThisCode, source_of, stands_for
+from byname.source.location import Site, is_library, locate, short_names
 
 STEP = "def forward(x, w):\n    h = x * w\n    return h\n"
 
@@ -163,7 +163,9 @@ def test_a_cell_is_known_by_its_statements_too(monkeypatch):
 
 
 def test_what_lies_beside_an_installed_pytorch_is_a_library(tmp_path):
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import torch; from byname.site import is_library\n"
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import torch; from byname.source.location import is_library\n"
+    )
     program += "print(is_library(sys.argv[1] + '/other/net.py'), is_library(sys.argv[2]))"
     (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
     found = []

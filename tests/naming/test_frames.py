@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from byname.naming.frames import locals_of
+from byname.reading.frames import locals_of
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_function_that_assigns_and_deletes_is_read_from_another_thread(threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
 def test_a_process_that_was_forked_while_another_thread_looked_can_look():
-    from byname.naming import frames
+    from byname.reading import frames
 
     held, free = threading.Event(), threading.Event()
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, NotATensorError
-from byname.site import locate
+from byname.source.location import locate
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["calls", "allocations"])

@@ -4,7 +4,7 @@ import threading
 import journal_runs as runs
 import pytest
 
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 
 
 class Alarm(Exception):

@@ -10,7 +10,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Outliers
-from byname.naming.depth import Deeper
+from byname.tracking.depth import Deeper
 
 
 class Deep(nn.Module):

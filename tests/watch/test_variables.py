@@ -13,7 +13,7 @@ from listening import Told, made, plain, told_by
 from torch import nn
 
 import byname
-from byname.source import source_of
+from byname.source.code import source_of
 from byname.watch.variables.listen import listen, method_of, variables_of
 
 FORMS = {

@@ -12,13 +12,13 @@ from byname.autograd.leaves import Leaves, leaves_of
 from byname.autograd.results import NamedResults
 from byname.autograd.saved import Saved, saved_of
 from byname.autograd.walk import Walk, node_name
-from byname.card import fact, is_tensor
 from byname.errors import NotATensorError
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup
-from byname.quiet import untouched
-from byname.site import Site
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
+from byname.source.location import Site
 from byname.table import Rows, counted
 
 __all__ = ["Edge", "Graph", "GraphNode", "GraphPath", "Step", "graph", "path"]

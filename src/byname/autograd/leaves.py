@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.autograd.asked import models_of, optimizers_of
 from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.card import Card, Carded, card_from, fact, facts_of
-from byname.naming.fsdp import gathered_parameters, is_sharded
+from byname.naming.children.fsdp import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, history_of, rebound_by, site_of_tensor
-from byname.quiet import untouched
-from byname.site import Site, statements_binding
+from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.quiet import untouched
+from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
+from byname.source.location import Site, statements_binding
 from byname.table import Rows, counted, grouped
 
 __all__ = ["Consumer", "Leaf", "Leaves", "leaves"]

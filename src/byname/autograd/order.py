@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from byname.autograd.walk import Node, Walk, accumulator, root_node
-from byname.card import fact, is_tensor
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
 
 __all__ = ["engine_order", "needed_for", "node_of_input", "nodes_leading_to"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from byname.autograd.walk import Walk
-from byname.card import fact
 from byname.naming.name import Name
 from byname.naming.names import Findings
+from byname.reading.tensor import fact
 
 __all__ = ["NamedResults"]
 

@@ -11,15 +11,15 @@ import torch
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Node, Walk, node_name
-from byname.card import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, fact, facts_of
-from byname.naming.log import Call
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
-from byname.quiet import collection_paused, untouched
-from byname.site import Site
+from byname.reading.quiet import collection_paused, untouched
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, fact, facts_of
+from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
+from byname.tracking.log import Call
 
 __all__ = ["Saved", "SavedTensor", "rows_of", "saved"]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.autograd.walk import Node, Walk, accumulate_type, by_kind
-from byname.card import PLAIN, fact, is_tensor
-from byname.naming.step import literal
+from byname.naming.children.step import literal
+from byname.reading.tensor import PLAIN, fact, is_tensor
 
 __all__ = [
     "Slot",

@@ -19,12 +19,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.freeing import lots, mark
-from byname.card import fact, is_tensor
 from byname.errors import NoGraphError, NotATensorError
-from byname.naming.reading import found_in
 from byname.naming.sites import SiteLookup, site_of_tensor
-from byname.quiet import collection_paused, untouched
-from byname.site import Site
+from byname.reading.objects import found_in
+from byname.reading.quiet import collection_paused, untouched
+from byname.reading.tensor import fact, is_tensor
+from byname.source.location import Site
 from byname.table import printable
 
 __all__ = [

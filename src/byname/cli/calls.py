@@ -11,7 +11,7 @@ import torch
 import torch.fx  # keeps for its traces the call of a module as it is now, so that none of theirs is shown
 from torch import nn
 
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.undo import Undo
 from byname.watch.compiling import EAGERLY
 from byname.watch.tracing.asleep import asleep

@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from byname.cli.command import say
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where, width
 from byname.memory.growth import Growth, growth
-from byname.naming.frames import caller, revisiting
-from byname.quiet import eager
+from byname.reading.frames import caller, revisiting
+from byname.reading.quiet import eager
 from byname.table import counted
 from byname.undo import Undo
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn, Protocol
 
-from byname.tracebacks import clean, users_frame
+from byname.source.tracebacks import clean, users_frame
 
 __all__ = ["Module", "Program", "Script", "ended_with", "report"]
 

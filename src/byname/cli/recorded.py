@@ -18,9 +18,9 @@ from byname.cli.calls import Calls
 from byname.cli.command import CommandError, say
 from byname.cli.unnoticed import ready, unnoticed, where
 from byname.errors import BynameError
-from byname.naming.modules import modules_in
-from byname.naming.reading import attributes_of
 from byname.place import parse
+from byname.reading.modules import modules_in
+from byname.reading.objects import attributes_of
 from byname.recording.record import record
 from byname.table import counted, printable
 from byname.watch.attach import unwrapped

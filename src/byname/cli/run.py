@@ -79,6 +79,6 @@ _OF_RECORD = ("to", *_OPTIONS)
 
 
 def _explaining(options: argparse.Namespace) -> AbstractContextManager[object]:
-    from byname.autograd.explaining import Explaining
+    from byname.diagnose.explaining import Explaining
 
     return Explaining(checked=say if options.check else None, non_finite=say if options.non_finite else None)

@@ -17,7 +17,7 @@ from typing import Any
 
 from byname.cli.command import CommandError
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.text import printable_lines
 
 __all__ = ["answer_signals"]

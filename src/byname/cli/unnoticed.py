@@ -11,9 +11,9 @@ from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from byname.memory.census import census
-from byname.site import is_library
+from byname.source.location import is_library
+from byname.source.tracebacks import frames
 from byname.table import printable, text
-from byname.tracebacks import frames
 
 __all__ = ["ready", "shown_census", "unnoticed", "where", "width"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from byname.card import STORAGE, STORAGE_BYTES, Facts, facts_of
 from byname.naming.search import Ours
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, facts_of
 
 __all__ = ["Block", "blocks_of", "used"]
 

@@ -9,19 +9,19 @@ from typing import Any, overload
 
 import torch
 
-from byname.autograd.finding import said
 from byname.autograd.walk import is_node
-from byname.card import Card, Carded, card_from, is_tensor
+from byname.diagnose.finding import said
 from byname.errors import BadArgumentError
 from byname.memory.blocks import Block, blocks_of, used
 from byname.memory.kinds import Kinds
 from byname.memory.living import Link, Living, living
-from byname.memory.look import Look, looking
+from byname.memory.snapshot import Look, looking
 from byname.memory.unattributed import cuda_is_in_use, unattributed
 from byname.naming.name import Name, unnamed
 from byname.naming.sites import name_of_output, site_of_tensor
-from byname.quiet import eager
-from byname.site import Site
+from byname.reading.quiet import eager
+from byname.reading.tensor import Card, Carded, card_from, is_tensor
+from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 
 __all__ = ["Census", "Resident", "census"]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy
 import torch
 
-from byname.card import fact
-from byname.memory.groups import Group, Size
 from byname.memory.kinds import originals
-from byname.memory.look import Look
+from byname.memory.patterns import Group, Size
+from byname.memory.snapshot import Look
 from byname.naming.names import Named
 from byname.naming.search import Ours
+from byname.reading.tensor import fact
 
 __all__ = ["Evidence"]
 

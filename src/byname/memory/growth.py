@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from byname.errors import BadArgumentError
-from byname.memory.groups import Group, Size, groups_of, joined
 from byname.memory.known import Known
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.look import Look, looking
+from byname.memory.patterns import Group, Size, groups_of, joined
+from byname.memory.snapshot import Look, looking
 from byname.memory.widening import Key, widened
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.table import Rows, bytes_text, counted
 
 __all__ = ["Grown", "Growth", "growth"]

@@ -9,13 +9,13 @@ from typing import Any, overload
 import torch
 
 from byname.autograd.walk import is_node
-from byname.card import is_tensor
 from byname.errors import BadArgumentError, NotATensorError
-from byname.memory.look import Look, looking
+from byname.memory.snapshot import Look, looking
 from byname.memory.words import where
 from byname.naming.names import Named
 from byname.naming.search import Targets
-from byname.quiet import eager
+from byname.reading.quiet import eager
+from byname.reading.tensor import is_tensor
 from byname.table import counted, printable
 
 __all__ = ["Holder", "holders"]

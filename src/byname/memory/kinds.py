@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import is_node
-from byname.card import fact, facts_of, is_tensor
 from byname.memory.living import Living
-from byname.memory.look import Look
-from byname.naming.modules import registered, state_of
-from byname.naming.reading import attributes_of, snapshot
+from byname.memory.snapshot import Look
 from byname.naming.search import OursById
+from byname.reading.modules import registered, state_of
+from byname.reading.objects import attributes_of, snapshot
+from byname.reading.tensor import fact, facts_of, is_tensor
 
 __all__ = ["KINDS", "Kinds", "originals"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from byname.card import STORAGE
 from byname.memory.blocks import Block
+from byname.reading.tensor import STORAGE
 
 __all__ = ["Known"]
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 
 from byname.autograd.walk import Node
-from byname.card import card_of, fact, facts_of
 from byname.memory.evidence import Evidence
-from byname.memory.groups import LOST, Group, Size
 from byname.memory.inside import reached_from_context
-from byname.memory.look import Look
+from byname.memory.patterns import LOST, Group, Size
+from byname.memory.snapshot import Look
 from byname.memory.words import where
-from byname.naming.futures import FUTURES
+from byname.naming.children.futures import FUTURES
+from byname.reading.tensor import card_of, fact, facts_of
 
 __all__ = ["CAUSES", "Leak", "leak_of"]
 

@@ -17,10 +17,10 @@ from torch.autograd import forward_ad
 
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.card import PLAIN, fact, parts_of
-from byname.naming.allocating import Allocation, living_allocations
-from byname.naming.heap import everything, reached_from
+from byname.naming.referrers import everything, reached_from
 from byname.naming.search import Ours, OursById, Targets
+from byname.reading.tensor import PLAIN, fact, parts_of
+from byname.tracking.allocations import Allocation, living_allocations
 
 __all__ = ["Link", "Living", "living"]
 

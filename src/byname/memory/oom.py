@@ -10,9 +10,9 @@ from torch import nn
 
 from byname.autograd.walk import is_node
 from byname.memory.blocks import Block
-from byname.memory.groups import Group, groups_of
 from byname.memory.kinds import Kinds
-from byname.memory.look import Look, looking
+from byname.memory.patterns import Group, groups_of
+from byname.memory.snapshot import Look, looking
 from byname.memory.unattributed import unattributed
 from byname.naming.patterns import pattern_of
 from byname.naming.search import Way

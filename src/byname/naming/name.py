@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from byname.site import Site
+from byname.source.location import Site
 from byname.text import printable
 
 __all__ = ["Name", "unnamed"]

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.card import STORAGE, Card, card_from, fact, facts_of, is_tensor
 from byname.errors import NotATensorError
-from byname.naming.heap import climb
+from byname.naming.children.step import Step, suffix
 from byname.naming.name import Name, unnamed
 from byname.naming.patterns import written
+from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
-from byname.naming.step import Step, suffix
-from byname.quiet import collection_paused, untouched
-from byname.site import Site
+from byname.reading.quiet import collection_paused, untouched
+from byname.reading.tensor import STORAGE, Card, card_from, fact, facts_of, is_tensor
+from byname.source.location import Site
 from byname.table import printable
 
 __all__ = ["Findings", "Named", "find", "find_near", "name", "names"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from byname.naming.children.step import writable
 from byname.naming.search import Way
-from byname.naming.step import writable
 from byname.table import printable
 
 __all__ = ["Written", "pattern_of", "written"]

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from byname.errors import BadArgumentError
-from byname.naming.frames import locals_of, running_frames
-from byname.naming.hidden import hidden_places
-from byname.naming.reading import namespace_of
-from byname.naming.step import ATOMS, writable
+from byname.naming.children.hidden import hidden_places
+from byname.naming.children.step import ATOMS, writable
 from byname.naming.tags import tag_of, tagged
-from byname.site import is_library, is_torch, scope_of
+from byname.reading.frames import locals_of, running_frames
+from byname.reading.objects import namespace_of
+from byname.source.location import is_library, is_torch, scope_of
 
 __all__ = [
     "FOREIGN",

@@ -1,7 +1,7 @@
 """By which ways can a tensor be reached? A breadth-first search from the roots that remembers every way in.
 
 The search only reads; it is bounded in depth and in the number of objects, so that a heap of millions costs no more
-than a small one. What it does not reach is left to `byname.naming.heap`.
+than a small one. What it does not reach is left to `byname.naming.referrers`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.card import is_tensor
-from byname.naming.holding import held_by
+from byname.naming.children.registry import held_by
+from byname.naming.children.step import Step, same
 from byname.naming.roots import Root
-from byname.naming.step import Step, same
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import is_tensor
 
 __all__ = ["Ours", "OursById", "Place", "Reached", "Targets", "Way", "search"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from byname.card import fact
-from byname.naming.log import Call, CallFinder, Made, is_in_place
 from byname.naming.name import Name
 from byname.naming.roots import module_of
-from byname.naming.track import TRACKERS
-from byname.site import Site, Spot, binds_alone, locate, scope_of, statements_binding
+from byname.reading.tensor import fact
+from byname.source.location import Site, Spot, binds_alone, locate, scope_of, statements_binding
+from byname.tracking.log import Call, CallFinder, Made, is_in_place
+from byname.tracking.tracker import TRACKERS
 
 __all__ = ["SiteLookup", "history_of", "name_at", "name_of_output", "rebound_by", "site_of_tensor"]
 

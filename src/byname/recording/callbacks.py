@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.card import fact, is_tensor
 from byname.errors import BadArgumentError, BynameError
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
 from byname.recording.series import Series
 from byname.recording.views.stacking import stack, stack_padded
 from byname.table import counted

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener
@@ -20,8 +20,8 @@ from byname.recording.series import Series
 from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
+from byname.source.tracebacks import warn
 from byname.text import note_on, printable
-from byname.tracebacks import warn
 from byname.undo import Undo, raise_first
 from byname.watch.heard import WARNED, grouped
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from byname.card import PLAIN
 from byname.errors import NotStorableError
+from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
 from byname.recording.columns import Column, Record
 from byname.recording.options import Options

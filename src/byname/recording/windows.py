@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.columns import Column
 from byname.recording.processes.gather import Gatherer
@@ -20,7 +20,7 @@ from byname.recording.series import Series
 from byname.recording.stores.memory import MemoryStore
 from byname.recording.stores.store import Store
 from byname.recording.values.copying import Copies, plain_copy
-from byname.tracebacks import warn
+from byname.source.tracebacks import warn
 
 __all__ = ["Windows"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
-from byname.naming.depth import Deeper
-from byname.naming.reading import parents_of
 from byname.place import Place, parse
+from byname.reading.objects import parents_of
+from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
 from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.naming.modules import modules_in
-from byname.quiet import eager
+from byname.reading.modules import modules_in
+from byname.reading.quiet import eager
 from byname.watch.running import active_modes
 from byname.watch.wrappers import notes_on_scripts
 

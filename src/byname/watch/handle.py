@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from byname.watch.heard import Heard
 
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 from byname.text import printable
 from byname.undo import Undo
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import nn
 
 from byname.errors import NothingSeenWarning
+from byname.source.tracebacks import warn
 from byname.table import counted, listed, printable
-from byname.tracebacks import warn
 from byname.watch.places.spot import Spot
 
 __all__ = ["WARNED", "Entry", "Heard", "grouped", "in_words", "not_come_to"]

@@ -8,8 +8,8 @@ from types import FunctionType
 
 from torch import nn
 
-from byname.card import fact
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.reachable import function_of, methods_of, names_reached
 from byname.watch.places.resolve import is_called

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.card import fact, is_tensor
 from byname.errors import InterjectionError
 from byname.place import join
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
 from byname.watch.places.items import Segments, tensors_in
 
 __all__ = ["conversion", "same_gradients", "same_kind"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.naming.modules import modules_in
+from byname.reading.modules import modules_in
 from byname.watch.places.spot import Spot
 
 __all__ = ["inside_of", "is_script", "notes_on_scripts", "unseen_in_script", "without_scripts"]

@@ -14,7 +14,7 @@ from byname.analyse.analysers.analyser import Analyser, checked_analyser
 from byname.analyse.analysers.kinds import Kind, Kinds
 from byname.analyse.analysers.sample import Sample
 from byname.errors import BynameError
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
 from byname.text import note_on
 from byname.watch.attach import attach, meaning_of, unwrapped
 from byname.watch.event import Event

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from byname.errors import NotStorableError
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
 from byname.recording.processes.shard import Shard
 
 __all__ = ["checked", "cuts", "indices", "is_distributed", "local_part"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from byname.card import PLAIN, is_tensor
 from byname.errors import NotStorableError
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import PLAIN, is_tensor
 from byname.recording.values.copying import copied
 from byname.recording.values.kinds import ATOMS
 from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed

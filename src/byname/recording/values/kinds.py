@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 
-from byname.naming.reading import attributes_of, found_in, namespace_of, parents_of
+from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
 
 __all__ = ["ATOMS", "Refused", "kind_of", "plain_atom", "plain_items", "plain_key"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from byname.card import PLAIN
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import PLAIN
 
 __all__ = ["bare", "functions_listen", "is_ordinary", "nothing_listens", "undisturbed"]
 

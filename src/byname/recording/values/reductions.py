@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 import torch
 
-from byname.card import fact
 from byname.errors import BadArgumentError, NotReducibleError
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact
 from byname.recording.values.figures import FIGURES, ORDERED, Reduction
 from byname.recording.values.kinds import Refused, kind_of, plain_items, plain_key
 from byname.recording.values.ordinary import bare, is_ordinary, nothing_listens, undisturbed

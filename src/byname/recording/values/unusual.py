@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from byname.card import PLAIN, fact, parts_of
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.values.kinds import Refused
 from byname.recording.values.nested import has_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from byname.naming.modules import state_of
+from byname.reading.modules import state_of
 from byname.table import counted
 from byname.watch.drawing.plan import Item, Plan, Shape, Wire
 from byname.watch.drawing.traits import shape_of

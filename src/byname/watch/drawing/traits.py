@@ -7,9 +7,9 @@ from math import prod
 
 from torch import nn
 
-from byname.card import fact, is_tensor
-from byname.naming.modules import parameters_in, registered
-from byname.quiet import untouched
+from byname.reading.modules import parameters_in, registered
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
 from byname.watch.drawing.plan import Item, Shape
 
 __all__ = ["elements", "settings", "shape_of", "traits"]

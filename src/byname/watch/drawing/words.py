@@ -26,7 +26,7 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """A shape as it is written, as in ``card.py``; empty where it is not known."""
+    """A shape as it is written, as in ``reading/tensor.py``; empty where it is not known."""
     if shape is None:
         return ""
     return "×".join(map(str, shape)) or "scalar"

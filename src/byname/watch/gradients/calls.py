@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
 from byname.watch.gradients.doors import Edge, Entered, Event, Found
 from byname.watch.gradients.followed import Followed, Later, Receive
 from byname.watch.gradients.values import watch_the_base

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
 from byname.watch.gradients.windows import Reshaped, Window, whole_window_of
 
 __all__ = [

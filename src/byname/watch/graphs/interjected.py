@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.text import note_on
 from byname.watch.gradients.calls import before, follow
 from byname.watch.gradients.doors import Entered

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from byname.errors import RewriteError
-from byname.naming.modules import modules_in
+from byname.reading.modules import modules_in
 
 __all__ = ["mirror"]
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.naming.reading import parents_of
-from byname.site import is_library, is_torch
+from byname.reading.objects import parents_of
+from byname.source.location import is_library, is_torch
 from byname.watch.graphs.proxies import Untraceable
 
 __all__ = ["Outside", "answers_hold", "autocast_state", "other_modes"]

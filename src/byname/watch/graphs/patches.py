@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from byname.site import is_torch
+from byname.source.location import is_torch
 from byname.watch.places.operations import operation_name
 
 __all__ = ["Listener", "applied", "installed"]

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.fx.graph_module import _forward_from_src
 
 from byname.errors import RewriteError
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.watch.graphs.arguments import Arguments, of_call
 from byname.watch.graphs.held import HELD, Held
 from byname.watch.graphs.recipe import Recipe

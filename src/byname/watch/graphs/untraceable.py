@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import RewriteError
-from byname.site import is_torch
+from byname.source.location import is_torch
 from byname.watch.graphs.proxies import Untraceable
 
 __all__ = ["untraceable"]

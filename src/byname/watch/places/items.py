@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from byname.card import is_tensor
-from byname.naming.reading import attributes_of, found_in, snapshot
 from byname.place import Any as AnyDepth
 from byname.place import Item, Name, Segment, fits
+from byname.reading.objects import attributes_of, found_in, snapshot
+from byname.reading.tensor import is_tensor
 
 __all__ = ["Segments", "attribute", "inside", "items_in", "put", "tensors_in"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from byname.card import is_tensor
-from byname.naming.reading import found_in, parents_of
 from byname.place import Any as AnyDepth
 from byname.place import AnyItem, Item, Name, Segment, is_wild, join
+from byname.reading.objects import found_in, parents_of
+from byname.reading.tensor import is_tensor
 from byname.table import closest, printable
 from byname.watch.places.items import Segments, inside, items_in
 

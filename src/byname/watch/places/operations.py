@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.naming.reading import found_in, namespace_of, parents_of
+from byname.reading.objects import found_in, namespace_of, parents_of
 
 __all__ = [
     "PLAIN_FUNCTIONS",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.naming.reading import namespace_of, parents_of
+from byname.reading.objects import namespace_of, parents_of
 from byname.watch.places.operations import is_elementary
 from byname.watch.variables.methods import method_of
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.naming.reading import attributes_of, found_in, namespace_of
 from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
+from byname.reading.objects import attributes_of, found_in, namespace_of
 from byname.watch.places.ambiguous import calls_function, note_on_function
 from byname.watch.places.operations import is_elementary, is_operation, operations_like
 from byname.watch.places.reachable import function_of, methods_of, names_reached

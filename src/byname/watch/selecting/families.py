@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from byname.card import fact, is_tensor
-from byname.naming.reading import attributes_of, namespace_of, parents_of, snapshot
-from byname.quiet import untouched
+from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
 
 __all__ = ["FAMILIES", "Family", "family_named"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from byname.naming.modules import own_parameters
-from byname.naming.reading import attributes_of, parents_of
 from byname.place import Name, Place, Segment, ends_of, parse
+from byname.reading.modules import own_parameters
+from byname.reading.objects import attributes_of, parents_of
 from byname.watch.selecting.families import family_named
 from byname.watch.selecting.hints import inside_of_others
 from byname.watch.selecting.selectors import Look, Selector, Test, is_place

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from byname.card import is_tensor
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.reading.tensor import is_tensor
 from byname.undo import Undo
 from byname.watch.places.items import Segments, put
 from byname.watch.places.spot import Spot

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from byname.errors import NoMatchError
-from byname.naming.modules import modules_in
 from byname.place import Name, parse
+from byname.reading.modules import modules_in
 from byname.table import listed
 from byname.undo import Undo
 from byname.watch.places.once import each_once

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.card import is_tensor
-from byname.quiet import untouched
+from byname.reading.quiet import untouched
+from byname.reading.tensor import is_tensor
 from byname.watch.event import Event
 from byname.watch.gradients.values import missed_at, on_gradient
 from byname.watch.places.items import Segments, items_in, put, tensors_in

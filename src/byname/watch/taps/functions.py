@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from byname.naming.log import is_in_place
-from byname.naming.modes import FUNCTIONS
-from byname.quiet import eager
+from byname.reading.modes import FUNCTIONS
+from byname.reading.quiet import eager
+from byname.tracking.log import is_in_place
 from byname.watch.places.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.watch.running import Running, active_modes, runs
 from byname.watch.taps.delivery import Deliver

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from byname.quiet import eager
+from byname.reading.quiet import eager
 from byname.watch.running import Running
 from byname.watch.wrappers import is_script
 

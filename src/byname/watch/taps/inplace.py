@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from byname.card import is_tensor
-from byname.naming.kinds import first_given
-from byname.naming.log import is_in_place
-from byname.quiet import eager
+from byname.reading.quiet import eager
+from byname.reading.tensor import is_tensor
+from byname.tracking.functions import first_given
+from byname.tracking.log import is_in_place
 
 __all__ = ["called", "changed_by", "overwrite"]
 

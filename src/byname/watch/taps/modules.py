@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.card import is_tensor
+from byname.reading.tensor import is_tensor
 from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver

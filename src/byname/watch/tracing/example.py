@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from byname.errors import BadExampleError
-from byname.naming.reading import attributes_of, snapshot
-from byname.quiet import untouched
+from byname.reading.objects import attributes_of, snapshot
+from byname.reading.quiet import untouched
 
 __all__ = ["arguments_of", "copied", "labelled", "tensors_in"]
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
-from byname.naming.depth import Deeper
-from byname.naming.modules import state_of
-from byname.naming.reading import attributes_of, found_in, snapshot
-from byname.quiet import untouched
+from byname.reading.modules import state_of
+from byname.reading.objects import attributes_of, found_in, snapshot
+from byname.reading.quiet import untouched
 from byname.text import note_on
+from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.resolve import modules_by_path

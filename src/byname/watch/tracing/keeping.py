@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.card import fact, is_tensor
-from byname.naming.kinds import memory_of
-from byname.naming.modules import modules_in
-from byname.naming.reading import attributes_of
-from byname.quiet import collection_paused, untouched
+from byname.reading.modules import modules_in
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import collection_paused, untouched
+from byname.reading.tensor import fact, is_tensor
+from byname.tracking.functions import memory_of
 
 __all__ = ["Kept", "kept"]
 

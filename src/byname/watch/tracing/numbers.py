@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from byname.card import fact
-from byname.naming.kinds import memory_of
+from byname.reading.tensor import fact
+from byname.tracking.functions import memory_of
 
 __all__ = ["Numbers"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from byname.card import is_tensor
-from byname.naming.kinds import first_given, versions_of
-from byname.naming.log import is_in_place
-from byname.quiet import eager, untouched
+from byname.reading.quiet import eager, untouched
+from byname.reading.tensor import is_tensor
+from byname.tracking.functions import first_given, versions_of
+from byname.tracking.log import is_in_place
 from byname.watch.places.operations import is_elementary, operation_name, operation_path, taken
 from byname.watch.tracing.example import tensors_in
 from byname.watch.tracing.keeping import Kept

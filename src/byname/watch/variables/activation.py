@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from byname.quiet import eager, untouched
+from byname.reading.quiet import eager, untouched
 
 __all__ = ["Activation", "Listener", "Receive", "Run", "version_of"]
 

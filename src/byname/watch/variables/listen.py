@@ -18,8 +18,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from byname.errors import BadArgumentError
-from byname.quiet import eager
-from byname.source import HIDDEN, ThisCode
+from byname.reading.quiet import eager
+from byname.source.code import HIDDEN, ThisCode
 from byname.table import listed
 from byname.watch.compiling import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from byname.source import ThisCode, one_at_a_time, source_of, stands_for
+from byname.source.code import ThisCode, one_at_a_time, source_of, stands_for
 from byname.watch.variables.rewriting import rewrite
 from byname.watch.variables.scopes import Function
 

@@ -17,7 +17,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from byname.source import HIDDEN
+from byname.source.code import HIDDEN
 from byname.watch.variables.bound import (
     CHANGING_STATEMENTS,
     first_of,

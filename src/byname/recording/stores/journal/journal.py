@@ -41,7 +41,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from byname.interrupts import interrupts_wait
+from byname.reading.signals import interrupts_wait
 from byname.recording.stores.journal.descriptors import (
     alone,
     beside,

@@ -1,0 +1,1 @@
+"""Why did backward fail, do nothing, or make what is not finite?"""

@@ -1,0 +1,106 @@
+"""backward-twice: what does this backward need that an earlier one has freed, and which one was that?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from byname.autograd.slots import slots_of
+from byname.diagnose.causes.words import at, blamed, lines, said
+from byname.diagnose.context import Scene
+from byname.diagnose.finding import Finding, listed
+from byname.diagnose.stamps import freed_by
+from byname.naming.name import Name
+from byname.reading.quiet import untouched
+from byname.source.location import Site
+
+__all__ = ["backward_twice"]
+
+_SAME_LINE = (
+    "if {it} is a state that is carried over, begin each iteration with {it}.detach(); if it depends on parameters, "
+    "compute it inside the iteration. retain_graph=True would keep every earlier iteration in memory"
+)
+_OTHER_LINE = (
+    "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
+    "in the first backward keeps all that was saved in memory until the second, and allows no optimizer step between"
+)
+
+
+def backward_twice(scene: Scene, error: BaseException | None = None) -> Finding | None:
+    """The first node, in the order of the engine, that cannot run because what it saved is gone."""
+    if not scene.has_graph:
+        return None
+    with untouched():
+        gone = {slot.number for slot in slots_of(scene.walk) if slot.state == "freed"}
+        gone = {number for number in gone if scene.can_fail_at(number)}
+        if not gone:
+            return None
+        stamped = {number for number, node in enumerate(scene.walk.nodes[1:], 1) if freed_by(node) is not None}
+        if not scene.places:  # nothing has run yet: the first that is freed is the one that will fail
+            possible = [number for number in scene.order() if number in gone][:1]
+        else:
+            possible = list(_possible(scene, gone, stamped))
+    return _known(scene, possible[-1], stamped) if len(possible) == 1 else _uncertain(scene, possible)
+
+
+def _possible(scene: Scene, gone: set[int], stamped: set[int]) -> Iterator[int]:
+    """The nodes that may be the one that failed: the engine stops at the first that was freed before it ran.
+
+    What it ran before that one it has freed itself. A node that was made under a tracker and bears no stamp can only
+    have been freed in this way; of any other that is not known.
+    """
+    live = {slot.number for slot in slots_of(scene.walk) if slot.state != "freed"}
+    for number in scene.order():
+        if number in gone and number in stamped:
+            yield number
+            return
+        if number in gone and (not scene.lookup or scene.lookup.call(scene.walk.nodes[number]) is None):
+            yield number
+        elif number in live:
+            return
+
+
+def _known(scene: Scene, number: int, stamped: set[int]) -> Finding:
+    variable, made = scene.variable(number, stamped), scene.site(number)
+    run = freed_by(scene.walk.nodes[number])
+    freed = None if run is None else run.site
+    it = said(variable)
+    where = f", made at {made}," if made is not None and variable.path else ""
+    by = f"the backward{at(freed)} has freed it" if run is not None else "an earlier backward has freed it"
+    message = (
+        f"this backward{at(scene.noticed)} goes through {it}{where} and what autograd had saved there is gone: {by}"
+    )
+    remedy = _SAME_LINE if freed is not None and freed == scene.noticed else _OTHER_LINE
+    name = f"`{variable.path}`" if variable.path else "it"
+    sites = lines(made, freed, scene.noticed)
+    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name))
+
+
+def _each(variable: Name) -> tuple[Name, ...]:
+    """The variable; of a statement that assigns several at once, each of them."""
+    return blamed(*(replace(variable, path=path) for path in variable.path.split(", ")))
+
+
+def _uncertain(scene: Scene, numbers: Sequence[int]) -> Finding:
+    """Several nodes may be the one that failed."""
+    possible = list(_first_of_each_name(scene, numbers))
+    names = tuple(name for name, _ in possible)
+    sites = [made for _, made in possible] if len(possible) == 1 else []
+    who = listed(names) or "a tensor without a name"
+    message = (
+        f"this backward{at(scene.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, and what "
+        "autograd had saved there was freed by an earlier backward. byname.explaining() around the program "
+        "remembers which backward that was"
+    )
+    remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")
+    return Finding("backward-twice", message, names, lines(*sites, scene.noticed), remedy)
+
+
+def _first_of_each_name(scene: Scene, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
+    seen: set[str] = set()
+    with untouched():
+        for number in numbers:
+            name = scene.variable(number, range(len(scene.walk.nodes)))
+            if name.path and name.path not in seen:
+                seen.add(name.path)
+                yield name, scene.site(number)

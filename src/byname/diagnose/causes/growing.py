@@ -1,0 +1,120 @@
+"""graph-grows, graph-in-grad: does the graph carry earlier iterations along, and which line ties them together?"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from byname.autograd.walk import Node
+from byname.diagnose.causes.words import at, blamed, lines, said
+from byname.diagnose.context import Scene
+from byname.diagnose.engine import Run
+from byname.diagnose.finding import Finding, listed
+from byname.diagnose.stamps import creating_run, first_run
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact
+from byname.source.location import Site
+from byname.table import counted
+from byname.tracking.tracker import logs
+
+__all__ = ["graph_grows", "graph_in_grad"]
+
+
+def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
+    """A graph, of these nodes, that reaches back through several iterations, each with a backward of its own."""
+    if not any(log.steps for log in logs()):
+        return []
+    with untouched():
+        passed = _iterations(map(first_run, nodes))
+        if len(passed) < 2:
+            return []
+        runs = [None, *map(first_run, scene.walk.nodes[1:])]
+        joins = list(_joins(scene, runs))
+    join = max(joins, key=lambda one: one.spans, default=None)
+    if join is None or join.spans < 2:
+        return []
+    variable = scene.variable(join.carrier)
+    message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
+        f"{said(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every iteration, "
+        "in memory and in time"
+        if join.is_chain
+        else f"{said(variable)} brings them together{at(join.site)}. If every iteration adds one, it grows without end"
+    )
+    remedy = (
+        "for a running total add loss.item() or loss.detach(); for a state that is carried over detach it at the "
+        "beginning of each iteration"
+    )
+    return [Finding("graph-grows", message, blamed(variable), lines(join.site), remedy)]
+
+
+class _Join(NamedTuple):
+    """A line at which nodes of one iteration use nodes of earlier ones.
+
+    Attributes:
+        site: the line.
+        carrier: the node whose result is carried over.
+        spans: how many earlier iterations are reached there.
+        is_chain: whether each iteration has used the one before it in the same way.
+    """
+
+    site: Site | None
+    carrier: int
+    spans: int
+    is_chain: bool
+
+
+def _joins(scene: Scene, runs: Sequence[Run | None]) -> Iterator[_Join]:
+    found: dict[Site | None, list[int]] = {}
+    reached: dict[Site | None, set[Run | None]] = {}
+    chains: dict[Site | None, bool] = {}
+    for user, row in enumerate(scene.walk.rows):
+        older = [below for below in row if below and _is_older(runs[below], runs[user])]
+        if older:
+            site = scene.site(user)
+            adds_up = site is not None and any(scene.site(below) == site for below in row if below)
+            chains[site] = chains.get(site, False) or adds_up or (runs[user] is not None)
+            found.setdefault(site, []).append(user if adds_up else older[0])
+            reached.setdefault(site, set()).update(runs[below] for below in older)
+    for site, carriers in found.items():
+        yield _Join(site, carriers[0], len(_iterations(reached[site])), chains[site])
+
+
+def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:
+    """The iterations that some backwards belong to: between two of them an optimizer has made a step."""
+    found = set()
+    for run in {run for run in runs if run is not None}:
+        steps = [step.number for log in logs() if log.thread == run.thread for step in log.steps]
+        found.add((run.thread, bisect.bisect_left(steps, run.sequence)))
+    return found
+
+
+def _is_older(one: Run | None, other: Run | None) -> bool:
+    """Whether a node has been run by an earlier backward than the one that uses it."""
+    return one is not None and (other is None or one.number < other.number)
+
+
+def graph_in_grad(scene: Scene, leaves: Sequence[torch.Tensor]) -> list[Finding]:
+    """Leaves whose ``.grad`` is itself part of a graph."""
+    with untouched():
+        held = []
+        for leaf in leaves:
+            gradient = fact(leaf, "grad")
+            if gradient is not None and fact(gradient, "grad_fn") is not None:
+                held.append(leaf)
+        if not held:
+            return []
+        runs = [creating_run(fact(leaf, "grad")) for leaf in held]
+    names = tuple(scene.names(held[::-1]))
+    sites = dict.fromkeys(run.site for run in runs if run is not None)
+    message = (
+        f"the .grad of {listed(map(str, names))} holds a graph: a backward with create_graph=True has left it there, "
+        "and parameter and gradient keep each other alive"
+    )
+    remedy = (
+        "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
+        "(optimizer.zero_grad() does)"
+    )
+    return [Finding("graph-in-grad", message, names, lines(*sites), remedy)]

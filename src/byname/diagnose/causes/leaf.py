@@ -1,0 +1,221 @@
+"""leaf-in-place, non-leaf-grad: what was done to a leaf, or asked of a tensor that is none, and on which line?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.diagnose.causes.words import at, blamed, lines, said
+from byname.diagnose.context import Scene, message_of
+from byname.diagnose.finding import Finding
+from byname.naming.name import unnamed
+from byname.naming.sites import site_of_tensor
+from byname.reading.frames import locals_of
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
+from byname.source.code import expression
+from byname.source.location import Spot, locate, statements_binding
+from byname.tracking.tracker import logs
+
+__all__ = ["leaf_in_place", "non_leaf_grad"]
+
+
+def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
+    """The leaf that a statement changes though it requires grad."""
+    leaves = [tensor for tensor in _tensors_at(scene) if _is_changed_leaf(tensor)]
+    leaf = next(iter(leaves), None)
+    name = unnamed() if leaf is None else scene.name(_leaf_of(leaf))
+    what = (
+        f"{said(name)} is a leaf that requires grad, and{at(scene.noticed)} it"
+        if name.path
+        else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(scene.noticed)}")
+    )
+    message = f"{what} is changed in place"
+    remedy = (
+        "to set its values, as an initialisation or a step does, write the statement under torch.no_grad(); to compute "
+        f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
+    )
+    return Finding("leaf-in-place", message, blamed(name), lines(scene.noticed), remedy)
+
+
+def _is_changed_leaf(tensor: torch.Tensor) -> bool:
+    leaf = _leaf_of(tensor)
+    return bool(fact(leaf, "requires_grad")) and fact(leaf, "grad_fn") is None
+
+
+def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
+    with untouched():
+        base = fact(tensor, "_base")
+        return tensor if base is None else base
+
+
+def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
+    """The tensor whose ``.grad`` was asked for, or which was given to an optimizer, though it is not a leaf."""
+    asked = _given_to_optimizer(scene) if type(error) is ValueError else _asked_for_grad(scene)
+    tensor = next(asked, None)
+    if tensor is None:
+        return None
+    with untouched():
+        made, name = site_of_tensor(tensor), scene.name(tensor)
+        node = fact(tensor, "grad_fn")
+        if made is None and node is not None:
+            made = Scene([tensor]).site(1)
+    why = (
+        f"made{at(made)} by an operation on another tensor" if made else "the result of an operation on another tensor"
+    )
+    wanted = "an optimizer takes only leaves" if type(error) is ValueError else "only leaves get a .grad"
+    it = said(name)
+    remedy = (
+        f"compute the values first and then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
+        "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
+    )
+    message = f"{it} is no leaf: it is {why}, and {wanted}"
+    return Finding("non-leaf-grad", message, blamed(name), lines(made, scene.noticed), remedy)
+
+
+def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:
+    """The tensor that ``add_param_group`` refused, from the frame that refused it."""
+    for place in scene.places:
+        if place.frame.f_code.co_name == "add_param_group":
+            group = dict(locals_of(place.frame)).get("param_group")
+            params = group.get("params", ()) if type(group) is dict else ()
+            yield from (one for one in params if is_tensor(one) and _is_result(one))
+
+
+def _asked_for_grad(scene: Scene) -> Iterator[torch.Tensor]:
+    """The tensors without a gradient of their own whose ``.grad`` the failing expression reads."""
+    place = scene.users_place
+    found = None if place is None else expression(place.frame.f_code, place.instruction)
+    if place is None or found is None:
+        return
+    code = place.frame.f_code
+    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
+    for node in _gradients_in(found.node, code, variables):
+        value = evaluated(node.value, variables)
+        if value is None:
+            yield from _read_there(code, node.lineno)
+        elif is_tensor(value) and _is_result(value):
+            yield value
+
+
+def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> Iterator[ast.Attribute]:
+    """Each ``x.grad`` in an expression, and that which a variable of it was given: ``g = x.grad``."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "grad":
+            yield part
+        if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
+            for spot in statements_binding(code, part.id):
+                value = _assigned_in(spot)
+                if isinstance(value, ast.Attribute) and value.attr == "grad":
+                    yield value
+
+
+def _assigned_in(spot: Spot) -> ast.expr | None:
+    """The value of a simple assignment, parsed from its source."""
+    try:
+        statement = ast.parse(spot.site.statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+        return None
+    return statement.value if isinstance(statement, ast.Assign) else None
+
+
+def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
+    """The tensors whose missing ``.grad`` was seen to be read on this line, the last one first."""
+    for log in logs():
+        for where, instruction, reference in reversed(log.grad_reads):
+            tensor = reference()
+            if where is code and tensor is not None and locate(code, instruction).site.line == line:
+                yield tensor
+
+
+def _is_result(tensor: torch.Tensor) -> bool:
+    with untouched():
+        return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
+
+
+def _tensors_at(scene: Scene) -> Iterator[torch.Tensor]:
+    """The tensors that the failing expression works on, what it changes first."""
+    place = scene.users_place
+    if place is None:
+        return
+    found = expression(place.frame.f_code, place.instruction)
+    if found is None:
+        return
+    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
+    with untouched():
+        for value in _subjects(found.node, variables):
+            yield from (one for one in _inside(value) if is_tensor(one))
+
+
+def _subjects(node: ast.AST, variables: dict[str, Any]) -> list[Any]:
+    """What a call or assignment changes; nothing where that cannot be read from the source."""
+    if isinstance(node, ast.AugAssign):
+        return [evaluated(node.target, variables)]
+    if isinstance(node, ast.Subscript):
+        return [evaluated(node.value, variables)]
+    if not isinstance(node, ast.Call):
+        return []
+    out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
+    if isinstance(node.func, ast.Attribute) and not out:
+        receiver = evaluated(node.func.value, variables)
+        if not _is_namespace(receiver):
+            return [receiver]
+    return [evaluated(one, variables) for one in out or node.args[:1]]
+
+
+def _is_namespace(value: Any) -> bool:
+    """Whether ``value.function(x)`` changes `x` and not the value: a module of Python's, or one of PyTorch's."""
+    return type(value) is ModuleType or issubclass(type(value), nn.Module)
+
+
+def _inside(value: Any) -> list[Any]:
+    """A value, or what a list, a tuple or a module's parameters hold."""
+    if type(value) in (list, tuple):
+        return list(value)
+    if issubclass(type(value), nn.Module):
+        return list(nn.Module.parameters(value))
+    return [value]
+
+
+def evaluated(node: ast.AST, variables: dict[str, Any]) -> Any:
+    """The value of ``a.b[0]['k']``, read without running anything; of an item of a tensor, the tensor itself."""
+    if isinstance(node, ast.Name):
+        return variables.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return _attribute(evaluated(node.value, variables), node.attr)
+    if isinstance(node, ast.Subscript):
+        holder = evaluated(node.value, variables)
+        return holder if is_tensor(holder) else _item(holder, node.slice, variables)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        made_of = evaluated(node.func.value, variables)  # w.view(-1), w.T.reshape(...): a view of w
+        return made_of if is_tensor(made_of) else None
+    return None
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    if is_tensor(holder):
+        return holder if name in ("T", "mT", "H", "mH", "data") else None
+    if holder is None:
+        return None
+    spaces = [attributes_of(holder)]
+    spaces += [spaces[0].get(key) or {} for key in ("_parameters", "_buffers", "_modules")]
+    return next((space[name] for space in spaces if type(space) is dict and name in space), None)
+
+
+def _item(holder: Any, key: ast.AST, variables: dict[str, Any]) -> Any:
+    wanted = key.value if isinstance(key, ast.Constant) else evaluated(key, variables)
+    if issubclass(type(holder), nn.Module):
+        holder = list(
+            (attributes_of(holder).get("_modules") or attributes_of(holder).get("_parameters") or {}).values()
+        )
+    if type(holder) is dict and type(wanted) in (str, int):
+        return holder.get(wanted)
+    if type(holder) in (list, tuple) and type(wanted) is int and -len(holder) <= wanted < len(holder):
+        return holder[wanted]
+    return None

@@ -1,0 +1,164 @@
+"""checkpoint-mismatch: which operation was another one when a checkpoint computed its part of the forward again?"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from byname.autograd.slots import packed_in
+from byname.diagnose.causes.words import at, blamed, lines, said, told
+from byname.diagnose.context import Scene, name_around
+from byname.diagnose.finding import Finding
+from byname.naming.name import Name, unnamed
+from byname.naming.sites import name_at
+from byname.reading.frames import locals_of
+from byname.reading.quiet import untouched
+from byname.tracking.log import Call
+from byname.tracking.tracker import logs
+
+__all__ = ["checkpoint_mismatch"]
+
+_REMEDY = (
+    "what runs inside a checkpoint must do the same twice: no counters, caches, branches or random choices of Python "
+    "that the first run changes (the random numbers of PyTorch itself are replayed)"
+)
+
+
+def checkpoint_mismatch(scene: Scene, error: BaseException) -> Finding | None:
+    """The first operation that the second computation left out, added, or did on other shapes."""
+    record = _record(scene)
+    if record is None or not scene.has_graph:
+        return None
+    with untouched():
+        nodes = _nodes_of(scene, record)
+        return _other_operation(scene, record, nodes) or _other_shape(scene, record, nodes)
+
+
+def _record(scene: Scene) -> Any:
+    """The checkpoint's own record, from the function that found the difference."""
+    for place in scene.places:
+        known = dict(locals_of(place.frame)) if place.frame.f_code.co_name in _FINDERS else {}
+        record = known.get("self") or known.get("target_frame") or known.get("frame")
+        if hasattr(record, "weak_holders"):
+            return record
+    return None
+
+
+_FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
+
+
+def _nodes_of(scene: Scene, record: Any) -> list[int | None]:
+    """For each tensor that the checkpoint has saved, the node of the graph that it was saved for."""
+    numbers = scene.walk.numbers
+    found = {id(raw.data): numbers[node] for node, _, raw in packed_in(scene.walk.nodes[1:])}
+    return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
+
+
+def _other_operation(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding | None:
+    """The first call that was made in one of the two runs only, where a tracker has seen both."""
+    found = _both_runs(scene, [number for number in nodes if number is not None])
+    if found is None:
+        return None
+    then, now = found
+    compared = difflib.SequenceMatcher(
+        None, [_key(call) for call in then], [_key(call) for call in now], autojunk=False
+    )
+    changed = next((change for change in compared.get_opcodes() if change[0] != "equal"), None)
+    if changed is None:
+        return None
+    _, start, end, start_now, end_now = changed
+    left_out, added = then[start:end][:1], now[start_now:end_now][:1]
+    if left_out and not added and end == len(then) and _has_stopped_early(record):
+        return None
+    return _told(scene, left_out, added)
+
+
+def _has_stopped_early(record: Any) -> bool:
+    """Whether the second run had all it needs, and stopped there."""
+    return any(count == len(record.weak_holders) for count in record.recomp_counter.values())
+
+
+def _both_runs(scene: Scene, nodes: Sequence[int]) -> tuple[list[Call], list[Call]] | None:
+    """The calls of the checkpointed part, and those of the run that has just been made to repeat them."""
+    if not nodes:
+        return None
+    numbers = [scene.walk.nodes[number]._sequence_nr() for number in nodes]
+    root = max(scene.walk.nodes[number]._sequence_nr() for number in scene.walk.roots)
+    for log in logs():
+        calls = [Call(*raw) for raw in log.calls]
+        then = [call for call in calls if call.after > min(numbers) and call.before <= max(numbers)]
+        now = [call for call in calls if call.before > root]
+        if then and now and any(call.before <= numbers[0] < call.after for call in then):
+            return then, now[_beginning(then, now) :]
+    return None
+
+
+def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
+    """Where among the calls made during backward the repetition begins: the last place that fits best."""
+    keys = [_key(call) for call in then]
+    starts = [at for at, call in enumerate(now) if _key(call) == keys[0]]
+
+    def fits(start: int) -> int:
+        pairs = zip(keys, now[start:], strict=False)
+        return next((count for count, (key, call) in enumerate(pairs) if key != _key(call)), len(keys))
+
+    return max(starts, key=lambda start: (fits(start), start), default=0)
+
+
+def _key(call: Call) -> tuple[int, int, str, int]:
+    module = None if call.module is None else call.module()
+    return id(call.code), call.instruction, call.name, id(module)
+
+
+def _told(scene: Scene, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
+    calls = [*left_out, *added]
+    spots = [call.spot() for call in calls]
+    sites = [None if spot is None else spot.site for spot in spots]
+    names = tuple(_name(call) for call in calls)
+    what = [told(name, site) for name, site in zip(names, sites, strict=True)]
+    if left_out and added:
+        words = f"{what[0]} was computed the first time, and {what[1]} in its place the second time"
+    else:
+        words = f"{what[0]} was computed the {'first' if left_out else 'second'} time only"
+    message = f"the checkpointed part did something else when backward computed it again: {words}"
+    return Finding("checkpoint-mismatch", message, blamed(*names), lines(*sites, scene.noticed), _REMEDY)
+
+
+def _name(call: Call) -> Name:
+    spot = call.spot()
+    named = None if spot is None or call.code is None else name_at(spot, call.code)
+    return named or name_around(call) or unnamed(None if spot is None else spot.site)
+
+
+def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding:
+    """The first tensor that was saved in another shape or type; nobody, where only their number differs."""
+    then, now = list(record.x_metadatas), _metadata_now(record)
+    number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
+    node = None if number is None else nodes[number]
+    if number is None or node is None:
+        message = "the checkpointed part saved another number of tensors when backward computed it again"
+        return Finding("checkpoint-mismatch", message, sites=lines(scene.noticed), remedy=_REMEDY)
+    name, made = scene.variable(node), scene.site(node)
+    message = (
+        f"the checkpointed part did something else when backward computed it again: what was saved for {said(name)}"
+        f"{at(made)} was {_shape(then[number])} the first time and is {_shape(now[number])} the second time"
+    )
+    return Finding("checkpoint-mismatch", message, blamed(name), lines(made, scene.noticed), _REMEDY)
+
+
+def _metadata_now(record: Any) -> list[Any]:
+    """What is known of the recomputed tensors; None for one that was not computed again, or is not wanted any more."""
+    computed = [kept for group in record.recomputed.values() for kept in group.items()]
+    by_handle = {id(handle): tensor for handle, tensor in computed}
+    found: list[Any] = []
+    for reference in record.weak_holders:
+        holder = reference()
+        handles = [] if holder is None else [handle for handle in holder.handles.values() if id(handle) in by_handle]
+        found.append(record.metadata_fn(by_handle[id(handles[-1])]) if handles else None)
+    return found
+
+
+def _shape(metadata: dict[str, Any]) -> str:
+    shape = "×".join(map(str, metadata.get("shape", ()))) or "scalar"
+    return f"{str(metadata.get('dtype', '')).removeprefix('torch.')} {shape}"

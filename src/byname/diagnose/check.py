@@ -1,0 +1,147 @@
+"""What will go wrong in this backward, or silently do nothing? Found before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.autograd.leaves import Leaf, leaves_of
+from byname.autograd.slots import doubtful
+from byname.autograd.walk import as_sequence, by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
+from byname.diagnose.causes.cut import no_grad_path
+from byname.diagnose.causes.freed import backward_twice
+from byname.diagnose.causes.growing import graph_grows, graph_in_grad
+from byname.diagnose.causes.modified import modified
+from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned
+from byname.diagnose.causes.unreached import unreached
+from byname.diagnose.context import Scene
+from byname.diagnose.finding import Finding
+from byname.errors import NotATensorError
+from byname.naming.children.fsdp import gathered_parameters, is_sharded
+from byname.reading.arguments import living_optimizers, models_of, optimizers_of, parameters_of
+from byname.reading.modules import modules_in, parameters_in
+from byname.reading.quiet import collection_paused, untouched
+from byname.reading.tensor import fact, is_tensor
+
+__all__ = ["check"]
+
+
+def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Finding]:
+    """What will go wrong in the backward of a loss, or silently do nothing: to be called before ``loss.backward()``.
+
+    Compares the graph with the model and the optimizer: parameters that the loss does not reach, that no optimizer
+    has, that the optimizer has and the model has no more; leaves whose gradient nobody uses; saved tensors that are
+    freed or were changed; a graph that carries earlier iterations along. Under `track` or `explaining` it also
+    knows the lines.
+    Reads only: no hook is called, nothing is computed.
+
+    Args:
+        loss: the tensor to backward, or a list, tuple or set of them.
+        model: the model (or models) whose parameters should all learn from this loss.
+        optimizer: the optimizer (or optimizers) that should have them.
+
+    Returns:
+        A list of `Finding`, empty when all is well.
+
+    Raises:
+        NotATensorError: `loss` is not a tensor.
+        NoGraphError: `loss` is an empty sequence.
+        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+
+    >>> import byname, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    >>> loss = model[1](model[0](torch.ones(1, 2)).detach()).sum()
+    >>> for finding in byname.check(loss, model=model):
+    ...     print(finding.cause, [str(name) for name in finding.culprits])
+    detached-parameter ['model[0].weight', 'model[0].bias']
+    """
+    roots = as_sequence(loss)
+    for root in roots:
+        if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
+            raise NotATensorError(f"check() wants the loss, a tensor, and this is of type {type(root).__name__}")
+    scene = Scene(roots, (), models_of(model), optimizers_of(optimizer))
+    with collection_paused():
+        if not all(map(has_graph, roots)):
+            return [finding] if (finding := no_grad_path(scene)) is not None else []
+        return _Check(scene).findings()
+
+
+class _Check:
+    """One look at a graph. Names are looked for only where there is something to say."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        with untouched():
+            self._nodes = nodes_behind(scene.roots)
+            self._kinds = by_kind(self._nodes)
+            self._tensors = leaf_tensors(self._nodes)
+        self._reached = {id(tensor) for tensor in self._tensors}
+        self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
+
+    def findings(self) -> list[Finding]:
+        """Everything there is to say."""
+        scene = self._scene
+        grown = graph_grows(scene, self._nodes)
+        found = [*self._spoilt(bool(grown)), *graph_in_grad(scene, self._tensors), *grown]
+        missing = self._missing()
+        if missing:
+            wrappers = [one for one in scene.models if type(one) is nn.parallel.DistributedDataParallel]
+            found += unreached(scene, missing, wrappers)
+        return [*found, *self._unowned()]
+
+    def _spoilt(self, is_grown: bool) -> list[Finding]:
+        """What this backward needs and will not find; that a running total cannot be backwarded follows from it."""
+        with untouched():
+            if not doubtful(self._kinds):
+                return []
+        twice = None if is_grown else backward_twice(self._scene)
+        return [*([twice] if twice is not None else []), *modified(self._scene)]
+
+    def _missing(self) -> list[torch.Tensor]:
+        """The model's parameters that should learn and that the loss does not reach, where the whole graph is seen."""
+        if any("parameters used in it" in opaque_reason(same[0]) for same in self._kinds.values()):
+            return []
+        with untouched():
+            wanted = {id(one): one for model in self._scene.models for one in _learning(model)}
+            return [one for key, one in wanted.items() if key not in self._reached]
+
+    def _unowned(self) -> list[Finding]:
+        """What gathers a gradient that no optimizer uses, and what an optimizer has in vain."""
+        scene = self._scene
+        if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
+            return []
+        elsewhere = {id(one) for other in living_optimizers() for one in parameters_of(other)} - self._optimized.keys()
+        leaves = [leaf for leaf in self._leaves() if id(leaf.tensor) not in elsewhere]
+        outside = left_out(scene, leaves) if scene.optimizers else []
+        newcomers = [leaf for leaf in leaves if leaf.name in {name for one in outside for name in one.culprits}]
+        return [*outside, *orphaned(scene, self._strangers(), newcomers), *free_leaves(scene, leaves)]
+
+    def _leaves(self) -> Sequence[Leaf]:
+        return leaves_of(self._scene.walk, self._scene.models, self._scene.optimizers)
+
+    def _is_unowned(self, tensor: torch.Tensor) -> bool:
+        """Whether a leaf is in no optimizer; without one, whether it is no parameter."""
+        if self._scene.optimizers:
+            return id(tensor) not in self._optimized
+        return not issubclass(type(tensor), nn.Parameter)
+
+    def _strangers(self) -> list[torch.Tensor]:
+        """The optimizers' parameters that are not the models' and that the loss does not reach."""
+        scene = self._scene
+        if not scene.models or not scene.optimizers:
+            return []
+        unreached = {key: one for key, one in self._optimized.items() if key not in self._reached}
+        theirs = {id(one) for model in scene.models for one in parameters_in(model)} if unreached else set()
+        return [one for key, one in unreached.items() if key not in theirs]
+
+
+def _learning(model: nn.Module) -> list[torch.Tensor]:
+    """The parameters of a model that require grad; of a sharded module those that its forward used."""
+    modules = modules_in(model)
+    kinds = set(filter(is_sharded, set(map(type, modules))))
+    sharded = [module for module in modules if type(module) in kinds] if kinds else []
+    gathered = {id(one.sharded): one.gathered for module in sharded for one in gathered_parameters(module)}
+    return [gathered.get(id(one), one) for one in parameters_in(model) if fact(one, "requires_grad")]

@@ -1,0 +1,210 @@
+"""What is there to look at, when a backward fails or is about to run? The graph, the names, the log, the error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.autograd.order import engine_order, needed_for
+from byname.autograd.results import NamedResults
+from byname.autograd.walk import Walk, has_graph
+from byname.diagnose.engine import engine_call
+from byname.naming.name import Name, unnamed
+from byname.naming.names import Findings, find
+from byname.naming.search import Targets
+from byname.naming.sites import name_at, name_of_output, site_of_tensor
+from byname.reading.arguments import living_optimizers
+from byname.reading.frames import Place, places_of
+from byname.reading.quiet import untouched
+from byname.source.location import Site, is_torch, locate
+from byname.tracking.log import Call
+
+__all__ = ["Scene", "base_name", "message_of", "name_around", "scene_of"]
+
+
+class Scene:
+    """A graph with what the program and the log know of it. Everything is looked up when it is first asked for.
+
+    It holds nodes and tensors, so it lives only as long as the call that asks.
+
+    Attributes:
+        roots: the tensors that backward was asked for, or is going to be.
+        inputs: the inputs that gradients are asked for; empty for all.
+        models, optimizers: those that the user gave.
+        places: where the error passed, the innermost first; empty without an error.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Any] = (),
+        inputs: Sequence[Any] = (),
+        models: Sequence[nn.Module] = (),
+        optimizers: Sequence[Any] = (),
+        places: Sequence[Place] = (),
+    ) -> None:
+        self.roots = roots
+        self.inputs = inputs
+        self.models = models
+        self.optimizers = optimizers
+        self.places = places
+
+    @cached_property
+    def walk(self) -> Walk:
+        """The graph behind the roots that have one."""
+        with untouched():
+            return Walk([root for root in self.roots if has_graph(root)])
+
+    @cached_property
+    def needed(self) -> set[int] | None:
+        """The nodes that the engine runs, where gradients are asked for some inputs only."""
+        return needed_for(self.walk, self.inputs)
+
+    def order(self) -> Iterator[int]:
+        """The nodes in the order in which the engine runs them."""
+        return engine_order(self.walk, self.needed)
+
+    @cached_property
+    def noticed(self) -> Site | None:
+        """The user's line at which the error came up; of a failed backward, the line that called it."""
+        frame = self.users_place
+        return None if frame is None else locate(frame.frame.f_code, frame.instruction).site
+
+    @cached_property
+    def users_place(self) -> Place | None:
+        """The user's innermost function that the error passed, outside of the engine."""
+        engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
+        outside = self.places[engine[-1] :] if engine else self.places
+        return next((place for place in outside if not _is_torch(place.frame)), None)
+
+    @cached_property
+    def _failed_in_python(self) -> bool:
+        """Whether the error came from the backward of a custom function, inside of the engine."""
+        engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
+        return any(not _is_torch(place.frame) for place in self.places[: engine[0] if engine else 0])
+
+    def can_fail_at(self, number: int) -> bool:
+        """Whether a node without its saved tensors fails. A custom function does only if it asks for them.
+
+        So without an error that comes out of one, a custom function is not blamed.
+        """
+        is_custom = issubclass(type(self.walk.nodes[number]), torch._C._FunctionBase)
+        return is_custom == self._failed_in_python
+
+    @cached_property
+    def all_optimizers(self) -> list[Any]:
+        """The optimizers given, or else every one that is alive."""
+        return list(self.optimizers) or living_optimizers()
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What the program's variables lead to."""
+        return self._find(())
+
+    def name(self, tensor: torch.Tensor) -> Name:
+        """The best name of a tensor."""
+        return self.names([tensor])[0]
+
+    def names(self, tensors: Sequence[torch.Tensor]) -> list[Name]:
+        """The best name of each of some tensors, in one search."""
+        with untouched():
+            findings = self._find(tensors)
+            lookup = self.lookup if self.has_graph else None
+            return [base_name(findings.names(tensor, lookup)[0]) for tensor in tensors]
+
+    def _find(self, tensors: Iterable[torch.Tensor]) -> Findings:
+        return find(Targets(tensors), given=[*self.models, *self.optimizers], deep=False)
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether any root belongs to a graph."""
+        return any(map(has_graph, self.roots))
+
+    @cached_property
+    def lookup(self) -> Any:
+        """Finds where in the source the nodes were made."""
+        return self.walk.lookup()
+
+    @cached_property
+    def results(self) -> NamedResults:
+        """The nodes whose results the program names."""
+        return NamedResults(self.walk, self.findings)
+
+    def site(self, number: int) -> Site | None:
+        """Where the call stands that made a node."""
+        with untouched():
+            spot = self.lookup.spot(self.walk.nodes[number]) if self.lookup else None
+            if spot is not None:
+                return spot.site  # type: ignore[no-any-return]
+            result = self.results.tensor(number)
+            return None if result is None else site_of_tensor(result, self.lookup)
+
+    def variable(self, number: int, among: Collection[int] = ()) -> Name:
+        """What the program calls the result of a node: its own name, or that of what the result is a part of.
+
+        Args:
+            number: the node.
+            among: the nodes whose names will do too, where the node's own result has none.
+        """
+        with untouched():
+            return self._own(number) or self._around(number, among) or unnamed(self.site(number))
+
+    def _own(self, number: int) -> Name | None:
+        living = self.results.name(number)
+        if living is not None:
+            return replace(living, site=self.site(number))
+        node = self.walk.nodes[number]
+        call = self.lookup.call(node) if self.lookup else None
+        if call is None:
+            return None
+        return name_of_output(call, node._sequence_nr(), 0) or name_around(call)
+
+    def _around(self, number: int, among: Collection[int]) -> Name | None:
+        """The name of the nearest node downstream that will do."""
+        level, seen = [number], {number}
+        while level:
+            level = [user for below in level for user in self.walk.users[below] if user in among and user not in seen]
+            seen.update(level)
+            for user in level:
+                named = self._own(user)
+                if named is not None:
+                    return replace(named, exact=False, relation="part of", site=self.site(number))
+        return None
+
+
+def name_around(call: Call) -> Name | None:
+    """The variable that the statement of a call assigns, as the name of something that the call's result is part of."""
+    spot = call.spot()
+    if spot is None or spot.site.target is None or call.code is None:
+        return None
+    inside = name_at(replace(spot, whole=True), call.code)
+    return None if inside is None else replace(inside, relation="part of")
+
+
+def base_name(name: Name) -> Name:
+    """The name of the tensor that another one is a view of, as the name to blame."""
+    return replace(name, relation="") if name.relation == "view of" else name
+
+
+def _is_torch(frame: FrameType) -> bool:
+    """Whether a frame is none that the user looks for a mistake in: PyTorch's, or one that a context manager adds."""
+    file = frame.f_code.co_filename
+    return is_torch(file) or file.startswith("<frozen") or file == contextlib.__file__
+
+
+def message_of(error: BaseException) -> str:
+    """The words of an error, without asking its class for them."""
+    return " ".join(part for part in error.args if type(part) is str)
+
+
+def scene_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Scene:
+    """The scene of an error, with the graph that the engine was working on, read from the traceback."""
+    places = places_of(error)
+    called = next((call for place in places if (call := engine_call(place.frame)) is not None), ((), ()))
+    return Scene(called[0], called[1], models, optimizers, places)

@@ -1,0 +1,174 @@
+"""When does autograd run backward? Every way into its engine passes through one function, which is listened to here.
+
+``Tensor.backward``, ``autograd.backward``, ``autograd.grad``, losses scaled, accelerated or trained by a library: all
+call ``torch.autograd.graph._engine_run_backward``. It is wrapped while somebody listens and put back after the last.
+Where a version of PyTorch has no such function, nothing is heard and nothing breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from byname.reading.frames import caller
+from byname.reading.quiet import eager
+from byname.source.location import Site, locate
+
+__all__ = ["ENGINE", "Ended", "Listener", "Run", "engine_call"]
+
+
+class Run(NamedTuple):
+    """One run of the engine, without anything that it computed on.
+
+    Attributes:
+        number: how many runs there were before it in the process.
+        code, instruction: the line of the user's that asked for it.
+        sequence: the thread's sequence number at that moment.
+        thread: the thread's identifier.
+        frees: whether it freed what the graph had saved.
+        partial: whether gradients were asked for some inputs only.
+        creates: whether it made a graph of the gradients (``create_graph=True``).
+    """
+
+    number: int
+    code: CodeType | None
+    instruction: int
+    sequence: int
+    thread: int
+    frees: bool
+    partial: bool
+    creates: bool = False
+
+    @property
+    def site(self) -> Site | None:
+        """The line that asked for this run."""
+        return None if self.code is None else locate(self.code, self.instruction).site
+
+
+Ended: TypeAlias = Callable[[BaseException | None], None]
+
+
+class Listener(Protocol):
+    """Somebody who wants to know of every run of the engine, in whatever thread."""
+
+    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
+        """The engine is about to run; what is returned is called when it has, with its error or None."""
+
+
+class _Engine:
+    """The wrapped function, and who listens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heard: dict[object, Listener] = {}
+        self._wrapped: list[tuple[Any, Any, Any]] = []
+        self._numbers = itertools.count()
+
+    def listen(self, block: object, listener: Listener) -> None:
+        """Begins to tell a listener of every run.
+
+        Args:
+            block: what `forget` knows it by; a listener may listen in several blocks.
+            listener: the listener.
+        """
+        with self._lock:
+            try:
+                self._heard = {**self._heard, block: listener}
+                if not self._wrapped:
+                    self._wrap()
+            except BaseException:
+                self._forget(block)
+                raise
+
+    def forget(self, block: object) -> None:
+        """Ends it; after the last listener the original is put back, unless somebody else has replaced it since.
+
+        Once more does nothing.
+        """
+        with self._lock:
+            self._forget(block)
+
+    def _forget(self, block: object) -> None:
+        self._heard = {other: listener for other, listener in self._heard.items() if other is not block}
+        while self._wrapped and not self._heard:
+            owner, original, ours = self._wrapped[-1]
+            if vars(owner).get(_NAME) is ours:
+                setattr(owner, _NAME, original)
+            self._wrapped.pop()
+
+    def _wrap(self) -> None:
+        for owner in (torch.autograd, torch.autograd.graph):
+            original = vars(owner).get(_NAME)
+            if callable(original):
+                ours = self._listened_to(original)
+                self._wrapped.append((owner, original, ours))
+                setattr(owner, _NAME, ours)
+
+    def _listened_to(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @eager
+        @functools.wraps(original)
+        def engine_run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            ended: list[Ended] = []
+            try:
+                run, inputs = self._asked(args)
+                for listener in self._heard.values():
+                    end = safely(listener.beginning, run, t_outputs, inputs)
+                    ended[:0] = [] if end is None else [end]
+                result = original(t_outputs, *args, **kwargs)
+            except BaseException as error:
+                for one in ended:
+                    safely(one, error)
+                raise
+            for one in ended:
+                safely(one, None)
+            return result
+
+        return engine_run_backward
+
+    def _asked(self, args: Sequence[Any]) -> tuple[Run, Sequence[Any]]:
+        retains, creates, inputs = _options(args)
+        frame = caller()
+        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
+        run = Run(next(self._numbers), code, instruction, sequence, thread, not retains, bool(inputs), creates)
+        return run, inputs
+
+
+_NAME = "_engine_run_backward"
+
+
+def _options(args: Sequence[Any]) -> tuple[bool, bool, Sequence[Any]]:
+    """``retain_graph``, ``create_graph`` and ``inputs`` among the positional arguments after the roots."""
+    if len(args) < 4 or type(args[3]) not in (tuple, list):
+        return True, False, ()
+    return bool(args[1]), bool(args[2]), args[3]
+
+
+def safely(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls one of byname's own functions on behalf of a program that must not fail because of byname."""
+    try:
+        return function(*args)
+    except Exception:  # the user's training goes on, whatever goes wrong in a look at it
+        logging.getLogger("byname").warning("byname could not look at a backward", exc_info=True)
+        return None
+
+
+def engine_call(frame: FrameType) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The roots and inputs of a call of the engine, read from its frame in a traceback."""
+    if frame.f_code is not _ORIGINAL_CODE:
+        return None
+    found = frame.f_locals
+    return found["t_outputs"], _options(found["args"])[2]
+
+
+_ORIGINAL_CODE = getattr(getattr(torch.autograd.graph, _NAME, None), "__code__", None)
+
+ENGINE = _Engine()
+"""One for the process, because what it wraps is an attribute of the process; it is empty while nobody listens."""

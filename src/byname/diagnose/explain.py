@@ -1,0 +1,130 @@
+"""Why was this exception raised? PyTorch's words are recognised, and the graph behind them is asked for its own."""
+
+from __future__ import annotations
+
+import dis
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from byname.diagnose.causes.cut import no_grad_path
+from byname.diagnose.causes.freed import backward_twice
+from byname.diagnose.causes.leaf import leaf_in_place, non_leaf_grad
+from byname.diagnose.causes.memory import out_of_memory
+from byname.diagnose.causes.modified import modified
+from byname.diagnose.causes.recomputed import checkpoint_mismatch
+from byname.diagnose.causes.unreached import ddp_unused, unused_input
+from byname.diagnose.causes.values import anomaly
+from byname.diagnose.causes.words import lines
+from byname.diagnose.context import Scene, message_of, scene_of
+from byname.diagnose.finding import Explanation, Finding, explained
+from byname.errors import BadArgumentError, NotAnErrorError
+from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.frames import revisiting
+from byname.reading.quiet import collection_paused
+from byname.source.location import is_torch
+
+__all__ = ["explain"]
+
+
+def explain(error: BaseException | None = None, *, model: Any = None, optimizer: Any = None) -> Explanation:
+    """Why an exception was raised by autograd, in the program's own words.
+
+    Needs no preparation: the graph is taken from the exception's traceback. Inside `explaining`, or with the log of a
+    `track`, it also knows which line changed, freed or cut off what.
+
+    Args:
+        error: the exception; by default the one that is being handled, or the last one that reached the prompt.
+        model, optimizer: where names are looked for first, and whose parameters to expect.
+
+    Returns:
+        An `Explanation`. Its ``cause`` is ``"unknown"``, and it blames nobody, where byname does not know.
+
+    Raises:
+        BadArgumentError: no error was given, and none is being handled.
+        NotAnErrorError, NotAModuleError, NotAnOptimizerError: an argument is something else.
+
+    >>> import byname, torch
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> with byname.track():
+    ...     h = weight.exp()
+    ...     h += 1
+    ...     try:
+    ...         h.sum().backward()
+    ...     except RuntimeError as error:
+    ...         why = byname.explain(error)
+    >>> why.cause, str(why.culprits[0]), why.sites[1].statement
+    ('modified-in-place', 'h', 'h += 1')
+    """
+    models, optimizers = models_of(model), optimizers_of(optimizer)
+    asked = _in_flight() if error is None else error
+    if not issubclass(type(asked), BaseException):
+        raise NotAnErrorError(f"explain() wants an exception, and this is of type {type(asked).__name__}")
+    known = explained(asked)
+    if known is not None:
+        return known
+    with revisiting(asked), collection_paused():
+        scene = scene_of(asked, models, optimizers)
+        finding = _understood(asked, scene)
+    if finding is None:
+        return Explanation(
+            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), lines(scene.noticed)
+        )
+    return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
+
+
+def _in_flight() -> BaseException:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None:
+        raise BadArgumentError("there is no exception to explain; call explain() in an except block, or give the error")
+    return error
+
+
+_Explains = Callable[[Scene, BaseException], Finding | None]
+
+
+def _understood(error: BaseException, scene: Scene) -> Finding | None:
+    """The first explanation whose words are in the error's message and whose evidence is there."""
+    message = message_of(error)
+    if not scene.places or _is_raised_by_the_user(scene):
+        return None
+    for kinds, words, explains in _KNOWN:
+        if issubclass(type(error), kinds) and re.search(words, message):
+            finding = explains(scene, error)
+            if finding is not None:
+                return finding
+    return None
+
+
+def _is_raised_by_the_user(scene: Scene) -> bool:
+    """Whether the error comes from a ``raise`` of the program's own, whatever its words are."""
+    if is_torch(scene.places[0].frame.f_code.co_filename):
+        return False
+    code, instruction = scene.places[0].frame.f_code, scene.places[0].instruction
+    return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")
+
+
+def _modified(scene: Scene, error: BaseException) -> Finding | None:
+    return next(iter(modified(scene, message_of(error))), None)
+
+
+_KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str, _Explains]] = (
+    (RuntimeError, r"backward through the graph a second time|saved tensors after they have", backward_twice),
+    (RuntimeError, r"has been modified by an inplace operation", _modified),
+    (RuntimeError, r"leaf Variable that requires grad is being used in an in-place", leaf_in_place),
+    (RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad", no_grad_path),
+    (RuntimeError, r"differentiated Tensor.* not have been used in the graph", unused_input),
+    (RuntimeError, r"returned nan values in its \d+th output", anomaly),
+    (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
+    (torch.OutOfMemoryError, r"", out_of_memory),
+    (RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory", out_of_memory),
+    (MemoryError, r"", out_of_memory),
+    (RuntimeError, r"torch\.utils\.checkpoint", checkpoint_mismatch),
+    (ValueError, r"can't optimize a non-leaf Tensor", non_leaf_grad),
+    ((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf", non_leaf_grad),
+)
+"""Which errors are recognised, by type and by words of PyTorch 2.7 to 2.13, and what explains them."""

@@ -1,0 +1,203 @@
+"""How does a program get its errors explained as they come? By a context that watches every backward run in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from byname.diagnose.engine import ENGINE, Ended, Run, safely
+from byname.diagnose.explain import explain
+from byname.diagnose.finding import Finding, Note, can_take_a_note, explained
+from byname.diagnose.nonfinite.watch import FiniteWatch
+from byname.diagnose.stamps import stamp
+from byname.diagnose.unattended import RunningCheck
+from byname.errors import BadArgumentError
+from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.signals import interrupts_wait
+from byname.source.tracebacks import clean
+from byname.tracking.threads import NEW_THREADS
+from byname.tracking.tracker import track
+from byname.undo import Blocks, Undo
+
+__all__ = ["Explaining", "explaining"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_Report = Callable[[Finding], None]
+
+
+def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
+    """Explains the errors of autograd that a program raises, as notes on the exceptions themselves.
+
+    A context manager, and a decorator of functions, generators and coroutines. Within it the lines of the program are
+    remembered as by `track`, also in threads that are started there, and every backward leaves a stamp on the nodes
+    that it freed. An error that autograd raises gets one note (PEP 678), which a traceback, a notebook and a log show
+    below it; the exception is otherwise as it was. Training computes bit for bit what it computes without.
+
+    Args:
+        model, optimizer: where names are looked for first, and whose parameters to expect. May be left out.
+
+    Raises:
+        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+
+    >>> import byname, torch
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> try:
+    ...     with byname.explaining():
+    ...         h = weight.tanh()
+    ...         h.sum().backward()
+    ...         h.mean().backward()
+    ... except RuntimeError as error:
+    ...     note = error.__notes__[0]
+    >>> print(note.splitlines()[0])  # doctest: +ELLIPSIS
+    byname: backward-twice: this backward ... goes through `h`...
+    """
+    return Explaining(model, optimizer)
+
+
+class Explaining:
+    """The context of `explaining`. Entered more than once, or within another, it still gives an error one note.
+
+    Args:
+        model, optimizer: as `explaining` takes them.
+        checked: is given what `check` finds before the first backward of each new loss.
+        non_finite: is given the operations that first turn finite numbers into others.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        checked: _Report | None = None,
+        non_finite: _Report | None = None,
+    ) -> None:
+        self._models, self._optimizers = models_of(model), optimizers_of(optimizer)
+        self._checked, self._non_finite = checked, non_finite
+        self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
+        self._finite = None if non_finite is None else FiniteWatch(non_finite)
+        self._tracker = track()
+        self._blocks = Blocks()
+
+    def __enter__(self) -> Explaining:
+        return self._blocks.enter(self._begin)
+
+    def _begin(self, block: Undo) -> Explaining:
+        self._tracker.begin(block)
+        block.add(self._tracker.leave_threads)
+        thread = self._thread
+        block.add(NEW_THREADS.end, thread)
+        NEW_THREADS.begin(thread)
+        block.add(ENGINE.forget, block)
+        ENGINE.listen(block, self)
+        if self._finite is not None:
+            following = self._finite.following()
+            block.add(following.stop)
+            following.start()
+        if self._check is not None:
+            self._check.begin(block)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                safely(self._note, error)
+        finally:
+            with interrupts_wait():
+                self._blocks.leave()
+        if error is not None:
+            safely(clean, error)
+
+    @contextmanager
+    def _thread(self) -> Iterator[None]:
+        """The context of a thread that was started within this one."""
+        with self._tracker.in_thread():
+            if self._finite is None:
+                yield
+            else:
+                with self._finite.forward():
+                    yield
+
+    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
+        """Looks at one run of the engine: before it, at its error, and at what it has freed."""
+        if self._check is not None:
+            safely(self._check.before, run, roots)
+        done = Undo()
+        try:
+            if self._finite is not None:
+                done.add(safely, self._finite.after_backward)
+                safely(self._finite.before_backward, roots, inputs)
+            self._tracker.resume(done)
+        except BaseException:
+            done()
+            raise
+
+        def ended(error: BaseException | None) -> None:
+            try:
+                done()
+            finally:
+                if error is not None:
+                    safely(self._note, error)
+                stamp(run, roots, inputs, error is not None)
+
+        return ended
+
+    def _note(self, error: BaseException) -> None:
+        """Adds the explanation to an error that has none yet."""
+        if not issubclass(type(error), Exception) or explained(error) is not None or not can_take_a_note(error):
+            return
+        why = explain(error, model=self._models, optimizer=self._optimizers)
+        if why.cause != "unknown":
+            BaseException.add_note(error, Note.of(why))
+
+    def __call__(self, function: F) -> F:
+        """The function with this context around each of its calls."""
+        return _decorated(self._again, function)
+
+    def _again(self) -> Explaining:
+        return Explaining(self._models, self._optimizers, checked=self._checked, non_finite=self._non_finite)
+
+
+def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """A generator whose every step runs in a context; what its caller does between two steps does not."""
+    step: Callable[[], Any] = functools.partial(next, running)
+    while True:
+        try:
+            with context:
+                item = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = functools.partial(running.send, (yield item))
+        except GeneratorExit:
+            with context:
+                running.close()
+            raise
+        except BaseException as thrown:  # noqa: BLE001 - whatever the caller throws in is for the generator
+            step = functools.partial(running.throw, thrown)
+
+
+def _decorated(context: Callable[[], Explaining], function: F) -> F:
+    """A function, generator or coroutine with a context around its whole run."""
+    if inspect.isasyncgenfunction(function):
+        raise BadArgumentError("explaining() cannot decorate an async generator; use `with byname.explaining():` in it")
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return (yield from _resumed_in(context(), function(*args, **kwargs)))
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return await function(*args, **kwargs)
+
+    if inspect.isgeneratorfunction(function):
+        return functools.wraps(function)(generated)  # type: ignore[return-value]
+    return functools.wraps(function)(awaited if inspect.iscoroutinefunction(function) else called)  # type: ignore[return-value]

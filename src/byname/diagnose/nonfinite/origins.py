@@ -1,0 +1,256 @@
+"""Which call of the forward pass first made NaN or Inf? A function mode that follows values which are not finite."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import numpy
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from byname.diagnose.nonfinite.numbers import is_finite, kind_of, looking, not_finite
+from byname.diagnose.nonfinite.singular import operation_of, remedy_for, why
+from byname.diagnose.nonfinite.standing_in import StandIns, plainly
+from byname.reading.frames import caller
+from byname.reading.modes import FUNCTIONS
+from byname.reading.quiet import eager, untouched
+from byname.reading.tensor import PLAIN
+from byname.tracking.functions import first_given, is_pytorchs
+from byname.tracking.log import is_in_place, name_of
+
+__all__ = ["Origin", "Origins", "OriginsMode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where values that are not finite come from.
+
+    Attributes:
+        turned: True when the call made them; False when they came into it with `source`, or as a number in the source.
+        operation: the plain name of what was called.
+        code, instruction: the user's frame that called.
+        before, after: the thread's sequence number around the call.
+        kind: ``NaN``, ``Inf`` or both.
+        count, of: how many numbers of the result are not finite, of how many.
+        why: a clause on the input that makes it so, when known.
+        remedy: what helps.
+        source: the tensor that they came with, weakly.
+        result: the tensor that came out, weakly.
+    """
+
+    turned: bool
+    operation: str
+    code: CodeType | None
+    instruction: int
+    before: int
+    after: int
+    kind: str
+    count: int
+    of: int
+    why: str
+    remedy: str
+    source: weakref.ref[torch.Tensor] | None
+    result: weakref.ref[torch.Tensor] | None
+    was: str = ""
+
+
+class _Known(weakref.ref):  # type: ignore[type-arg]
+    """The origin of what a tensor holds; gone with the tensor."""
+
+    __slots__ = ("key", "origin")
+    key: int
+    origin: Origin
+
+
+class Origins:
+    """The origins of the living tensors that hold NaN or Inf."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def of(self, tensor: torch.Tensor) -> Origin | None:
+        """Where the values of this very tensor come from."""
+        known = self._known.get(id(tensor))
+        return known.origin if known is not None and known() is tensor else None
+
+    def note(self, tensor: torch.Tensor, origin: Origin) -> None:
+        """Remembers an origin for as long as the tensor lives."""
+        known = _Known(tensor, self._forget)
+        known.key, known.origin = id(tensor), origin
+        self._known[id(tensor)] = known
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        """Forgets what was true of a tensor before it was overwritten."""
+        self._known.pop(id(tensor), None)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _forget(self, known: _Known) -> None:
+        if self._known.get(known.key) is known:
+            del self._known[known.key]
+
+
+class OriginsMode(TorchFunctionMode):
+    """Looks at the results of every PyTorch function that one thread calls."""
+
+    def __init__(self, origins: Origins) -> None:
+        super().__init__()
+        self._origins = origins
+        self._kinds: dict[Any, int] = {}
+        self._stand_ins = StandIns()
+        self._thread = threading.get_ident()
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begins, below all modes but that of the default device, so that no other mode sees a frame of this one."""
+        now = FUNCTIONS.modes()
+        FUNCTIONS.put_in(self, 1 if now and type(now[0]) is DeviceContext else 0)
+
+    def stop(self) -> None:
+        """Leaves every other mode as it is."""
+        self._stopped = True
+        FUNCTIONS.remove(self)
+
+    @eager
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pytorchs = is_pytorchs(func)
+        kind = self._kinds.get(func) if pytorchs else None
+        if kind is None:
+            kind = self._get_to_know(func)
+        if self._stopped or kind is _BACKWARD:
+            return func(*args, **(kwargs or {}))
+        # a user's function calls whatever it likes, and PyTorch's warn of what the program does
+        call = self._stand_ins.at(sys._getframe(1), func) if pytorchs else plainly
+        if kind is _READ:
+            return call(func, args, kwargs or {})
+        # What a call overwrites must be looked at before; what it only reads is looked at after, when there is cause.
+        changed = list(_tensors([first_given(args, kwargs)])) if kind is _IN_PLACE else []
+        changed += _tensors([kwargs["out"]]) if kwargs and "out" in kwargs else []
+        were_finite = [is_finite(one) for one in changed]
+        before = _sequence_number()
+        result = call(func, args, kwargs or {})
+        if type(result) is torch.Tensor and is_finite(result):
+            if changed:
+                self._clear(changed)
+            return result
+        bad = [one for one in list(_tensors([result])) or changed if not is_finite(one)]
+        if changed and not bad:
+            self._clear(changed)
+        elif bad and not (changed and _is_leaf(bad[0])):  # a parameter that a step spoilt is told as what it is
+            self._note(func, args, kwargs or {}, bad, before, (changed, were_finite))
+        return result
+
+    def _get_to_know(self, function: Any) -> int:
+        name = name_of(function)
+        if name in _RUNNING:
+            return _BACKWARD
+        kind = _READ if name in _READING or name.startswith(_UNFILLED) else _IN_PLACE if is_in_place(name) else _MAKES
+        if is_pytorchs(function):
+            self._kinds[function] = kind
+        return kind
+
+    def _clear(self, changed: list[torch.Tensor]) -> None:
+        for tensor in changed:
+            self._origins.clear(tensor)
+
+    @eager
+    def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], before: int, changed: Any) -> None:
+        targets, were_finite = changed
+        name = name_of(function)
+        overwritten = {id(one) for one in targets}
+        given = list(_tensors([args, kwargs]))
+        sources = [one for one, fine in zip(targets, were_finite, strict=True) if not fine and name not in _FILLING]
+        sources += [one for one in given if id(one) not in overwritten and not is_finite(one)]
+        literal = any(_not_finite_number(one) for one in _numbers([args, kwargs])) or not given
+        with looking():
+            origin = self._origin(function, args, kwargs, bad[0], before, sources, literal)
+            for one in bad:
+                self._origins.note(one, origin)
+
+    def _origin(
+        self, function: Any, args: Any, kwargs: Any, bad: torch.Tensor, before: int, sources: Any, literal: bool
+    ) -> Origin:
+        earlier = next((found for one in sources if (found := self._origins.of(one)) is not None), None)
+        kind = kind_of(bad)
+        only_infinite = all(kind_of(one) == "Inf" for one in sources)
+        made_nan = bool(sources) and "NaN" in kind and only_infinite
+        if earlier is not None and (earlier.turned or not made_nan):
+            return earlier
+        turned = made_nan or (not sources and not literal)
+        operation = operation_of(name_of(function))
+        frame = caller()
+        mask = not_finite(bad)
+        return Origin(
+            turned=turned,
+            operation=operation,
+            code=None if frame is None else frame.f_code,
+            instruction=-1 if frame is None else frame.f_lasti,
+            before=before,
+            after=_sequence_number(),
+            kind=kind,
+            count=int(mask.sum().item()),
+            of=mask.numel(),
+            why=why(operation, _operands(function, args, bad), bad) if turned and not made_nan else "",
+            remedy=remedy_for(operation, bad.dtype, kind == "Inf") if turned else "",
+            source=weakref.ref(sources[0]) if sources and not turned else None,
+            result=weakref.ref(bad),
+            was="Inf" if made_nan else "finite numbers",
+        )
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    with untouched():
+        return tensor.is_leaf and tensor.requires_grad
+
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_READ, _MAKES, _IN_PLACE, _BACKWARD = range(4)
+_RUNNING = ("backward", "grad")
+_READING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_")
+_UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
+_FILLING = ("copy_", "fill_", "zero_")
+_DEPTH = 4
+
+
+def _tensors(values: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in arguments or results, also in lists, tuples and dicts."""
+    for value in values.values() if type(values) is dict else values:
+        if issubclass(type(value), torch.Tensor):
+            yield value
+        elif depth and issubclass(type(value), list | tuple | dict):
+            yield from _tensors(value, depth - 1)
+
+
+def _numbers(values: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    for value in values.values() if type(values) is dict else values:
+        if type(value) in (float, complex, numpy.ndarray) or issubclass(type(value), numpy.generic):
+            yield value
+        elif depth and issubclass(type(value), list | tuple | dict):
+            yield from _numbers(value, depth - 1)
+
+
+def _not_finite_number(value: Any) -> bool:
+    if type(value) is float:
+        return not math.isfinite(value)
+    try:
+        return not numpy.isfinite(value).all()
+    except TypeError:  # an array of strings or objects
+        return True
+
+
+def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
+    """The inputs of a call that its result has not overwritten."""
+    name = name_of(function)
+    named = dict(zip(("self", "other"), args[:2], strict=False))
+    if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
+        named = {"self": named.get("other"), "other": named.get("self")}
+    return {slot: one for slot, one in named.items() if type(one) in PLAIN and one is not result}

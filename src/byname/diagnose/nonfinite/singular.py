@@ -1,0 +1,171 @@
+"""Why does an operation make NaN or Inf of finite numbers, and what helps? What is known of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from byname.diagnose.nonfinite.numbers import can_look, not_finite
+from byname.table import counted
+
+__all__ = ["operation_of", "remedy_for", "why"]
+
+Tensors = Mapping[str, Any]
+
+
+def operation_of(name: str) -> str:
+    """The plain name of an operation: ``__rtruediv__``, ``div_`` and ``DivBackward0`` are all ``div``."""
+    plain = name.rpartition("::")[2].partition("Backward")[0].strip("_")
+    lowered = plain.lower()
+    made_by_pytorch = name[-1:].isdigit()  # a custom function keeps the name of its class
+    return _ALIASES.get(lowered, lowered if made_by_pytorch else plain)
+
+
+_ALIASES = {
+    "truediv": "div", "rtruediv": "div", "rdiv": "div", "divide": "div", "true_divide": "div", "idiv": "div",
+    "itruediv": "div", "linalgvectornorm": "norm", "vector_norm": "norm", "linalg_vector_norm": "norm", "rpow": "pow",
+    "ipow": "pow", "arccos": "acos", "arcsin": "asin",
+}  # fmt: skip
+
+
+class _Rule(NamedTuple):
+    """One way in which a tensor of an operation makes it fail: which tensor, the test, and the words for it."""
+
+    slot: str
+    test: Callable[[torch.Tensor], torch.Tensor]
+    words: str
+
+
+def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
+    """A clause on the input that makes it so; empty where that cannot be read off.
+
+    Args:
+        operation: its plain name.
+        tensors: the inputs (``self``, ``other``) and the output (``result``), as far as they can be had.
+        result: what is not finite.
+    """
+    for rule in _RULES.get(operation, ()):
+        tensor = tensors.get(rule.slot)
+        if tensor is None or tensor.layout is not torch.strided or tensor.dtype.is_complex or not can_look(tensor):
+            continue
+        clause = _clause(rule, tensor.detach(), not_finite(result))
+        if clause:
+            return clause
+    return _range(operation, tensors, result)
+
+
+def _clause(rule: _Rule, tensor: torch.Tensor, bad: torch.Tensor) -> str:
+    there = rule.test(tensor)
+    count = int(there.sum().item())
+    if not count:
+        return ""
+    if there.shape != bad.shape:
+        return f"{rule.words} in {_of(count, tensor)}"
+    meeting = int((there & bad).sum().item())
+    return f"{rule.words} at {counted(meeting, 'of these elements', 'of these elements')}" if meeting else ""
+
+
+def _of(count: int, tensor: torch.Tensor) -> str:
+    return f"{count} of {counted(tensor.numel(), 'element')}"
+
+
+def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
+    """That numbers of this type end where an operation was to go beyond."""
+    if not torch.isinf(result.detach()).any().item() or result.dtype.is_complex:
+        return ""
+    end = torch.finfo(result.dtype).max
+    given = tensors.get("self")
+    if operation in _GROWING and given is not None and given.numel() and not given.dtype.is_complex:
+        largest = float(given.detach().abs().max().item())
+        return f"its input goes up to {largest:g} in size, and {_type(result)} ends at {end:.3g}"
+    return f"{_type(result)} ends at {end:.3g}" if result.dtype in _SHORT else ""
+
+
+def _type(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+_GROWING = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "square")
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def _zero(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor == 0
+
+
+def _negative(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor < 0
+
+
+def _beyond_one(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.abs() > 1
+
+
+def _at_one(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.abs() == 1
+
+
+_INPUT_ZERO = _Rule("self", _zero, "its input is 0")
+_INPUT_NEGATIVE = _Rule("self", _negative, "its input is negative")
+_RESULT_ZERO = _Rule("result", _zero, "its result is 0 (no finite slope there)")
+_LOG = (_INPUT_ZERO, _INPUT_NEGATIVE)
+_ARC = (_Rule("self", _at_one, "its input is 1 or -1"), _Rule("self", _beyond_one, "its input is beyond 1 or -1"))
+_RULES: dict[str, tuple[_Rule, ...]] = {
+    "sqrt": (_RESULT_ZERO, _INPUT_NEGATIVE),
+    "rsqrt": (_INPUT_ZERO, _INPUT_NEGATIVE, _Rule("result", torch.isinf, "its result is Inf")),
+    "norm": (_RESULT_ZERO,),
+    "std": (_RESULT_ZERO,),
+    "log": _LOG,
+    "log2": _LOG,
+    "log10": _LOG,
+    "div": (_Rule("other", _zero, "its denominator is 0"),),
+    "reciprocal": (_INPUT_ZERO,),
+    "pow": (_INPUT_ZERO, _INPUT_NEGATIVE),
+    "acos": _ARC,
+    "asin": _ARC,
+}
+
+
+def remedy_for(operation: str, dtype: torch.dtype, overflow: bool) -> str:
+    """What helps against it.
+
+    Args:
+        operation: its plain name.
+        dtype: the type of what is not finite.
+        overflow: whether nothing but Inf came out.
+    """
+    known = _REMEDIES.get(operation, "")
+    if dtype is torch.float16 and overflow and not known:
+        return _HALF
+    return known or (_OVERFLOW if overflow else _GENERAL)
+
+
+_HALF = (
+    "float16 ends at 65504: let torch.amp.GradScaler skip such steps and lower its scale, or compute this in bfloat16 "
+    "or float32"
+)
+_OVERFLOW = "scale the numbers down before this operation, or compute it in a wider type"
+_GENERAL = "keep its inputs away from where it, or its slope, is infinite or undefined"
+_EPS_INSIDE = "add a small eps inside, before the root: torch.sqrt(x + eps)"
+_LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
+_LINEAR = "keep its input strictly between -1 and 1: x.clamp(-1 + eps, 1 - eps)"
+_REMEDIES = {
+    "sqrt": _EPS_INSIDE,
+    "rsqrt": "add a small eps inside: torch.rsqrt(x + eps)",
+    "norm": "add a small eps inside the norm: (x.square().sum() + eps).sqrt()",
+    "log": _LOG_REMEDY,
+    "log2": _LOG_REMEDY,
+    "log10": _LOG_REMEDY,
+    "div": "keep the denominator away from 0: add a small eps to it, or clamp_min(eps)",
+    "reciprocal": "keep its input away from 0: add a small eps to it",
+    "exp": "subtract the maximum first, as torch.softmax and torch.logsumexp do, or clamp the input",
+    "pow": "keep the base above 0, or add a small eps to it, where the exponent is below 1 or is no whole number",
+    "acos": _LINEAR,
+    "asin": _LINEAR,
+    "atan2": "keep its two inputs from being 0 at once",
+    "std": "a standard deviation needs two elements or more, and has no slope at 0: add a small eps, or unbiased=False",
+    "var": "a variance needs two elements or more: unbiased=False, or correction=0",
+    "softmax": "leave at least one element of each row unmasked",
+}

@@ -1,0 +1,142 @@
+"""What is to be said about a program that runs unattended? `check` for each new loss, careful not to cry wolf."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
+from byname.diagnose.causes.detached import MAY_BE, cut_off
+from byname.diagnose.causes.growing import graph_grows, graph_in_grad
+from byname.diagnose.check import check
+from byname.diagnose.context import Scene
+from byname.diagnose.engine import Run
+from byname.diagnose.finding import Finding
+from byname.naming.names import find
+from byname.naming.search import Targets
+from byname.reading.arguments import living_optimizers, parameters_of
+from byname.reading.quiet import eager, untouched
+from byname.reading.tensor import fact
+from byname.source.code import ThisCode
+from byname.undo import Undo
+
+__all__ = ["RunningCheck"]
+
+
+class RunningCheck:
+    """Checks the first backward of each new loss: of each line of the program that asks for one.
+
+    Nobody told it which model should learn from which loss. So it asks only about the optimizers that have a parameter
+    of the graph; and of their parameters that the loss does not reach it tells only those that a line was seen to cut
+    off, and that have no gradient from any other loss when the optimizer makes its step.
+    """
+
+    def __init__(
+        self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any]
+    ) -> None:
+        self._report = report
+        self._models, self._optimizers = models, optimizers
+        self._runs: dict[tuple[ThisCode, int], int] = {}
+        self._told: set[tuple[str, tuple[str, ...]]] = set()
+        self._waiting: list[_Waiting] = []
+
+    def begin(self, block: Undo) -> None:
+        """Looks at the steps of optimizers from now on, until the block is left."""
+        block.register(register_optimizer_step_pre_hook, self._before_step)
+
+    def before(self, run: Run, roots: Sequence[Any]) -> None:
+        """Checks the roots of a backward that is about to run: its line's first, and one some steps later."""
+        place = (ThisCode(run.code), run.instruction)
+        self._runs[place] = self._runs.get(place, 0) + 1
+        if run.partial or self._runs[place] not in (1, _GROWN_BY):
+            return
+        if self._runs[place] == _GROWN_BY:
+            self._tell_of_growth(roots)
+            return
+        optimizers = self._optimizers or _concerned(roots)
+        for finding in check(list(roots), model=self._models, optimizer=optimizers):
+            self.tell(finding)
+        if not self._models:
+            self._waiting += _cut_off_from(roots, optimizers)
+
+    def _tell_of_growth(self, roots: Sequence[Any]) -> None:
+        """Tells what only shows after some iterations: of these losses, and of results that variables hold."""
+        for one in filter(has_graph, [*roots, *_held_results()]):
+            nodes = nodes_behind([one])
+            scene = Scene([one])
+            for finding in [*graph_grows(scene, nodes), *graph_in_grad(scene, leaf_tensors(nodes))]:
+                self.tell(finding)
+
+    @eager
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Tells what was found of an optimizer's parameters, if they have no gradient when it makes its step."""
+        mine = [one for one in self._waiting if one.optimizer() is optimizer]
+        self._waiting = [one for one in self._waiting if one.optimizer() not in (optimizer, None)]
+        with untouched():
+            still = [one for one in mine if one.have_no_gradient()]
+        for one in still:
+            self.tell(one.finding)
+
+    def tell(self, finding: Finding) -> None:
+        """Reports a finding that was not reported before."""
+        key = (finding.cause, tuple(map(str, finding.culprits)))
+        if key not in self._told:
+            self._told.add(key)
+            self._report(finding)
+
+
+_GROWN_BY = 4
+"""At which backward of a line to look for a graph that has grown: three iterations lie behind it then."""
+
+
+class _Waiting(NamedTuple):
+    """A finding about parameters of an optimizer, which another loss may still disprove."""
+
+    finding: Finding
+    optimizer: weakref.ref[Any]
+    parameters: list[weakref.ref[torch.Tensor]]
+
+    def have_no_gradient(self) -> bool:
+        """Whether none of the parameters has a gradient."""
+        alive = [tensor for reference in self.parameters if (tensor := reference()) is not None]
+        return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
+
+
+def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_Waiting]:
+    """What a line was seen to cut off from a loss, among the parameters of some optimizers."""
+    behind = [root for root in roots if has_graph(root)]
+    if not behind or not optimizers:
+        return
+    scene = Scene(behind, optimizers=optimizers)
+    reached = {id(leaf) for leaf in leaf_tensors(scene.walk.nodes)}
+    for optimizer in optimizers:
+        missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
+        for group in cut_off(scene, missing):
+            if group.snips and group.sure is not MAY_BE:
+                parameters = [weakref.ref(one) for one in group.parameters]
+                yield _Waiting(group.finding(scene), weakref.ref(optimizer), parameters)
+
+
+def _held_results() -> list[torch.Tensor]:
+    """Results of operations that variables of the program lead to, such as a running total; not all of very many."""
+    findings = find(Targets([]), deep=False)
+    with untouched():
+        results = [tensor for tensor in findings.tensors() if fact(tensor, "grad_fn") is not None]
+    return list({id(tensor): tensor for tensor in results}.values())[:_MOST_HELD]
+
+
+_MOST_HELD = 50
+
+
+def _concerned(roots: Sequence[Any]) -> list[Any]:
+    """The living optimizers that have a leaf of this graph."""
+    behind = [root for root in roots if has_graph(root)]
+    if not behind:
+        return []
+    reached = {id(leaf) for leaf in leaf_tensors(nodes_behind(behind))}
+    return [one for one in living_optimizers() if any(id(parameter) in reached for parameter in parameters_of(one))]

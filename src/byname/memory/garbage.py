@@ -1,0 +1,59 @@
+"""Which objects does only a reference cycle keep alive, so that the garbage collector would free them?
+
+This counts as the collector does (CPython's ``gc_refs``): an object all of whose references come from objects that are
+themselves unreachable is garbage. It only reads; the collector is not run.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+from byname.naming.referrers import in_lots, is_ours
+from byname.naming.search import Ours
+
+__all__ = ["garbage_among"]
+
+_OF_THE_LOOP = 3
+"""References to an object while it is counted: the list of all objects, the loop's variable, the argument."""
+
+
+def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
+    """The ids of those of some objects that nothing but themselves keeps alive.
+
+    Args:
+        objects: by id; a set that holds, for each of its members, also the objects that refer to it.
+    """
+    held, known = Counter[int](), objects.keys()
+    inside: dict[int, list[int]] = {}
+    outside: set[int] = set()
+    for lot in in_lots(gc.get_objects()):
+        if known.isdisjoint(map(id, gc.get_referents(*lot))):
+            continue
+        for holder in lot:
+            found = [ident for ident in map(id, gc.get_referents(holder)) if ident in known]
+            held.update(found)
+            if id(holder) in known:
+                inside[id(holder)] = found
+            elif not is_ours(holder):
+                outside.update(found)
+    alive = outside | _held_from_elsewhere(objects, held)
+    return frozenset(known - _reached(alive, inside))
+
+
+def _held_from_elsewhere(objects: Mapping[int, object], held: Mapping[int, int]) -> set[int]:
+    """The objects with references that no object on the heap has: variables of running functions, and C++."""
+    everything: list[object] = Ours(objects.values())
+    return {id(thing) for thing in everything if sys.getrefcount(thing) - _OF_THE_LOOP > held.get(id(thing), 0)}
+
+
+def _reached(start: set[int], inside: Mapping[int, list[int]]) -> set[int]:
+    reached, waiting = set(start), list(start)
+    while waiting:
+        for ident in inside.get(waiting.pop(), ()):
+            if ident not in reached:
+                reached.add(ident)
+                waiting.append(ident)
+    return reached

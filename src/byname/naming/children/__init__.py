@@ -1,0 +1,1 @@
+"""What does an object hold, and how does the program write that?"""

@@ -1,0 +1,161 @@
+"""What do PyTorch's own objects hold: a module, an optimizer, a tensor; and how does the program write it?"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.naming.children.attributes import held_in_slots, own_attribute
+from byname.naming.children.fsdp import gathered_parameters, is_sharded
+from byname.naming.children.hooks import held_by_hooks, is_hooks
+from byname.naming.children.step import ATOMS, Held, Step, attribute, item, literal, same, suffix
+from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
+from byname.reading.tensor import PLAIN, fact, is_tensor
+
+__all__ = ["held_by_module", "held_by_optimizer", "held_by_tensor"]
+
+
+def held_by_module(obj: Any) -> Held:
+    """A module's parameters, buffers and children under the names the program writes, then its other attributes."""
+    attributes = attributes_of(obj)
+    kind = type(obj)
+    for field, what in (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module")):
+        registry = attributes.get(field)
+        if not issubclass(type(registry), dict):
+            continue
+        for position, (name, value) in enumerate(snapshot(registry)):
+            if type(value) not in ATOMS and type(name) is str:
+                yield _registered_as, (kind, name, position, what, name in attributes), value
+    if is_sharded(kind):
+        yield from _unsharded(obj)
+    for name, value in snapshot(attributes):
+        if type(value) in ATOMS or type(name) is not str:
+            continue
+        if name not in _MODULE_FIELDS:
+            yield own_attribute, (kind, name), value
+        elif is_hooks(name, value):
+            yield from held_by_hooks(name, value, reads_plainly(kind) and found_in(kind, name) is None)
+    yield from held_in_slots(obj)
+
+
+def _registered_as(found: tuple[type, str, int, str, bool]) -> Step:
+    return _registered(*found)
+
+
+_MODULE_FIELDS = frozenset(
+    {*vars(nn.Module()), "_compiled_call_impl", "_forward_module", "_is_full_backward_hook"} - {"training"}
+)
+_SEEN_THROUGH = {
+    ("DistributedDataParallel", "module"): False,
+    ("DataParallel", "module"): False,
+    ("OptimizedModule", "_orig_mod"): True,
+    ("CheckpointWrapper", "_checkpoint_wrapped_module"): True,
+    ("FullyShardedDataParallel", "_fsdp_wrapped_module"): True,
+}
+"""Wrappers whose own segment is left out of a name: class and child, and whether the shorter path still evaluates."""
+
+
+def _registered(kind: type, name: str, position: int, what: str, shadowed: bool) -> Step:
+    for parent in parents_of(kind):
+        if (through := _SEEN_THROUGH.get((parent.__name__, name))) is not None and what == "module":
+            return Step("module", lambda before: before, through, seen_through=True)
+    if (container := _container_item(kind, name, position, what)) is not None:
+        return container
+    own = plain(kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(kind)
+    if shadowed or found_in(kind, name) is not None or not own:
+        registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
+        reachable = plain(kind, nn.Module, "__getattribute__")
+        return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
+    return attribute(name, kind=what)
+
+
+def _container_item(kind: type, name: str, position: int, what: str) -> Step | None:
+    """The step ``[0]`` or ``['key']`` into PyTorch's containers: a Sequential counts, the others look up a name."""
+    if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential):
+        return item(position, "module", plain(kind, nn.Sequential, "__getitem__", "_get_item_by_idx"))
+    if what == "module" and name.isdigit() and issubclass(kind, nn.ModuleList):
+        return item(int(name), "module", plain(kind, nn.ModuleList, "__getitem__", "_get_abs_string_index"))
+    if what == "parameter" and name.isdigit() and issubclass(kind, nn.ParameterList):
+        return item(int(name), "parameter", plain(kind, nn.ParameterList, "__getitem__"))
+    if what == "module" and issubclass(kind, nn.ModuleDict):
+        return item(name, what, plain(kind, nn.ModuleDict, "__getitem__"))
+    if what == "parameter" and issubclass(kind, nn.ParameterDict):
+        return item(name, what, plain(kind, nn.ParameterDict, "__getitem__"))
+    return None
+
+
+def _wrapper(kind: type) -> bool:
+    """Whether the class answers ``__getattr__`` by asking the module it wraps, as PyTorch's own wrappers do."""
+    return str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
+
+
+def _unsharded(obj: Any) -> Held:
+    for one in gathered_parameters(obj):
+        inside = _path_inside(obj, one.module)
+        if inside is not None:
+            yield same, Step("parameter", suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
+
+
+def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
+    """The path from a module to one inside it, as source."""
+    stack: list[tuple[str, nn.Module]] = [("", root)]
+    seen: set[int] = set()
+    while stack:
+        path, module = stack.pop()
+        if module is wanted:
+            return path
+        for position, (name, child) in enumerate(snapshot(attributes_of(module).get("_modules", {}))):
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                stack.append((_registered(type(module), name, position, "module", False).write(path), child))
+    return None
+
+
+def held_by_optimizer(obj: Any) -> Held:
+    """An optimizer's state, each tensor under the parameter it belongs to; then its groups and other attributes."""
+    attributes = attributes_of(obj)
+    state = attributes.get("state")
+    if issubclass(type(state), dict):
+        for parameter, entry in snapshot(state):
+            if is_tensor(parameter) and issubclass(type(entry), dict):
+                for key, value in snapshot(entry):
+                    if type(value) not in ATOMS:
+                        yield _state_step, (parameter, key), value
+    for name, value in snapshot(attributes):
+        if type(value) in ATOMS or type(name) is not str or name == "state":
+            continue
+        if is_hooks(name, value):
+            yield from held_by_hooks(name, value, reads_plainly(type(obj)))
+        else:
+            yield own_attribute, (type(obj), name), value
+
+
+def _state_step(found: tuple[torch.Tensor, object]) -> Step:
+    """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
+    parameter, key = found
+    evaluates = literal(key)
+    written = key if evaluates else "?"
+    pattern = suffix(f".state[*][{written!r}]")
+    return Step("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
+
+
+def held_by_tensor(obj: Any) -> Held:
+    """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
+    gradient = fact(obj, "grad") if fact(obj, "is_leaf") or fact(obj, "retains_grad") else None
+    if gradient is not None:
+        yield same, attribute("grad", found_in(type(obj), "grad") is found_in(torch.Tensor, "grad")), gradient
+    for held in gc.get_referents(obj):
+        if type(held) is dict:
+            for name, value in snapshot(held):
+                if type(name) is str and type(value) not in ATOMS:
+                    yield own_attribute, (type(obj), name), value
+        elif type(held) is OrderedDict:
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if fact(obj, name) is held:
+                    yield from held_by_hooks(name, held, found_in(type(obj), name) is found_in(torch.Tensor, name))
+    if type(obj) not in PLAIN:
+        yield from held_in_slots(obj)

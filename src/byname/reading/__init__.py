@@ -1,0 +1,1 @@
+"""Looking at objects, modules, tensors and frames without disturbing them."""

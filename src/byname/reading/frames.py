@@ -1,0 +1,158 @@
+"""Which local variables are alive in which running function? Read without leaving a trace in the frames."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+from byname.reading.objects import snapshot
+from byname.source.code import HIDDEN
+from byname.source.location import is_torch
+
+__all__ = [
+    "Place",
+    "RunningFrame",
+    "caller",
+    "in_a_module",
+    "locals_of",
+    "places_of",
+    "revisiting",
+    "running_frames",
+    "stacks",
+]
+
+
+class RunningFrame(NamedTuple):
+    """A frame, how many calls away it is from the asker, and whether it belongs to another thread."""
+
+    frame: FrameType
+    distance: int
+    foreign: bool
+
+
+def caller() -> FrameType | None:
+    """The innermost frame that is neither byname's nor PyTorch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_torch(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def running_frames() -> Iterator[RunningFrame]:
+    """Every frame of every thread that is not byname's or PyTorch's, the asker's first and the nearest first."""
+    for distance, left in enumerate(_revisited.frames):
+        if not is_torch(left.f_code.co_filename):
+            yield RunningFrame(left, distance, False)
+    here = threading.get_ident()
+    # Not this generator's own frame: what holds itself lives until the next collection, with all that is above it.
+    others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != here]
+    for ident, innermost in [(here, sys._getframe().f_back), *others]:
+        frame: FrameType | None = innermost
+        distance = 0
+        while frame is not None:
+            if not is_torch(frame.f_code.co_filename):
+                if frame not in _revisited.frames:
+                    yield RunningFrame(frame, distance, ident != here)
+                distance += 1
+            frame = frame.f_back
+
+
+def stacks() -> frozenset[int]:
+    """The ids of all frames that are running, in every thread."""
+    found = set()
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return frozenset(found)
+
+
+def in_a_module(frame: FrameType) -> bool:
+    """Whether a frame is a module's own, so that its variables are the module's globals."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
+
+
+class Place(NamedTuple):
+    """Where a function stood when an error passed it: its frame, and the instruction."""
+
+    frame: FrameType
+    instruction: int
+
+
+def places_of(error: BaseException) -> list[Place]:
+    """Where every function stood that an error passed, the innermost first, and then those it has yet to pass."""
+    passed = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        passed.append(Place(traceback.tb_frame, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    outer: FrameType | None = passed[0].frame.f_back if passed else None
+    above = []
+    while outer is not None:
+        above.append(Place(outer, outer.f_lasti))
+        outer = outer.f_back
+    return [*reversed(passed), *above]
+
+
+@contextmanager
+def revisiting(error: BaseException | None) -> Iterator[None]:
+    """Within it, the variables of functions that an error has left count as those of running functions."""
+    before = _revisited.frames
+    _revisited.frames = () if error is None else tuple(place.frame for place in places_of(error))
+    try:
+        yield
+    finally:
+        _revisited.frames = before
+
+
+class _Revisited(threading.local):
+    frames: tuple[FrameType, ...] = ()
+
+
+_revisited = _Revisited()
+
+
+def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
+    """The local variables of a frame.
+
+    Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, also after ``del`` in
+    the program. It is emptied again, unless the program itself holds that dict (it called ``locals()`` and kept it), or
+    a debugger or tracer may be about to write the dict back into the frame. The dict is one for all who look at the
+    frame, so only one thread does at a time.
+    """
+    with _LOOKING:
+        found = frame.f_locals
+        optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        values = [*found.items()] if optimized else snapshot(found) if issubclass(type(found), dict) else []
+        if optimized and type(found) is dict and sys.getrefcount(found) <= _ONLY_THE_FRAME and not _traced(frame):
+            found.clear()
+    return [(name, value) for name, value in values if type(name) is str and not name.startswith(HIDDEN)]
+
+
+_LOOKING = threading.RLock()
+
+
+def _look_anew() -> None:
+    """In a forked process no other thread looks, whoever did before."""
+    global _LOOKING
+    _LOOKING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_look_anew)
+
+
+def _traced(frame: FrameType) -> bool:
+    every = (sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile)
+    return frame.f_trace is not None or any(get() is not None for get in every)
+
+
+_ONLY_THE_FRAME = 3
+"""References to a frame's dict when nobody else holds it: the frame, the variable above, the argument of the count."""

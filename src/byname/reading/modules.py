@@ -1,0 +1,81 @@
+"""Which modules and parameters are in a model? Read from its registries, past whatever its class has overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.reading.objects import snapshot
+from byname.reading.tensor import is_tensor
+
+__all__ = ["modules_in", "own_parameters", "parameters_in", "registered", "state_of"]
+
+
+def modules_in(model: nn.Module) -> list[nn.Module]:
+    """A module and all inside it, each once, in the order in which they were registered."""
+    return [module for module, _ in _with_attributes(model)]
+
+
+def parameters_in(model: nn.Module) -> list[torch.Tensor]:
+    """The parameters of a module and of all inside it, each once."""
+    found: dict[int, torch.Tensor] = {}
+    for _, attributes in _with_attributes(model):
+        for one in _registered(attributes, "_parameters"):
+            if is_tensor(one):
+                found.setdefault(id(one), one)
+    return list(found.values())
+
+
+def own_parameters(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters that a module has itself."""
+    return [one for one in registered(module, "_parameters") if is_tensor(one)]
+
+
+def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module and of all inside it, under their keys in ``state_dict()``."""
+    waiting = [(module, "")]
+    seen: set[int] = set()
+    while waiting:
+        one, prefix = waiting.pop()
+        attributes: dict[str, Any] = _attributes(one, "__dict__")
+        for registry in ("_parameters", "_buffers"):
+            held = attributes.get(registry)
+            for name, value in snapshot(held) if type(held) is dict else ():
+                if is_tensor(value):
+                    yield f"{prefix}{name}", value
+        inside = attributes.get("_modules")
+        for name, child in snapshot(inside) if type(inside) is dict else ():
+            if issubclass(type(child), nn.Module) and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, f"{prefix}{name}."))
+
+
+def registered(module: nn.Module, registry: str) -> list[Any]:
+    """What a module has in a registry of its own: ``_parameters``, ``_buffers`` or ``_modules``."""
+    return _registered(_attributes(module, "__dict__"), registry)
+
+
+def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    waiting, seen = [model], {id(model)}
+    while waiting:
+        module = waiting.pop()
+        attributes: dict[str, Any] = _attributes(module, "__dict__")
+        yield module, attributes
+        fresh = []
+        for child in _registered(attributes, "_modules"):
+            if id(child) not in seen and issubclass(type(child), nn.Module):
+                seen.add(id(child))
+                fresh.append(child)
+        waiting += reversed(fresh)
+
+
+def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
+    """The values of a registry, which other threads may be changing."""
+    held = attributes.get(registry)
+    return [value for _, value in snapshot(held)] if type(held) is dict and held else []
+
+
+_attributes = object.__getattribute__

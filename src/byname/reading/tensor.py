@@ -1,0 +1,252 @@
+"""What are the plain facts of one tensor? Shape, type, place and storage, while the tensor itself is held weakly."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from byname.errors import DeadTensorError, NotATensorError
+from byname.reading.quiet import untouched
+
+__all__ = [
+    "PLAIN",
+    "STORAGE",
+    "STORAGE_BYTES",
+    "Card",
+    "Carded",
+    "Facts",
+    "card_from",
+    "card_of",
+    "fact",
+    "facts_of",
+    "is_tensor",
+    "parts_of",
+]
+
+STORAGE, STORAGE_BYTES = 5, 4
+"""Where in a tensor's facts its storage stands, and that storage's size."""
+
+Facts: TypeAlias = tuple[Any, ...]
+"""The fields of a `Card` in order: cheap to take by the hundred thousand; `card_from` makes the card."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Card:
+    """The facts of one tensor at the moment it was looked at. It does not keep the tensor alive.
+
+    Two cards are equal when they have the same facts of the same tensor object; the tensors are not compared.
+
+    Attributes:
+        shape: the sizes; empty for a scalar, None where the tensor has none (a nested one).
+        dtype, device: PyTorch's own objects.
+        bytes: what the elements of this tensor take; a view counts its own elements only.
+        storage_bytes: what the whole storage takes, 0 where there is no memory behind it (meta, fake).
+        storage: a key that is equal for tensors of one storage. It compares cards of one result, not of two.
+        offset: where in the storage the tensor begins, in elements.
+        strides: steps between neighbours, in elements; None where the layout has none.
+        version: how many in-place changes the tensor had seen; None where it counts none (inference tensors).
+        requires_grad: as the tensor says.
+        reference: the weak reference behind `tensor`.
+
+    >>> card = card_of(torch.zeros(2, 3))
+    >>> card.shape, card.bytes
+    ((2, 3), 24)
+    >>> card.tensor is None        # nobody else held it
+    True
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+    bytes: int
+    storage_bytes: int
+    storage: int | None
+    offset: int
+    strides: tuple[int, ...] | None
+    version: int | None
+    requires_grad: bool
+    reference: Callable[[], torch.Tensor | None]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a file or in another process it is the facts alone: the tensor is not there."""
+        return _without_tensor, self._facts()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Card:
+            return NotImplemented
+        return self.reference is other.reference and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((id(self.reference), self.dtype, self.device, self.storage))
+
+    def _facts(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self) if one.name != "reference")
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor, or None once the program has let go of it."""
+        return self.reference()
+
+    def alive(self) -> torch.Tensor:
+        """The tensor; raises `DeadTensorError` once the program has let go of it."""
+        tensor = self.reference()
+        if tensor is None:
+            raise DeadTensorError(
+                f"the {self} that this row speaks of is no longer alive: byname never keeps a tensor alive. "
+                "Hold the tensor yourself while you need it, or look again."
+            )
+        return tensor
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.shape)) if self.shape else "scalar" if self.shape == () else "?"
+        return f"{str(self.dtype).removeprefix('torch.')} {shape}"
+
+    def same_value(self, other: Card) -> bool:
+        """Whether both describe the same elements in the same memory, seen in the same way."""
+        return (
+            self.storage is not None
+            and (self.storage, self.offset, self.shape, self.strides, self.dtype)
+            == (other.storage, other.offset, other.shape, other.strides, other.dtype)
+        )  # fmt: skip
+
+
+class Carded:
+    """A row about a tensor: the columns that its card fills; None where there is no card."""
+
+    __slots__ = ()
+    card: Card | None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The sizes; empty for a scalar, None where the tensor has none (a nested one)."""
+        return None if self.card is None else self.card.shape
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """PyTorch's own object, such as ``torch.float32``."""
+        return None if self.card is None else self.card.dtype
+
+
+def _without_tensor(*facts: Any) -> Card:
+    return card_from((*facts, _gone))
+
+
+def _gone() -> None:
+    """Stands for a reference to a tensor that is gone."""
+
+
+def is_tensor(thing: object) -> bool:
+    """Whether this is a tensor, judged by its class alone: ``isinstance`` would ask the object's own ``__class__``."""
+    return issubclass(type(thing), torch.Tensor)
+
+
+def fact(tensor: torch.Tensor, name: str) -> Any:
+    """One attribute of a tensor, past any property that its class puts in the way. To be called inside `untouched`.
+
+    Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does.
+    """
+    if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
+        return getattr(tensor, name)
+    found = vars(torch._C.TensorBase)[name].__get__(tensor)
+    return found
+
+
+_MODULE: Any = type.__dict__["__dict__"]
+
+
+def card_from(facts: Facts) -> Card:
+    """The card of these facts."""
+    shape, *others = facts
+    return Card(None if shape is None else tuple(shape), *others)
+
+
+def card_of(tensor: torch.Tensor) -> Card:
+    """Takes the facts of a tensor without touching its values, its attributes or its subclass's methods."""
+    if not is_tensor(tensor):
+        raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
+    with untouched():
+        return card_from(facts_of(tensor))
+
+
+def facts_of(tensor: torch.Tensor) -> Facts:
+    """The fields of a tensor's card. To be called inside `untouched`."""
+    if type(tensor) not in PLAIN or tensor.is_meta:
+        return _guarded_facts(tensor)
+    try:
+        storage = tensor.untyped_storage()
+        return (
+            tensor.shape,
+            tensor.dtype,
+            tensor.device,
+            tensor.nbytes,
+            storage.nbytes(),
+            storage._cdata,
+            tensor.storage_offset(),
+            tensor.stride(),
+            tensor._version,
+            tensor.requires_grad,
+            weakref.ref(tensor),
+        )
+    except Exception:  # noqa: BLE001 - sparse, nested, inference and wrapper tensors each refuse another of these reads
+        return _guarded_facts(tensor)
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes of tensors that have no code of their own."""
+
+
+def _memory(storage: torch.UntypedStorage) -> int:
+    """The bytes of a storage; 0 where it stands for none: meta and fake tensors, and wrappers around others."""
+    return 0 if storage.device.type == "meta" or _attempt(storage.data_ptr) is None else storage.nbytes()
+
+
+def _guarded_facts(tensor: torch.Tensor) -> Facts:
+    """The same for sparse, nested, inference and subclassed tensors, each of which lacks some of these facts."""
+    base = torch._C.TensorBase
+    with _disable_current_modes():
+        storage = _attempt(base.untyped_storage, tensor)
+    parts = parts_of(tensor).values()
+    own = _attempt(fact, tensor, "nbytes") or sum(part.nbytes for part in parts)
+    shape = _attempt(fact, tensor, "shape")
+    whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _memory(storage)
+    return (
+        shape,
+        fact(tensor, "dtype"),
+        fact(tensor, "device"),
+        own,
+        whole or 0,
+        None if storage is None else storage._cdata,
+        _attempt(base.storage_offset, tensor) or 0,
+        _attempt(base.stride, tensor),
+        _attempt(fact, tensor, "_version"),
+        fact(tensor, "requires_grad"),
+        weakref.ref(tensor),
+    )
+
+
+def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The dense tensors that hold a sparse one's memory, by the methods that give them; none for a subclass."""
+    if type(tensor) not in PLAIN or tensor.layout not in _PARTS or tensor.is_meta:
+        return {}
+    with _disable_current_modes(), torch.no_grad():
+        return {method: getattr(tensor, method)() for method in _PARTS[tensor.layout]}
+
+
+_ROWS = ("crow_indices", "col_indices", "values")
+_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **{torch.sparse_csr: _ROWS, torch.sparse_bsr: _ROWS, torch.sparse_csc: _COLUMNS, torch.sparse_bsc: _COLUMNS},
+}
+
+
+def _attempt(read: Any, *args: Any) -> Any:
+    try:
+        return read(*args)
+    except Exception:  # noqa: BLE001 - a fact that this kind of tensor does not have; the others still stand
+        return None

@@ -1,0 +1,1 @@
+"""Which file, line and statement does a code object stand for?"""

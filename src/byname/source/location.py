@@ -1,0 +1,384 @@
+"""Where in the user's source did this happen? From a code object and an instruction to a statement and a variable."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import executing
+import torch
+
+from byname.source.code import ThisCode, enclosing_statement, expression, expression_at, position_of, source_of
+from byname.text import printable
+
+__all__ = [
+    "Site",
+    "Spot",
+    "binds_alone",
+    "is_byname",
+    "is_library",
+    "is_torch",
+    "locate",
+    "scope_of",
+    "short_names",
+    "statements_binding",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the source.
+
+    Attributes:
+        file: the file's full name, as Python knows it.
+        line: the line, from 1.
+        function: the qualified name of the function, ``<module>`` at the top level of a file.
+        statement: the source of the statement on one line; empty where the source is not to be had.
+        target: what the statement assigns (``h``, ``self.state``, ``cache['k']``), None when it assigns nothing.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+    statement: str = ""
+    target: str | None = None
+
+    def __str__(self) -> str:
+        return printable(f"{os.path.basename(self.file)}:{self.line}")  # noqa: PTH119 - not a path for notebooks and exec
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A `Site` and what the source says of the one expression there.
+
+    Attributes:
+        site: where.
+        whole: whether the value of that expression is, as it stands, what ``site.target`` names.
+        operands: the source of its operands; None for one that is not a plain name.
+        receiver: the source of what stands before the dot of a call; None when it is not a plain name.
+        parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
+        made_here: whether the expression makes its object on the spot: ``torch.FloatTensor([1.0]).requires_grad_()``.
+        in_place: whether the expression gave back a tensor that was there before, changed.
+        reads: the plain variable names that the statement reads.
+    """
+
+    site: Site
+    whole: bool = False
+    operands: tuple[str | None, ...] = ()
+    receiver: str | None = None
+    parts: tuple[str, ...] = ()
+    made_here: bool = False
+    in_place: bool = False
+    reads: frozenset[str] = frozenset()
+
+
+def locate(code: CodeType, instruction: int) -> Spot:
+    """Finds the statement and the expression that an instruction belongs to.
+
+    The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
+    are exactly those that the compiler wrote down for the instruction: a file edited since it was loaded gives no
+    statement rather than a wrong one.
+
+    Args:
+        code: the code object that ran.
+        instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
+    """
+    return _located(ThisCode(code), instruction)
+
+
+@lru_cache(maxsize=8192)
+def _located(this: ThisCode, instruction: int) -> Spot:
+    code = this.code
+    assert code is not None
+    line, end_line, column, end_column = position_of(code, instruction)
+    if line is None:
+        return Spot(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
+    source = source_of(code)
+    node = None if source is None else expression_at(source, (line, end_line, column, end_column))
+    if source is None or node is None:
+        return Spot(Site(code.co_filename, line, code.co_qualname))
+    statement = enclosing_statement(node)
+    target, whole = _assigned(statement, node)
+    site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
+    return Spot(
+        site=site,
+        whole=whole,
+        operands=_operands(node),
+        receiver=_receiver(node),
+        parts=_parts(statement, node),
+        made_here=_made_here(node),
+        reads=_reads(statement),
+    )
+
+
+def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
+    """The source of what an operation in place changes: ``h`` of ``h[0] = 1``, of ``h.add_(1)`` and of ``relu_(h)``."""
+    found = expression(code, instruction)
+    node: Any = None if found is None else found.node
+    if isinstance(node, ast.Subscript) and operation == "__setitem__":
+        return ast.unparse(node.value)
+    if isinstance(node, ast.AugAssign):
+        return ast.unparse(node.target)
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute) and node.func.attr == operation:
+        is_function = isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")
+        if not is_function:
+            return ast.unparse(node.func.value)
+    out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    changed = out or next(iter(node.args), None) or named.get("input") or named.get("self")
+    return None if changed is None else ast.unparse(changed)
+
+
+def statements_binding(code: CodeType, variable: str) -> list[Spot]:
+    """The statements of one function or module body that assign a plain variable, in the order of the source.
+
+    Nested functions and classes are left out: a variable of theirs is another variable.
+    """
+    source = source_of(code)
+    body = None if source is None or source.tree is None else _body_of(source.tree, code)
+    if source is None or body is None:
+        return []
+    return [
+        Spot(
+            Site(code.co_filename, statement.lineno, code.co_qualname, _text(source, statement), variable),
+            made_here=_makes_unseen(getattr(statement, "value", None)),
+            reads=_reads(statement),
+        )
+        for statement in _statements(body)
+        if variable in _names_bound(statement)
+    ]
+
+
+def binds_alone(code: CodeType, variable: str) -> bool:
+    """Whether only the statements of this function or module body can bind a variable of it."""
+    shared = variable in code.co_cellvars or variable in code.co_freevars
+    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    if shared or variable in code.co_varnames[:arguments]:
+        return False
+    if code.co_name != "<module>":
+        return variable in code.co_varnames
+    source = source_of(code)
+    tree = None if source is None else source.tree
+    if tree is None:
+        return False
+    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
+
+
+def short_names(sites: Iterable[Site]) -> dict[Site, str]:
+    """Each place as ``net.py:2``; where files of one name are among them, with as many folders as tell them apart."""
+    every = list(dict.fromkeys(sites))
+    shown = _told_apart({site.file for site in every})
+    return {site: f"{shown[site.file]}:{site.line}" for site in every}
+
+
+def _told_apart(files: Collection[str]) -> dict[str, str]:
+    """Each file by the shortest end of its full name that no other has."""
+    found: dict[str, str] = {}
+    waiting, length = {file: re.split(r"[\\/]", file) for file in files}, 1
+    while waiting:
+        ends = {file: "/".join(parts[-length:]) for file, parts in waiting.items()}
+        common = Counter(ends.values())
+        found |= {file: end for file, end in ends.items() if common[end] == 1 or length > len(waiting[file])}
+        waiting = {file: parts for file, parts in waiting.items() if file not in found}
+        length += 1
+    return found
+
+
+def scope_of(code: CodeType) -> str:
+    """A function as the scope of a name: ``train (train.py:14)``."""
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
+
+
+def is_byname(filename: str) -> bool:
+    """Whether a file is part of byname."""
+    return filename.startswith(_HERE)
+
+
+def is_torch(filename: str) -> bool:
+    """Whether a file is part of PyTorch or of byname, neither of which is a place in the user's program."""
+    return filename.startswith(_NOT_THE_USERS)
+
+
+@lru_cache(maxsize=4096)
+def is_library(filename: str) -> bool:
+    """Whether a file is installed (standard library, site-packages) rather than written by the user."""
+    if is_torch(filename) or filename.startswith("<frozen"):
+        return True
+    return filename.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(filename.replace("\\", "/").split("/"))
+
+
+_HERE = str(Path(__file__).parent.parent) + os.sep
+_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, _HERE)
+_BESIDE_TORCH = Path(torch.__file__).parent.parent
+_INSTALLED = (
+    *(
+        path + os.sep
+        for key, path in sysconfig.get_paths().items()
+        if key in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
+    *([str(_BESIDE_TORCH) + os.sep] if any(_BESIDE_TORCH.glob("torch-*.dist-info")) else []),  # pip install --target
+)
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders that pip and Debian install into: the environment's, the user's, and those of the Python below it."""
+
+
+def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
+    """What the statement assigns, and whether the value of `node` is exactly that."""
+    parent: Any = getattr(node, "parent", None)
+    if isinstance(parent, ast.NamedExpr) and parent.value is node:
+        return parent.target.id, True
+    while node is not statement and parent is not statement:
+        if isinstance(parent, ast.Lambda):
+            return None, False
+        parent = parent.parent
+    if isinstance(statement, ast.AugAssign):
+        return ast.unparse(statement.target), node is statement
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return ast.unparse(statement.target), node is statement.value
+    if isinstance(statement, ast.Assign):
+        return _assigned_by(statement, node)
+    return None, False
+
+
+def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
+    target, value = statement.targets[0], statement.value
+    pairs = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    if pairs and not any(isinstance(part, ast.Starred) for part in [*target.elts, *value.elts]):  # type: ignore[attr-defined]
+        for one, its_value in zip(target.elts, value.elts, strict=True):  # type: ignore[attr-defined]
+            if its_value is node:
+                return ast.unparse(one), True
+    text = ast.unparse(target)
+    if isinstance(target, ast.Tuple | ast.List):
+        return ", ".join(map(ast.unparse, target.elts)), False
+    return text, node is value
+
+
+def _operands(node: ast.AST) -> tuple[str | None, ...]:
+    """The operands in the order in which PyTorch receives them."""
+    if isinstance(node, ast.BinOp):
+        parts: list[ast.expr] = [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        parts = [node.target, node.value]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [node.operand]
+    elif isinstance(node, ast.Call):
+        parts = node.args
+    elif isinstance(node, ast.Attribute | ast.Subscript):
+        parts = [node.value]
+    else:
+        parts = []
+    return tuple(_dotted(part) for part in parts)
+
+
+def _receiver(node: ast.AST) -> str | None:
+    """The source of the object of a method call."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return _dotted(node.func.value)
+
+
+def _parts(statement: ast.stmt, node: ast.AST) -> tuple[str, ...]:
+    if isinstance(statement, ast.Assign) and statement.value is node:
+        target = statement.targets[0]
+        if isinstance(target, ast.Tuple | ast.List) and not any(isinstance(one, ast.Starred) for one in target.elts):
+            return tuple(ast.unparse(one) for one in target.elts)
+    return ()
+
+
+def _made_here(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_unseen(node.func.value)
+
+
+def _makes_unseen(value: object) -> bool:
+    """Whether an expression is a call of a constructor that no function mode sees, such as ``torch.FloatTensor``."""
+    called = _dotted(value.func) if isinstance(value, ast.Call) else None
+    name = "" if called is None else called.rpartition(".")[2]
+    return name.endswith("Tensor") or name in ("Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load")
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """The source of ``a`` or ``a.b.c``; None for anything that computes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
+        return f"{before}.{node.attr}"
+    return None
+
+
+def _reads(statement: ast.stmt) -> frozenset[str]:
+    """The names that the statement reads; for one with a body, its head's."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+    found = {
+        node.id
+        for head in heads
+        for node in ast.walk(head)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        found.add(statement.target.id)
+    return frozenset(found)
+
+
+def _text(source: executing.Source, node: Any, limit: int = 160) -> str:
+    """The source of a node on one line; of a statement with a body, its head."""
+    first, last = node.lineno, node.end_lineno
+    end = node.end_col_offset
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        last, end = (body[0].lineno, body[0].col_offset) if body[0].lineno == first else (body[0].lineno - 1, None)
+    lines = [line.encode() for line in source.lines[first - 1 : last]]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][node.col_offset :]
+    text = " ".join(b" ".join(lines).decode(errors="replace").split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
+    if code.co_name == "<module>":
+        return tree.body
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == code.co_name
+        and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
+    ]
+    return found[0].body if len(found) == 1 else None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement of a body in source order, going into blocks and not into functions and classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, field, []))
+        for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+            yield from _statements(block.body)
+
+
+def _names_bound(statement: ast.stmt) -> set[str]:
+    """The plain names that a simple statement, or the head of a compound one, binds or deletes."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
+    nodes = [node for head in heads for node in ast.walk(head)]
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    found |= {alias.asname or alias.name.partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
+    found |= {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
+    found |= {handler.name for handler in getattr(statement, "handlers", []) if handler.name}
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        found = {statement.name}
+    return found

@@ -1,0 +1,1 @@
+"""What ran, and where: from a call to a line of the program."""

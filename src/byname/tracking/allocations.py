@@ -1,0 +1,245 @@
+"""Where was every storage allocated? A dispatch mode notes the results of all operators, also those in backward.
+
+A ``TorchDispatchMode`` sees every operator that PyTorch runs in its thread, after autograd and before the kernel. Of
+each storage in a result that was not in an argument it notes the user's line. A storage is held weakly, by its Python
+object, which is one and the same for as long as the storage lives. (A `StorageWeakRef` would leave a crumb of C++
+memory behind for each storage that is gone: on a training step that cost more in page faults than everything else.)
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from byname.reading.quiet import eager, untouched
+from byname.source.location import Site, is_torch, locate
+from byname.tracking.callers import place_of, users_frame
+from byname.tracking.functions import PLAIN_TENSORS, versions_of
+from byname.tracking.storages import is_given, storages_in
+
+__all__ = ["Allocating", "Allocation", "Ledger", "living_allocations"]
+
+
+class Allocation(NamedTuple):
+    """One living storage that a tracker has seen.
+
+    Attributes:
+        storage: the storage itself; whoever holds this keeps it alive.
+        code, instruction: the user's frame that led to the allocation; None and -1 where it was there before, or where
+            no line of the user's led to it.
+    """
+
+    storage: torch.UntypedStorage
+    code: CodeType | None
+    instruction: int
+
+    @property
+    def site(self) -> Site | None:
+        """The place in the source."""
+        return None if self.code is None else locate(self.code, self.instruction).site
+
+
+_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int]
+
+
+class Ledger:
+    """What one tracker knows of storages, over all threads that it watches.
+
+    Attributes:
+        notes: by the storage's id; a note counts only for the very storage that it refers to.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.notes: dict[int, _Note] = {}
+        self._limit = limit
+        self._sweep_at = _spare(0, limit)
+        _LEDGERS.add(self)
+
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether there is a note of a storage."""
+        note = self.notes.get(id(storage))
+        return note is not None and note[0]() is storage
+
+    def add(self, storage: torch.UntypedStorage, code: CodeType | None, instruction: int) -> None:
+        """Notes a storage that is not known yet."""
+        self.notes[id(storage)] = (weakref.ref(storage), code, instruction)
+        if len(self.notes) > self._sweep_at:
+            self._forget_the_dead()
+
+    def __len__(self) -> int:
+        return sum(note[0]() is not None for note in self.notes.copy().values())
+
+    def _forget_the_dead(self) -> None:
+        """Drops the notes of storages that are gone; so rarely that each note is looked at about twice.
+
+        Without a lock, which a process that is forked meanwhile would never see released.
+        """
+        dead = [key for key, note in self.notes.copy().items() if note[0]() is None]
+        for key in dead:
+            note = self.notes.pop(key, None)
+            if note is not None and note[0]() is not None:  # another thread has a new storage at the same address
+                self.notes.setdefault(key, note)
+        self._sweep_at = len(self.notes) + _spare(len(self.notes), self._limit)
+
+
+def _spare(living: int, limit: int) -> int:
+    """How many dead notes may gather."""
+    return min(limit, max(1000, living))
+
+
+def living_allocations() -> list[Allocation]:
+    """The storages alive that the trackers held have seen, each once, with where it was allocated.
+
+    Of several trackers the one that saw the allocation is believed, not one that met the storage later.
+    """
+    found: dict[int, Allocation] = {}
+    for ledger in list(_LEDGERS):
+        for key, (reference, code, instruction) in ledger.notes.copy().items():
+            storage = reference()
+            if storage is None or storage.device.type == "meta":
+                continue
+            if key not in found or found[key].code is None:
+                found[key] = Allocation(storage, code, instruction)
+    return list(found.values())
+
+
+class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The mode that fills a ledger with what one thread allocates."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ledger = ledger
+        self._notes = ledger.notes
+        self._stopped = False
+        self._thread = threading.get_ident()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not by PyTorch, whose wrapper would import the compiler at the first operator; `eager` is enough."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled function is not to be run eagerly, and never compiled again, because of this mode."""
+        return True
+
+    def deafen(self) -> None:
+        """Notes nothing from now on, on whatever thread's stack the mode still stands."""
+        self._stopped = True
+        self._ledger = Ledger(1)  # the other one goes with its tracker
+
+    @eager
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types or func.__module__ != _ATEN or (args and type(args[0]) is list) or self._stopped or _modes_below():
+            return self._others(func, types, args, kwargs or {})
+        with untouched():  # PyTorch has asked the classes of the arguments already
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if type(result) in PLAIN_TENSORS:  # the most frequent case, written out because every operator pays for it
+                try:
+                    storage = result.untyped_storage()
+                except (NotImplementedError, RuntimeError):  # a layout that has no storage of its own
+                    self._note_all(func, result, args, kwargs, sys._getframe(1))
+                    return result
+                note = self._notes.get(id(storage))
+                if note is None or note[0]() is not storage:
+                    self._note(func, [storage], args, kwargs, sys._getframe(1))
+            elif result is not None:
+                self._note_all(func, result, args, kwargs, sys._getframe(1))
+            return result
+
+    @eager
+    def _others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What a user's class, a user's mode or Python code takes care of goes on as if this mode were not there."""
+        below = _modes_below()
+        if not below and any(map(_has_a_handler, types)):
+            return NotImplemented  # its class is asked next; this mode sees what that computes
+        if below or func.__module__ != _ATEN:
+            result = func(*args, **kwargs)
+        else:
+            with untouched():
+                result = _with_versions(func, args, kwargs)
+        if not self._stopped:
+            with untouched():
+                self._note_all(func, result, args, kwargs, sys._getframe(2))
+        return result
+
+    def _note_all(self, func: Any, result: Any, args: Any, kwargs: Any, frame: FrameType) -> None:
+        new = [storage for storage in storages_in([result]) if not self._ledger.knows(storage)]
+        if new:
+            self._note(func, new, args, kwargs, frame)
+
+    def _note(self, func: Any, new: list[Any], args: Any, kwargs: Any, frame: FrameType) -> None:
+        """Notes storages that are not known: made by this operator, or there before and met in an argument."""
+        place = self._place(frame)
+        for storage in new:
+            if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
+                self._ledger.add(storage, *place)
+            elif frame.f_code is not _CODE_OF_A_COPY:
+                self._ledger.add(storage, *(place if _makes_of_its_argument(func, frame) else _BEFORE))
+
+    def _place(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
+        """The user's line; for what a thread of PyTorch's own computes, that on which the user's thread waits."""
+        user, _ = users_frame(frame)
+        while user is not None and user.f_code.co_filename == _COPY:
+            user, _ = users_frame(user.f_back)
+        if user is not None:
+            return user.f_code, user.f_lasti
+        if threading.get_ident() != self._thread:
+            return place_of(sys._current_frames().get(self._thread))
+        return _BEFORE
+
+
+_BEFORE: tuple[None, int] = (None, -1)
+"""The place of what was there before the block, or what no line of the user's led to."""
+
+_COPY = copy.__file__
+"""A deep copy belongs to the line that asked for it."""
+
+_CODE_OF_A_COPY = torch.UntypedStorage.clone.__code__
+"""Copies a storage through two tensors; which of the two is the new one is seen when a tensor is set to it."""
+
+_ATEN = torch.ops.aten.add.Tensor.__module__
+_modes_below: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many modes come after ours: PyTorch has taken ours off while it handles an operator."""
+
+
+def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operator; under a dispatch mode PyTorch does not count the versions that ``_foreach_add_`` raises."""
+    name = func.__name__.partition(".")[0]
+    if not (name.startswith("_foreach_") and name.endswith("_")):
+        return func(*args, **kwargs)
+    before = versions_of(args[0])
+    result = func(*args, **kwargs)
+    now = versions_of(args[0])
+    missed = [one for one, old, new in zip(args[0], before, now, strict=True) if old is not None and old == new]
+    torch.autograd.graph.increment_version(missed)
+    return result
+
+
+def _has_a_handler(kind: Any) -> bool:
+    return kind not in PLAIN_TENSORS and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
+    """Whether what comes in was made on the way, where no mode looks.
+
+    ``torch.tensor`` lifts what it made. ``torch.load`` and a deep copy set a tensor to a storage that they made.
+    """
+    name = func.__name__
+    if name.startswith("set_.source_Storage"):
+        return frame.f_code.co_name in ("__deepcopy__", "_rebuild_tensor") and is_torch(frame.f_code.co_filename)
+    return bool(name.startswith("lift"))
+
+
+_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+"""Those of every tracker somebody holds."""

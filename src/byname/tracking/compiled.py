@@ -1,0 +1,126 @@
+"""What happens to compiled functions while a thread is watched? They run compiled, with everything of ours taken away.
+
+The guards of compiled code look at the stack of function modes, and at the functions that we wrap. So both are as they
+were from the moment when the compiler becomes active for a call until it has returned: nothing is compiled again. The
+call is noted as one. Where that cannot be done (another compiler, several watched threads), compiled functions run
+eagerly instead, in the whole process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from byname.reading.modes import FUNCTIONS
+from byname.reading.quiet import eager
+from byname.tracking.functions import PLAIN
+from byname.tracking.log import Called
+from byname.tracking.mode import Watch
+
+__all__ = ["Compiled"]
+
+_SWITCH = "_maybe_set_eval_frame"
+"""What PyTorch's compiler calls to become active for a call, and not to be any more (2.7 to 2.13)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A compiled function that is running."""
+
+    frame: FrameType
+    watches: list[Watch]
+    modes: list[Any]
+    before: int
+
+
+class Compiled:
+    """The compiled functions that are running in watched threads.
+
+    Args:
+        watches: who watches which thread.
+        hide: takes the wrappers away.
+        show: puts them back.
+    """
+
+    def __init__(
+        self, watches: Mapping[int, Sequence[Watch]], hide: Callable[[], None], show: Callable[[], None]
+    ) -> None:
+        self._watches = watches
+        self._hide, self._show = hide, show
+        self._regions: dict[int, _Region] = {}
+        self._original: Any = None
+        self._ours: Any = None
+        self._stance: Any = None
+
+    def watch(self) -> None:
+        """Takes care of compiled functions, if the compiler has been imported."""
+        if "torch._dynamo" not in sys.modules:
+            return
+        if len(self._watches) > 1 or not self._can_switch():
+            self._run_eagerly()
+        elif self._original is None:
+            frames: Any = sys.modules["torch._dynamo.eval_frame"]
+            self._original, self._ours = getattr(frames, _SWITCH), self._switch
+            setattr(frames, _SWITCH, self._ours)
+
+    def unwatch(self) -> None:
+        """Leaves the compiler as it was."""
+        self._regions.clear()
+        if self._original is not None:
+            frames: Any = sys.modules["torch._dynamo.eval_frame"]
+            if vars(frames).get(_SWITCH) is self._ours:
+                setattr(frames, _SWITCH, self._original)
+            self._original = None
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def _run_eagerly(self) -> None:
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def _can_switch(self) -> bool:
+        frames: Any = sys.modules["torch._dynamo.eval_frame"]
+        active = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+        if active is None or not callable(vars(frames).get(_SWITCH)):
+            return False
+        return self._original is not None or active() is None
+
+    @eager
+    def _switch(self, callback: Any) -> Any:
+        """PyTorch's own switch, before and after which a compiled function begins and ends."""
+        original = self._original or torch._C._dynamo.eval_frame.set_eval_frame
+        thread = threading.get_ident()
+        region, frame = self._regions.get(thread), sys._getframe(1)
+        if region is None:
+            watches = list(self._watches.get(thread, ()))
+            if watches and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
+                self._begin(thread, frame, watches)
+            return original(callback)
+        prior = original(callback)
+        if region.frame is frame:
+            self._end(thread, region)
+        return prior
+
+    def _begin(self, thread: int, frame: FrameType, watches: list[Watch]) -> None:
+        before = torch._C._autograd._get_sequence_nr()
+        self._regions[thread] = _Region(frame, watches, FUNCTIONS.take_off(watches), before)
+        self._hide()
+
+    def _end(self, thread: int, region: _Region) -> None:
+        del self._regions[thread]
+        watching = [watch for watch in region.watches if not watch.stopped]
+        self._show()
+        FUNCTIONS.put_back(watching, region.modes)
+        result = region.frame.f_locals.get("result")  # the frame is about to return it, and keeps it no longer
+        for watch in watching:
+            watch.note_unseen(_CALLED, (), result, region.before, region.frame)
+
+
+_CALLED = Called("compiled", PLAIN, False)

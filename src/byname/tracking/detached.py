@@ -1,0 +1,143 @@
+"""Where did a value leave the graph? Notes the calls whose inputs required grad and whose result does not."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+
+from byname.reading.tensor import fact
+from byname.tracking.callers import computes, place_of
+from byname.tracking.functions import PLAIN_TENSORS, flat
+from byname.tracking.log import Log, RawCut
+
+__all__ = ["VALUES", "cuts_by", "cuts_of_taking", "requires_grad"]
+
+VALUES = frozenset("data T mT H mH real imag".split())
+"""Properties of a tensor that are tensors with its values."""
+
+_MOST_INPUTS = 32
+_MOST_CUTS = 4
+_LOOKED_BACK = 64
+_in_backward = torch._C._current_graph_task_id
+
+
+def cuts_by(
+    log: Log,
+    name: str,
+    inputs: Sequence[Any],
+    result: torch.Tensor | None,
+    number: int,
+    frame: FrameType,
+) -> tuple[RawCut, ...]:
+    """The cuts that the result of a call without a node carries: the call's own, and those of its inputs.
+
+    To be called inside `untouched`.
+
+    Args:
+        log: where the call's own cut is noted.
+        name: what was called.
+        inputs: its arguments.
+        result: the tensor without a node that came out.
+        number: the thread's sequence number at the call.
+        frame: the frame that called.
+    """
+    if not _may_be_cut(log, inputs):
+        return ()
+    tensors = flat(inputs)
+    inherited = _merged([cut for tensor in tensors for cut in log.raw_cuts_of(tensor)])
+    requiring = [tensor for tensor in tensors if requires_grad(tensor)]
+    if not requiring or _only_looks(name) or _in_backward() != -1 or not computes(frame):
+        return inherited
+    origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
+    own = _noted(log, name, origins, result, number, frame)
+    return inherited if own is None else _merged((own, *inherited))
+
+
+def _may_be_cut(log: Log, inputs: Sequence[Any]) -> bool:
+    """Whether one of the inputs may require grad or have cuts: for the many calls of which this is soon said."""
+    for value in inputs:
+        kind = type(value)
+        if kind in PLAIN_TENSORS:
+            if value.requires_grad or log.raw_cuts_of(value):
+                return True
+        elif issubclass(kind, (torch.Tensor, list, tuple)):
+            return True
+    return False
+
+
+def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
+    """Notes that a number or an array was taken out of a tensor of the graph, or of one that was cut from it."""
+    if requires_grad(tensor):
+        cuts_by(log, name, [tensor], None, number, frame)
+        return
+    inherited = log.raw_cuts_of(tensor)
+    if inherited and _in_backward() == -1 and computes(frame):
+        _noted(log, name, tuple(one for cut in inherited for one in cut[5])[:_MOST_INPUTS], None, number, frame)
+
+
+def requires_grad(tensor: torch.Tensor) -> bool:
+    """Whether a tensor requires grad. To be called inside `untouched`."""
+    return bool(tensor.requires_grad if type(tensor) in PLAIN_TENSORS else fact(tensor, "requires_grad"))
+
+
+def _noted(
+    log: Log,
+    name: str,
+    origins: tuple[tuple[weakref.ref[torch.Tensor], int], ...],
+    result: torch.Tensor | None,
+    number: int,
+    frame: FrameType,
+) -> RawCut | None:
+    code, instruction = place_of(frame)
+    if code is None:
+        return None
+    reference = None if result is None else weakref.ref(result)
+    cut = (number, code, instruction, name, _reason(), origins, reference, log.modules[-1] if log.modules else None)
+    log.cuts.append(cut)
+    return cut
+
+
+def _only_looks(name: str) -> bool:
+    """Whether a function of this name takes no values from its arguments into a result, or is backward itself."""
+    return name in _LOOKING or name.startswith("new_") or name.endswith("_like")
+
+
+_LOOKING = frozenset("grad backward __repr__ __format__ result_type register_hook".split())
+
+
+def _reason() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "" if torch.is_grad_enabled() else "no_grad"
+
+
+def _number_of(log: Log, tensor: torch.Tensor) -> int:
+    """The sequence number of a tensor's node, from the log if it is there: a node once seen is freed recursively."""
+    if fact(tensor, "is_leaf"):
+        return -1
+    reference = weakref.ref(tensor)
+    for call in islice(reversed(log.calls), _LOOKED_BACK):
+        if call[5] is reference:
+            return call[1] - 1
+    return int(fact(tensor, "grad_fn")._sequence_nr())
+
+
+def _merged(cuts: Iterable[RawCut]) -> tuple[RawCut, ...]:
+    """At most four cuts of different places, of each place the latest: a sum over a million steps grows no longer."""
+    found: dict[tuple[int, int], RawCut] = {}
+    for cut in cuts:
+        place = (id(cut[1]), cut[2])
+        if place in found:
+            found[place] = max(found[place], cut, key=_number)
+        elif len(found) < _MOST_CUTS:
+            found[place] = cut
+    return tuple(found.values())
+
+
+def _number(cut: Sequence[Any]) -> int:
+    return int(cut[0])

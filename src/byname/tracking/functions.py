@@ -1,0 +1,134 @@
+"""What kind of function is this, and which tensors may a call of it change?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.reading.objects import namespace_of
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact
+from byname.tracking.log import Called, is_in_place, is_method, name_of
+
+__all__ = [
+    "COMPOSITE",
+    "GRADIENT",
+    "IN_PLACE",
+    "PLAIN",
+    "PLAIN_TENSORS",
+    "READ",
+    "SETTER",
+    "TAKEN",
+    "called_as",
+    "first_given",
+    "flat",
+    "is_pytorchs",
+    "kind_of",
+    "memory_of",
+    "modes_left",
+    "targets_of",
+    "versions_of",
+]
+
+READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT = range(7)
+"""Kinds of function: reads a property; makes; changes its first argument; sets ``requires_grad``; may do anything;
+takes a value out of a tensor; reads ``.grad``."""
+
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+"""Classes whose attributes can be read without running anybody's code."""
+
+modes_left = torch._C._len_torch_function_stack
+"""How many function modes are still on the stack: inside a mode's own handler, those below it."""
+
+_BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
+_WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad
+_TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
+
+
+def kind_of(function: Any) -> int:
+    """The kind of a function. One that is not PyTorch's may do anything, whatever it is called."""
+    if not is_pytorchs(function):
+        return COMPOSITE
+    name = name_of(function)
+    if name in ("__get__", "__set__", "__delete__"):
+        return _kind_of_access(name, getattr(function, "__self__", None))
+    if name == "requires_grad_":
+        return SETTER
+    if name in _TAKING:
+        return TAKEN
+    if type(function) not in _BUILTINS or name.startswith("_fused"):
+        return COMPOSITE
+    return IN_PLACE if is_in_place(name) else PLAIN
+
+
+def is_pytorchs(function: Any) -> bool:
+    """Whether a function is PyTorch's own, or at least written in C, and can be kept and looked up."""
+    if type(function) is FunctionType:
+        return str(function.__module__).partition(".")[0] == "torch"
+    kind = type(function)
+    return kind in _WRITTEN_IN_C or str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
+
+
+def _kind_of_access(access: str, attribute: Any) -> int:
+    if access == "__set__" and attribute is _REQUIRES_GRAD:
+        return SETTER
+    return GRADIENT if access == "__get__" and getattr(attribute, "__name__", "") == "grad" else READ
+
+
+def called_as(function: Any, kind: int) -> Any:
+    """What the log keeps of a function: a builtin itself, of anything else its name."""
+    if type(function) in _BUILTINS:
+        return function
+    return Called(name_of(function), kind, is_method(function))
+
+
+def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
+    """The tensors that a call may change."""
+    if kind in (PLAIN, READ, TAKEN, GRADIENT):
+        out = kwargs.get("out") if kwargs else None
+        return None if out is None else flat([out])
+    return flat([first_given(args, kwargs)]) if kind != COMPOSITE else flat([*args, *(kwargs or {}).values()])
+
+
+def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """What a function is given first: by keyword PyTorch's functions call it ``input``, ``self`` or what it is."""
+    if args:
+        return args[0]
+    given = kwargs or {}
+    return next((given[name] for name in ("input", "self") if name in given), next(iter(given.values()), None))
+
+
+def flat(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among these values and in the lists among them."""
+    found = []
+    for value in values:
+        if issubclass(type(value), torch.Tensor):
+            found.append(value)
+        elif issubclass(type(value), (list, tuple)):
+            found += [one for one in value if issubclass(type(one), torch.Tensor)]
+    return found
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
+    """The version of each tensor; None where it counts none."""
+    if not modes_left() and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
+        try:
+            return tuple([tensor._version for tensor in tensors])
+        except RuntimeError:  # an inference tensor counts no versions
+            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+    with untouched():
+        inference = torch._C.TensorBase.is_inference
+        return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """What stands for a tensor's memory: its storage, or itself where it has none."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return tensor

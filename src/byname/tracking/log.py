@@ -1,0 +1,376 @@
+"""What did one thread do while it was watched? A bounded log in which nothing is text yet and no tensor is held."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from byname.reading.objects import attributes_of, found_in
+from byname.reading.tensor import fact
+from byname.source.code import ThisCode
+from byname.source.location import Site, Spot, changed_by, locate, scope_of
+
+__all__ = [
+    "Call",
+    "CallFinder",
+    "Called",
+    "Change",
+    "Cut",
+    "Log",
+    "Made",
+    "Mutation",
+    "OptimizerStep",
+    "RawCall",
+    "RawCut",
+    "is_in_place",
+    "is_method",
+    "name_of",
+]
+
+
+class Called(NamedTuple):
+    """A function that was called: its name, its kind, and whether it is a method of tensors."""
+
+    name: str
+    kind: int
+    is_method: bool
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    return name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
+
+
+def name_of(function: Any) -> str:
+    """The name of a function; ``?`` for a callable that has none. A name that would have to be computed is none."""
+    if type(function) in _HAVE_A_NAME:
+        return str(function.__name__)
+    name = attributes_of(function).get("__name__", found_in(type(function), "__name__"))
+    return name if type(name) is str else "?"
+
+
+_HAVE_A_NAME = (FunctionType, type(len), type(str.join), type(str.__len__), type("".__len__))
+
+
+def is_method(function: Any) -> bool:
+    """Whether a function is a method of tensors."""
+    name = name_of(function)
+    return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
+
+
+RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int]
+"""The fields of a `Call`: made a thousand times where a `Call` is looked at once."""
+
+
+class Call(NamedTuple):
+    """One call that made graph nodes. Unresolved: `spot` turns it into a place in the source.
+
+    Attributes:
+        before, after: the thread's sequence number around the call; its nodes have before <= number < after.
+        code, instruction: the user's frame that called.
+        called: what was called: a builtin of PyTorch's, or the `Called` of anything else.
+        result: the tensor that came out, weakly; None when it was none or several.
+        module: the innermost running module, weakly.
+        inside: how many of PyTorch's modules, called by the user's line, the result has still to be returned by; 0 when
+            it is the value of the user's expression.
+    """
+
+    before: int
+    after: int
+    code: CodeType | None
+    instruction: int
+    called: Any
+    result: weakref.ref[torch.Tensor] | None
+    module: weakref.ref[nn.Module] | None
+    inside: int
+
+    @property
+    def name(self) -> str:
+        """The name of what was called."""
+        return str(self.called.name if type(self.called) is Called else self.called.__name__)
+
+    @property
+    def is_method(self) -> bool:
+        """Whether a method of tensors was called, so that its first operand stands before the dot."""
+        return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
+
+    def spot(self) -> Spot | None:
+        """Where in the user's source the call stands; None when no line of the user's led to it."""
+        return None if self.code is None else locate(self.code, self.instruction)
+
+
+RawCut: TypeAlias = tuple[
+    int,
+    CodeType,
+    int,
+    str,
+    str,
+    tuple[tuple["weakref.ref[torch.Tensor]", int], ...],
+    "weakref.ref[torch.Tensor] | None",
+    "weakref.ref[nn.Module] | None",
+]
+"""The fields of a `Cut`."""
+
+
+class Cut(NamedTuple):
+    """One call that had inputs which require grad, and a result which does not.
+
+    Attributes:
+        number: the thread's sequence number at the call.
+        code, instruction: the user's frame that called.
+        name: what was called: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
+        reason: ``no_grad`` or ``inference`` where such a block was why; empty where the function itself was.
+        inputs: the inputs that required grad, weakly, each with its node's sequence number, -1 for a leaf. Of a value
+            taken out of a tensor that was cut already, the inputs of that cut.
+        result: the tensor that came out, weakly; None when it was none or several.
+        module: the innermost running module, weakly.
+    """
+
+    number: int
+    code: CodeType
+    instruction: int
+    name: str
+    reason: str
+    inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
+    result: weakref.ref[torch.Tensor] | None
+    module: weakref.ref[nn.Module] | None
+
+    @property
+    def place(self) -> tuple[ThisCode, int]:
+        """Where it was called, as a key."""
+        return ThisCode(self.code), self.instruction
+
+
+class OptimizerStep(NamedTuple):
+    """One step of an optimizer.
+
+    Attributes:
+        number: the thread's sequence number when it began.
+        code, instruction: the user's frame that called ``step()``.
+        optimizer: the optimizer, weakly.
+        name: such as ``SGD.step``.
+    """
+
+    number: int
+    code: CodeType | None
+    instruction: int
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    name: str
+
+
+RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
+"""Where something was done with a tensor."""
+
+
+class Made(weakref.ref):  # type: ignore[type-arg]
+    """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
+
+    Attributes:
+        key: the tensor's id, under which the log has this note.
+        code, instruction: where it was made, or first met.
+        first_sight: whether it was made unseen, and met only when something was called on it.
+        passed_on: where a call last gave the very same tensor back, as ``requires_grad_()`` does.
+        cuts: the fields of the cuts that it was computed after: four at most.
+    """
+
+    __slots__ = ("code", "cuts", "first_sight", "instruction", "key", "passed_on")
+
+    key: int
+    code: CodeType
+    instruction: int
+    first_sight: bool
+    passed_on: tuple[CodeType, int] | None
+    cuts: tuple[RawCut, ...]
+
+
+RawChange: TypeAlias = tuple[CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...]]
+"""The fields of a `Change`."""
+
+
+class Change(NamedTuple):
+    """One call that changed tensors in place: their storages, weakly, and each one's version before and after."""
+
+    code: CodeType | None
+    instruction: int
+    operation: str
+    storages: tuple[weakref.ref[Any], ...]
+    versions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One in-place operation seen on a tensor's storage.
+
+    Attributes:
+        operation: the name of the function, such as ``add_`` or ``__setitem__``.
+        before, after: the storage's version number around it.
+        site: where it stands; None when no line of the user's led to it.
+        changed: the source of what it changes there, such as ``h`` in ``h += 1``; None where that is not plain.
+        scope: the function of that source.
+    """
+
+    operation: str
+    before: int
+    after: int
+    site: Site | None
+    changed: str | None = None
+    scope: str = ""
+
+
+class Log:
+    """What one thread did while it was watched: calls that made nodes, tensors made without one, in-place changes.
+
+    Attributes:
+        thread: the thread's number.
+        made: the tensors made without a node, by id.
+        inner: those of them that have cuts and were made inside a module of PyTorch's, by id.
+        modules: the modules that are running.
+        calls: the calls that made nodes, as the fields of a `Call`.
+        changes: the in-place changes, as the fields of a `Change`.
+        cuts: the calls whose inputs required grad and whose result does not, as the fields of a `Cut`.
+        steps: the steps of optimizers.
+        grad_reads: where ``.grad`` was read of a tensor that does not keep it.
+        frozen: where ``requires_grad`` was set to False.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.thread = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
+        self.made: dict[int, Made] = {}
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.calls: deque[RawCall] = deque(maxlen=limit)
+        self.changes: deque[RawChange] = deque(maxlen=limit)
+        self.cuts: deque[RawCut] = deque(maxlen=limit)
+        self._dead: deque[Made] = deque()
+        # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
+        self._died = self._dead.append
+        self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
+        self.grad_reads: deque[RawSight] = deque(maxlen=256)
+        self.frozen: deque[RawSight] = deque(maxlen=4096)
+        self.inner: dict[int, Made] = {}
+
+    def enter(self, module: nn.Module) -> int:
+        """Notes that a module begins to run; how many were running before."""
+        self.modules.append(weakref.ref(module))
+        return len(self.modules) - 1
+
+    def note_return(self, output: object) -> None:
+        """Notes that a module has returned; the last call's result, if it is what was returned, is one step further."""
+        if self.calls:
+            *fields, result, module, inside = self.calls[-1]
+            if inside and result is not None and result() is output:
+                self.calls[-1] = (*fields, result, module, inside - 1)
+
+    def note_making(
+        self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
+    ) -> None:
+        """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
+        node = tensor.grad_fn if type(tensor) is torch.Tensor else fact(tensor, "grad_fn")
+        if frame is None or node is not None:
+            return
+        earlier = self.made.get(id(tensor))
+        if earlier is not None and earlier() is tensor:
+            earlier.passed_on = (frame.f_code, frame.f_lasti)
+            earlier.cuts = cuts or earlier.cuts
+            return
+        self.made[id(tensor)] = self._note(tensor, frame, first_sight, cuts)
+
+    def note_inner(self, tensor: torch.Tensor, frame: FrameType | None, cuts: tuple[RawCut, ...]) -> None:
+        """Notes the cuts of a tensor that a module of PyTorch's made, which is no value that the user's line made."""
+        if frame is not None:
+            self.inner[id(tensor)] = self._note(tensor, frame, False, cuts)
+
+    def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
+        """The fields of the cuts that a tensor was computed after."""
+        for notes in (self.inner, self.made):
+            made = notes.get(id(tensor))
+            if made is not None and made.cuts and made() is tensor:
+                return made.cuts
+        return ()
+
+    def cuts_of(self, tensor: torch.Tensor) -> tuple[Cut, ...]:
+        """The cuts that a tensor without a node was computed after: four at most, of different places."""
+        return tuple(itertools.starmap(Cut, self.raw_cuts_of(tensor)))
+
+    def mutations(self, owner: object) -> list[Mutation]:
+        """The changes noted for a storage."""
+        found = []
+        for change in itertools.starmap(Change, list(self.changes)):
+            for reference, (before, after) in zip(change.storages, change.versions, strict=True):
+                if reference() is owner:
+                    found.append(_mutation(change, before, after))
+        return found
+
+    def of_this_thread(self) -> bool:
+        """Whether it is this very thread's log; identifiers of threads are used again."""
+        return self._thread() is threading.current_thread()
+
+    def is_empty(self) -> bool:
+        """Whether nothing was noted."""
+        return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
+
+    def _note(self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]) -> Made:
+        self._forget_the_dead()
+        made = Made(tensor, self._died)
+        made.key, made.code, made.instruction = id(tensor), frame.f_code, frame.f_lasti
+        made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
+        return made
+
+    def _forget_the_dead(self) -> None:
+        """Drops the notes of tensors that are gone."""
+        while self._dead:
+            made = self._dead.popleft()
+            for notes in (self.made, self.inner):
+                if notes.get(made.key) is made:
+                    del notes[made.key]
+
+
+def _mutation(change: Change, before: int, after: int) -> Mutation:
+    if change.code is None:
+        return Mutation(change.operation, before, after, None)
+    site = locate(change.code, change.instruction).site
+    changed = changed_by(change.code, change.instruction, change.operation)
+    return Mutation(change.operation, before, after, site, changed, scope_of(change.code))
+
+
+class CallFinder:
+    """The calls of a log at one moment, for finding them by sequence number."""
+
+    def __init__(self, log: Log) -> None:
+        self._calls = list(log.calls)
+
+    def at(self, number: int) -> Call | None:
+        """The innermost call that made the node of this number."""
+        position = bisect.bisect_right(self._calls, number, key=_after)
+        for later in range(position, min(position + _NESTING, len(self._calls))):
+            if self._calls[later][0] <= number:
+                return Call(*self._calls[later])
+        return None
+
+    def living_results(self) -> Iterator[torch.Tensor]:
+        """The results of calls that are still alive, the latest first."""
+        for call in reversed(self._calls):
+            result = None if call[5] is None else call[5]()
+            if result is not None:
+                yield result
+
+
+_after = operator.itemgetter(1)
+_MOST_STEPS = 100_000
+_NESTING = 256
+"""How many calls inside a custom function's forward are looked past to find the custom function itself."""

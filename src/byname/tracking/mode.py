@@ -1,0 +1,336 @@
+"""How is every call of a PyTorch function seen? By a function mode; what it misses is wrapped in `unseen`.
+
+A ``TorchFunctionMode`` sees every call of a PyTorch function in its thread. Of each it notes the thread's autograd
+sequence number before and after, the caller's code object and instruction, and a weak reference to the result.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from byname.reading.modes import DISPATCHES, FUNCTIONS
+from byname.reading.quiet import eager, untouched
+from byname.reading.tensor import fact
+from byname.tracking.allocations import Allocating
+from byname.tracking.callers import is_optimizers, known_files, made_for_the_user, place_of, users_frame
+from byname.tracking.detached import VALUES, cuts_by, cuts_of_taking, requires_grad
+from byname.tracking.functions import (
+    GRADIENT,
+    IN_PLACE,
+    PLAIN,
+    PLAIN_TENSORS,
+    READ,
+    SETTER,
+    TAKEN,
+    called_as,
+    first_given,
+    is_pytorchs,
+    kind_of,
+    memory_of,
+    modes_left,
+    targets_of,
+    versions_of,
+)
+from byname.tracking.log import Called, Log, RawCut, name_of
+
+__all__ = ["Suspended", "Watch", "restore", "suspend"]
+
+
+class Watch(TorchFunctionMode):
+    """The mode that fills a log with what one thread calls.
+
+    Attributes:
+        log: the log.
+        allocating: the mode that follows the allocations of the same thread, if any.
+        stopped: whether it notes nothing any more, though it may still be on another thread's stack.
+        stepping: the name of the optimizer's step that is running, where the mode has stayed for it.
+    """
+
+    def __init__(self, log: Log, allocating: Allocating | None = None) -> None:
+        super().__init__()
+        self.log = log
+        self.allocating = allocating
+        self.stopped = False
+        self.stepping: str | None = None
+        self._kinds: dict[Any, int] = {}
+        self._called: dict[Any, Any] = {}
+        self._modules = log.modules
+        self._add_call = log.calls.append
+        self._add_change = log.changes.append
+
+    def deafen(self) -> None:
+        """Notes nothing from now on, on whatever thread's stack the mode still stands."""
+        self.stopped = True
+        if self.allocating is not None:
+            self.allocating.deafen()
+        self._kinds = _Deaf()
+
+    @eager
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            kind = self._kinds.get(func)
+        except Exception:  # noqa: BLE001 - a callable of somebody's, which cannot be hashed or compared
+            kind = None
+        if kind is PLAIN and not kwargs:  # the most frequent case, written out because every call pays for it
+            before = _sequence_number()
+            result = func(*args)
+            after = _sequence_number()
+            if after != before:
+                frame: FrameType | None = sys._getframe(1)
+                inside = 0
+                if known_files.get(frame.f_code.co_filename, True):  # type: ignore[union-attr]
+                    frame, inside = users_frame(frame)
+                self._add_call(
+                    (
+                        before,
+                        after,
+                        None if frame is None else frame.f_code,
+                        -1 if frame is None else frame.f_lasti,
+                        func,
+                        weakref.ref(result)
+                        if issubclass(type(result), torch.Tensor)
+                        else self._note_parts(  # type: ignore[func-returns-value]  # None: there is no one result
+                            func.__name__, args, result, before, sys._getframe(1)
+                        ),
+                        self._modules[-1] if self._modules else None,
+                        inside,
+                    )
+                )
+            elif issubclass(type(result), torch.Tensor):
+                self._note_making(func.__name__, args, result, before, sys._getframe(1))
+            elif issubclass(type(result), (tuple, list)):
+                self._note_parts(func.__name__, args, result, before, sys._getframe(1))
+            return result
+        if kind is READ:
+            return self._read(func, args, kwargs or {}, sys._getframe(1))
+        if (
+            kind is IN_PLACE
+            and args
+            and type(args[0]) in PLAIN_TENSORS
+            and not (modes_left() or args[0].is_inference())
+        ):
+            return self._in_place(func, args, kwargs or {})
+        return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
+
+    @eager
+    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function that changes its first argument: an optimizer calls hundreds of these in a step."""
+        target = args[0]
+        old = target._version
+        before = _sequence_number()
+        result = func(*args, **kwargs)
+        after = _sequence_number()
+        new = target._version
+        if new != old:
+            frame = sys._getframe(2)
+            storage = weakref.ref(memory_of(target))
+            self._add_change((*place_of(frame), self._operation(func, frame), (storage,), ((old, new),)))
+        if after != before:
+            self._note_call(func, result, before, after, sys._getframe(2))
+        return result
+
+    @eager
+    def _read(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
+        """Reads a property; some, such as ``x.T``, compute their value."""
+        before = _sequence_number()
+        result = func(*args, **kwargs)
+        if self.stopped:
+            return result
+        after = _sequence_number()
+        if after != before:
+            self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
+        elif issubclass(type(result), torch.Tensor) and _name_of(func) in VALUES:
+            with untouched():
+                cuts = self._cuts(_name_of(func), args, result, before, frame)
+                if cuts:
+                    self.log.note_making(result, users_frame(frame)[0], False, cuts)
+        return result
+
+    @eager
+    def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
+        """Calls a function that may change its arguments, or is seen for the first time."""
+        if kind is None:
+            kind = self._get_to_know(func)
+            if kind == READ:
+                return self._read(func, args, kwargs, frame)
+        targets = targets_of(kind, args, kwargs)
+        versions = versions_of(targets) if targets else ()
+        trainable = kind == SETTER and _required_grad(targets)
+        before = _sequence_number()
+        result = func(*args, **kwargs)
+        after = _sequence_number()
+        if after != before:
+            self._note_call(self._known(func) or called_as(func, kind), result, before, after, frame)
+        if kind == SETTER:
+            self._note_setting(targets, result, trainable, frame)
+        elif kind == GRADIENT:
+            self._note_reading(args[0], frame)
+        elif kind == TAKEN:
+            with untouched():
+                cuts_of_taking(self.log, func.__name__, args[0], before, frame)
+        elif issubclass(type(result), (tuple, list)):
+            self._note_parts(name_of(func), [*args, *kwargs.values()], result, before, frame)
+        elif (
+            after == before
+            and issubclass(type(result), torch.Tensor)
+            and not (targets and result is first_given(args, kwargs))
+        ):
+            self._note_making(name_of(func), [*args, *kwargs.values()], result, before, frame)
+        if targets:
+            self._note_changes(func, targets, versions, frame)
+        return result
+
+    @eager
+    def note_unseen(self, called: Called, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
+        """Notes a call that the mode did not see."""
+        after = _sequence_number()
+        if after != before:
+            self._note_call(called, result, before, after, frame)
+        elif issubclass(type(result), torch.Tensor):
+            with untouched():
+                cuts = self._cuts(called.name, args, result, before, frame)
+                self.log.note_making(result, users_frame(frame)[0], False, cuts)
+
+    def _get_to_know(self, function: Any) -> int:
+        """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
+        kind = kind_of(function)
+        if is_pytorchs(function):
+            self._kinds[function] = kind
+            self._called[function] = called_as(function, kind)
+        return kind
+
+    def _known(self, function: Any) -> Any:
+        """What the log keeps of a function that is remembered."""
+        return self._called.get(function) if is_pytorchs(function) else None
+
+    def _operation(self, func: Any, frame: FrameType) -> str:
+        """The name under which a change is noted: what an optimizer does is its step."""
+        if self.stepping is not None and is_optimizers(frame):
+            return self.stepping
+        return name_of(func)
+
+    def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
+        frame, inside = users_frame(frame)
+        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
+        module = self._modules[-1] if self._modules else None
+        self._add_call((before, after, code, instruction, called, reference, module, inside))
+
+    def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
+        """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
+        with untouched():
+            cuts = self._cuts(name, args, result, before, frame)
+            if made_for_the_user(frame):
+                same = bool(args) and result is args[0]
+                self.log.note_making(result, users_frame(frame)[0], same, cuts)
+            elif cuts:
+                self.log.note_inner(result, users_frame(frame)[0], cuts)
+
+    def _cuts(
+        self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType
+    ) -> tuple[RawCut, ...]:
+        return () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
+
+    def _note_parts(self, name: str, args: Sequence[Any], results: Any, before: int, frame: FrameType) -> None:
+        """Notes those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
+        if type(results) in _HAVE_NO_TENSORS:
+            return
+        with untouched():
+            parts = _cut_parts(results)
+            cuts = cuts_by(self.log, name, args, None, before, frame) if parts else ()
+            for part in parts if cuts else ():
+                self.log.note_inner(part, users_frame(frame)[0], cuts)
+
+    def _note_setting(
+        self, targets: Sequence[torch.Tensor] | None, result: Any, trainable: bool, frame: FrameType
+    ) -> None:
+        """Notes a tensor that no longer requires grad, or the first sight of one that the user makes require it."""
+        if not targets:
+            return
+        tensor = targets[0]
+        user, _ = users_frame(frame)
+        with untouched():
+            if not requires_grad(tensor):
+                if trainable:
+                    self.log.frozen.append((*place_of(user), weakref.ref(tensor)))
+            elif user is frame or result is tensor:
+                self.log.note_making(tensor, user, True)
+
+    def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
+        """Notes that a gradient is read which PyTorch does not keep."""
+        with untouched():
+            if not fact(tensor, "is_leaf") and not fact(tensor, "retains_grad"):
+                self.log.grad_reads.append((*place_of(frame), weakref.ref(tensor)))
+
+    def _note_changes(
+        self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
+    ) -> None:
+        now = versions_of(targets)
+        if now == versions:
+            return
+        changed = [
+            (tensor, (old, new))
+            for tensor, old, new in zip(targets, versions, now, strict=True)
+            if old is not None and new is not None and old != new
+        ]
+        with untouched():
+            storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
+        name = self._operation(function, frame)
+        self._add_change((*place_of(frame), name, storages, tuple(pair for _, pair in changed)))
+
+
+Suspended: TypeAlias = tuple[list[Any], list[Any]]
+"""Both stacks of modes as they were."""
+
+
+def suspend(watches: Sequence[Watch]) -> Suspended:
+    """Takes what watches off this thread's stacks, both of them, until `restore`."""
+    allocating = [watch.allocating for watch in watches if watch.allocating is not None]
+    return FUNCTIONS.take_off(watches), DISPATCHES.take_off(allocating) if allocating else []
+
+
+def restore(watches: Sequence[Watch], before: Suspended) -> None:
+    """Puts back what is still wanted of what `suspend` took off."""
+    functions, dispatches = before
+    FUNCTIONS.put_back(watches, functions)
+    if dispatches:
+        DISPATCHES.put_back([watch.allocating for watch in watches], dispatches)
+
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_HAVE_NO_TENSORS = (type(None), torch.Size)
+
+
+def _name_of(access: Any) -> str:
+    """The name of the property that a call of its ``__get__`` reads."""
+    return str(getattr(getattr(access, "__self__", None), "__name__", "?"))
+
+
+def _cut_parts(results: Sequence[Any]) -> list[torch.Tensor]:
+    """Those of several results that are cut off: all of them, or the indices that come with values that are not."""
+    tensors = [one for one in results if issubclass(type(one), torch.Tensor)]
+    parts = [one for one in tensors if not requires_grad(one)]
+    return parts if len(parts) == len(tensors) else [one for one in parts if not _is_real(fact(one, "dtype"))]
+
+
+def _is_real(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _required_grad(targets: Iterable[torch.Tensor] | None) -> bool:
+    with untouched():
+        return any(requires_grad(tensor) for tensor in targets or ())
+
+
+class _Deaf(dict[Any, int]):
+    """The kinds of a watch that has stopped but is still on another thread's stack: nothing is worth a note."""
+
+    def get(self, key: Any, default: Any = None) -> int:
+        return READ

@@ -1,0 +1,220 @@
+"""How are the calls noted that a function mode does not see? By wrappers that are there while some thread is watched.
+
+Wrapped are a module's call (which module runs, and what it returns), custom ``Function.apply``, ``nn.Parameter(...)``,
+``torch.from_numpy``, ``torch.compile`` and the end of an optimizer's step. The old constructors
+(``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met where ``requires_grad`` is set on it, and its
+making is read from the source.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from byname.reading.modes import DISPATCHES, FUNCTIONS
+from byname.reading.quiet import eager, is_untouched
+from byname.tracking.compiled import Compiled
+from byname.tracking.depth import Deeper
+from byname.tracking.functions import PLAIN
+from byname.tracking.log import Called, Log
+from byname.tracking.mode import Watch, restore, suspend
+from byname.tracking.optimizers import Steps
+from byname.undo import Undo
+
+__all__ = ["start", "stop"]
+
+
+def start(watch: Watch) -> None:
+    """Begins to watch this thread."""
+    watch.__enter__()  # type: ignore[no-untyped-call]
+    if watch.allocating is not None:
+        DISPATCHES.push(watch.allocating)
+    _UNSEEN.watch(watch)
+
+
+def stop(watch: Watch) -> None:
+    """Leaves everything as it was, also when other modes were entered since and have not been left.
+
+    May be called for a watch that was begun in part, and again where this was stopped.
+    """
+    undo = Undo()
+    if watch.allocating is not None:
+        undo.add(DISPATCHES.remove, watch.allocating)
+    undo.add(FUNCTIONS.remove, watch)
+    undo.add(_UNSEEN.unwatch, watch)
+    undo.add(watch.deafen)
+    undo()
+
+
+class _Unseen:
+    """The calls that a function mode does not see, wrapped while any thread is watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: dict[int, list[Watch]] = {}
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._compiled = Compiled(self._watches, self._hide, self._show)
+        self._steps = Steps(self._watches)
+        self._hook: Any = None
+        self._deeper = Deeper()
+
+    def watch(self, watch: Watch) -> None:
+        """Wraps the calls for the first watch."""
+        with self._lock:
+            try:
+                self._begin(watch)
+            except BaseException:
+                self._end(watch)
+                raise
+
+    def unwatch(self, watch: Watch) -> None:
+        """Puts the originals back after the last watch; what somebody else has put in their place stays."""
+        with self._lock:
+            self._end(watch)
+
+    def _begin(self, watch: Watch) -> None:
+        self._watches.setdefault(watch.log.thread, []).append(watch)
+        if not self._wrapped:
+            self._deeper.install()
+            self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
+            self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
+            self._wrap(torch, "from_numpy", self._noted, _as_it_is)
+            self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
+            self._wrap(torch, "compile", self._compiling, _as_it_is)
+            self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
+            self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
+            self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+        self._compiled.watch()
+
+    def _end(self, watch: Watch) -> None:
+        watches = self._watches.get(watch.log.thread, [])
+        if watch in watches:
+            watches.remove(watch)
+        if not watches:
+            self._watches.pop(watch.log.thread, None)
+        if self._watches:
+            return
+        if self._hook is not None:
+            self._hook.remove()
+        while self._wrapped:
+            owner, name, original, ours = self._wrapped[-1]
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+            self._wrapped.pop()
+        self._deeper.remove()
+        self._compiled.unwatch()
+
+    def _hide(self) -> None:
+        """Takes the wrappers away for a while."""
+        with self._lock:
+            self._hook.remove()
+            for owner, name, original, ours in self._wrapped:
+                if vars(owner).get(name) is ours:
+                    setattr(owner, name, original)
+
+    def _show(self) -> None:
+        """Puts the wrappers back, unless nobody is watched any more."""
+        with self._lock:
+            if self._wrapped:
+                self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+            for owner, name, original, ours in self._wrapped:
+                if vars(owner).get(name) is original:
+                    setattr(owner, name, ours)
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
+        original = vars(owner)[name]
+        function = getattr(original, "__func__", original)
+        ours = bind(functools.wraps(function)(make(function)))
+        self._wrapped.append((owner, name, original, ours))
+        setattr(owner, name, ours)
+
+    def _noted(self, function: Any) -> Any:
+        """A function that makes tensors, with a note of each."""
+        called = Called(function.__name__.replace("__new__", "Parameter"), PLAIN, False)
+
+        @eager
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            watches = self._watches.get(threading.get_ident())
+            if not watches or is_untouched():
+                return function(*args, **kwargs)
+            before = torch._C._autograd._get_sequence_nr()
+            result = function(*args, **kwargs)
+            for watch in watches:
+                watch.note_unseen(called, args, result, before, sys._getframe(1))
+            return result
+
+        return noted
+
+    def _running(self, call: Any) -> Any:
+        """A module's call, during which the log knows the module."""
+
+        @eager
+        def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            watches = self._watches.get(threading.get_ident())
+            if not watches:
+                return call(module, *args, **kwargs)
+            if len(watches) > 1:
+                return _run_in_all([watch.log for watch in watches], call, module, args, kwargs)
+            log = watches[0].log
+            depth = log.enter(module)
+            try:
+                output = call(module, *args, **kwargs)
+            finally:
+                del log.modules[depth:]
+            log.note_return(output)
+            return output
+
+        return running
+
+    def _unwatched(self, function: Any) -> Any:
+        """A function that looks at the Python stack under each call, and would find the mode there."""
+
+        @eager
+        def unwatched(*args: Any, **kwargs: Any) -> Any:
+            watches = list(self._watches.get(threading.get_ident(), ()))
+            before = suspend(watches)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                restore([watch for watch in watches if not watch.stopped], before)
+
+        return unwatched
+
+    def _compiling(self, compile_: Any) -> Any:
+        @eager
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(*args, **kwargs)
+            with self._lock:
+                if self._watches:
+                    self._compiled.watch()
+            return compiled
+
+        return compiling
+
+
+def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A module's call where several trackers watch the thread."""
+    depths = [log.enter(module) for log in logs]
+    try:
+        output = call(module, *args, **kwargs)
+    finally:
+        for log, depth in zip(logs, depths, strict=True):
+            del log.modules[depth:]
+    for log in logs:
+        log.note_return(output)
+    return output
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+_UNSEEN = _Unseen()
+"""One for the process, because what it wraps are attributes of the process; it is empty while nobody tracks."""
