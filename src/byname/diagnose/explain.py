@@ -19,9 +19,8 @@ from byname.diagnose.causes.modified import modified
 from byname.diagnose.causes.recomputed import checkpoint_mismatch
 from byname.diagnose.causes.unreached import ddp_unused, unused_input
 from byname.diagnose.causes.values import anomaly
-from byname.diagnose.causes.words import lines
 from byname.diagnose.context import Scene, message_of, scene_of
-from byname.diagnose.finding import Explanation, Finding, explained
+from byname.diagnose.finding import Explanation, Finding, explained, known_sites
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.frames import revisiting
@@ -72,7 +71,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
         finding = _understood(asked, scene)
     if finding is None:
         return Explanation(
-            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), lines(scene.noticed)
+            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), known_sites(scene.noticed)
         )
     return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
 

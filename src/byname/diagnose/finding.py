@@ -5,15 +5,26 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from byname.naming.name import Name
 from byname.reading.objects import attributes_of
-from byname.source.location import Site
+from byname.source.location import Site, Spot
 from byname.text import printable, printable_lines
 
-__all__ = ["CAUSES", "Explanation", "Finding", "Note", "can_take_a_note", "explained", "listed", "said"]
+__all__ = [
+    "CAUSES",
+    "Explanation",
+    "Finding",
+    "Note",
+    "can_take_a_note",
+    "culprits_of",
+    "explained",
+    "quote_operation",
+    "known_sites",
+    "site_of",
+]
 
 CAUSES = (
     "backward-twice",
@@ -130,23 +141,29 @@ def can_take_a_note(error: BaseException) -> bool:
     return type(attributes_of(error).get("__notes__", [])) is list
 
 
-def said(name: Name) -> str:
-    """A variable in a sentence."""
-    if not name.path:
-        return f"what was made at {name.site}" if name.site else "a tensor without a name"
-    relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
-    if relation is None:
-        relation = f"{name.relation} " if name.relation else ""
-    words = str(replace(name, relation=""))
-    return f"{relation}`{words}`"
+def culprits_of(*names: Name) -> tuple[Name, ...]:
+    """Return the variables to blame, each once, without those that have no name."""
+    return tuple(dict.fromkeys(name for name in names if name.path))
 
 
-def listed(names: Iterable[object], most: int = 6) -> str:
-    """Names in a sentence: ```a`, `b` and 3 more``."""
-    words = list(dict.fromkeys(said(name) if type(name) is Name else f"`{name}`" for name in names))
-    if len(words) > most:
-        return f"{', '.join(words[:most])} and {len(words) - most} more"
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def known_sites(*sites: Site | None) -> tuple[Site, ...]:
+    """Return the lines of a story that are known, in its order."""
+    return tuple(site for site in sites if site is not None)
+
+
+def quote_operation(operation: str, spot: Spot | None, culprit: Name | None) -> str:
+    """Write an operation with its line and the variable that it made."""
+    words = f"`{operation}`"
+    if spot is not None:
+        words += f" at {spot.site}" + (f" (`{spot.site.statement}`)" if spot.site.statement else "")
+    if culprit is not None and culprit.path:
+        words += f", which made `{culprit.path}`,"
+    return words
+
+
+def site_of(spot: Spot | None) -> Site | None:
+    """Return the line of an expression, where the expression is known."""
+    return None if spot is None else spot.site
 
 
 def _shown(sites: Iterable[Site]) -> list[str]:

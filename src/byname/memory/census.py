@@ -10,14 +10,13 @@ from typing import Any, overload
 import torch
 
 from byname.autograd.walk import is_node
-from byname.diagnose.finding import said
 from byname.errors import BadArgumentError
 from byname.memory.blocks import Block, blocks_of, used
 from byname.memory.kinds import Kinds
 from byname.memory.living import Link, Living, living
 from byname.memory.snapshot import Look, looking
 from byname.memory.unattributed import cuda_is_in_use, unattributed
-from byname.naming.name import Name, unnamed
+from byname.naming.name import Name, quote, unnamed
 from byname.naming.sites import name_of_output, site_of_tensor
 from byname.reading.quiet import eager
 from byname.reading.tensor import Card, Carded, card_from, is_tensor
@@ -289,7 +288,9 @@ class _Described:
         """What else holds a block: other names, and what PyTorch holds it with."""
         look = self._look
         names = [one.name for at in named for one in look.ways(block.tensors[at])]
-        others = dict.fromkeys(said(one) for one in names if ".param_groups[" not in one.path and str(one) != str(name))
+        others = dict.fromkeys(
+            quote(one) for one in names if ".param_groups[" not in one.path and str(one) != str(name)
+        )
         links = [link for one in block.tensors for link in look.links(one)]
         owners = look.slots([link for link in links if not named or link.role != "variable"])
         unexplained = look.unexplained(block.tensors)

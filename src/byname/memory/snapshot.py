@@ -13,13 +13,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
-from byname.diagnose.finding import said
 from byname.memory.blocks import Block, blocks_of, used
 from byname.memory.garbage import garbage_among
 from byname.memory.inside import held_inside
 from byname.memory.living import Link, living
 from byname.memory.words import end_of, holders_among
-from byname.naming.name import Name
+from byname.naming.name import Name, quote
 from byname.naming.names import Findings, Named, find_near
 from byname.naming.referrers import Climb, climb
 from byname.naming.search import OursById, Targets
@@ -154,7 +153,7 @@ class Look:
             return f"{node_name(link.owner)}.{link.role} in {self.graphs.text(link.owner)}"
         owner = next(iter(self.names(link.owner)), None)
         return (
-            f"{link.role.strip('_')} of {said(owner)}" if owner is not None else f"{link.role.strip('_')} of a tensor"
+            f"{link.role.strip('_')} of {quote(owner)}" if owner is not None else f"{link.role.strip('_')} of a tensor"
         )
 
 
@@ -193,7 +192,7 @@ class Graphs:
     def text(self, node: Node) -> str:
         """The same in a sentence."""
         name = self.name(node)
-        return "a graph that no variable leads to" if name is None else f"the graph of {said(name)}"
+        return "a graph that no variable leads to" if name is None else f"the graph of {quote(name)}"
 
     def has(self, node: Node) -> bool:
         """Whether a variable leads to a node."""

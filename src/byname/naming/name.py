@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from byname.source.location import Site
 from byname.text import printable
 
-__all__ = ["Name", "unnamed"]
+__all__ = ["Name", "at", "quote", "quote_at", "quote_all", "unnamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,32 @@ class Name:
 def unnamed(site: Site | None = None) -> Name:
     """The name of a tensor that the program gives none."""
     return Name("", "unnamed", exact=False, site=site)
+
+
+def quote(name: Name) -> str:
+    """Write a variable for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
+    if not name.path:
+        return f"what was made at {name.site}" if name.site else "a tensor without a name"
+    relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
+    if relation is None:
+        relation = f"{name.relation} " if name.relation else ""
+    words = str(replace(name, relation=""))
+    return f"{relation}`{words}`"
+
+
+def quote_all(names: Iterable[object], most: int = 6) -> str:
+    """Write names for a sentence: ```a`, `b` and 3 more``."""
+    words = list(dict.fromkeys(quote(name) if type(name) is Name else f"`{name}`" for name in names))
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def quote_at(name: Name, site: Site | None) -> str:
+    """Write a variable and a line of it for a sentence."""
+    return f"{quote(name)}{at(site)}" if name.path or site is None else f"what was made at {site}"
+
+
+def at(site: Site | None) -> str:
+    """Write `` at train.py:12``, or nothing where the line is not known."""
+    return "" if site is None else f" at {site}"

@@ -10,10 +10,9 @@ from types import CodeType
 import torch
 
 from byname.autograd.walk import has_graph, why_no_graph
-from byname.diagnose.causes.words import at, blamed, lines, said, told
 from byname.diagnose.context import Scene
-from byname.diagnose.finding import Finding, listed
-from byname.naming.name import Name, unnamed
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
 from byname.naming.sites import name_at, site_of_tensor
 from byname.reading.modules import parameters_in
 from byname.reading.quiet import untouched
@@ -120,11 +119,11 @@ def _making_in(log: Log, root: torch.Tensor) -> Made | None:
 
 
 def _at_cuts(scene: Scene, snips: Sequence[Snip], certain: bool) -> Finding:
-    places = [f"{told(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in snips]
+    places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in snips]
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
     message = f"{ends} {'; and '.join(places)}"
-    names = blamed(*(snip.name(scene) for snip in snips))
-    sites = lines(*(snip.site for snip in snips), scene.noticed)
+    names = culprits_of(*(snip.name(scene) for snip in snips))
+    sites = known_sites(*(snip.site for snip in snips), scene.noticed)
     return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
 
 
@@ -186,14 +185,14 @@ def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
     names = scene.names(frozen)
     verb = "requires no grad: it was" if len(names) == 1 else "require no grad: they were"
     where = f" frozen{at(sites[0])}" if sites else " frozen"
-    message = f"nothing that requires grad went into this loss. {listed(names)} {verb}{where}"
+    message = f"nothing that requires grad went into this loss. {quote_all(names)} {verb}{where}"
     remedy = "call requires_grad_() on the parameters that should learn"
-    return Finding("no-grad-path", message, blamed(*names), lines(*sites, scene.noticed), remedy)
+    return Finding("no-grad-path", message, culprits_of(*names), known_sites(*sites, scene.noticed), remedy)
 
 
 def _unseen(scene: Scene, root: torch.Tensor) -> Finding:
     """No tracker saw the cut: what the tensor itself tells."""
     made, name = site_of_tensor(root), scene.name(root)
-    message = f"{said(name)} cannot be backwarded: {why_no_graph(root, made)}"
+    message = f"{quote(name)} cannot be backwarded: {why_no_graph(root, made)}"
     remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
-    return Finding("no-grad-path", message, (), lines(made, scene.noticed), remedy)
+    return Finding("no-grad-path", message, (), known_sites(made, scene.noticed), remedy)

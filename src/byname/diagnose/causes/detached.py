@@ -10,10 +10,10 @@ import torch
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.causes.cut import Snip, why_cut
-from byname.diagnose.causes.words import lines, told
 from byname.diagnose.context import Scene
-from byname.diagnose.finding import Finding, listed
+from byname.diagnose.finding import Finding, known_sites
 from byname.diagnose.stamps import first_run
+from byname.naming.name import quote_all, quote_at
 from byname.reading.modules import own_parameters
 from byname.reading.quiet import untouched
 from byname.tracking.log import Call, Cut, Log
@@ -42,19 +42,19 @@ class CutOff(NamedTuple):
         """What there is to say of it."""
         names = tuple(scene.names(self.parameters))
         gets = "it gets" if len(names) == 1 else "they get"
-        message = f"this loss does not reach {listed(names)}: {gets} no gradient from it{self._way(scene)}"
+        message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(scene)}"
         remedy = (
             "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
             if self.snips
             else "use them in what the loss is computed from, or freeze them with requires_grad_(False)"
         )
-        return Finding("detached-parameter", message, names, lines(*(snip.site for snip in self.snips)), remedy)
+        return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
 
     def _way(self, scene: Scene) -> str:
         """Where the way is cut, as the rest of a sentence."""
         if not self.snips:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
-        places = [f"{told(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+        places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
         return f". The way {self.sure} cut here: {'; or '.join(places)}"
 
 

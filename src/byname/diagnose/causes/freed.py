@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from byname.autograd.slots import slots_of
-from byname.diagnose.causes.words import at, blamed, lines, said
 from byname.diagnose.context import Scene
-from byname.diagnose.finding import Finding, listed
+from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.diagnose.stamps import freed_by
-from byname.naming.name import Name
+from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.quiet import untouched
 from byname.source.location import Site
 
@@ -64,7 +63,7 @@ def _known(scene: Scene, number: int, stamped: set[int]) -> Finding:
     variable, made = scene.variable(number, stamped), scene.site(number)
     run = freed_by(scene.walk.nodes[number])
     freed = None if run is None else run.site
-    it = said(variable)
+    it = quote(variable)
     where = f", made at {made}," if made is not None and variable.path else ""
     by = f"the backward{at(freed)} has freed it" if run is not None else "an earlier backward has freed it"
     message = (
@@ -72,13 +71,13 @@ def _known(scene: Scene, number: int, stamped: set[int]) -> Finding:
     )
     remedy = _SAME_LINE if freed is not None and freed == scene.noticed else _OTHER_LINE
     name = f"`{variable.path}`" if variable.path else "it"
-    sites = lines(made, freed, scene.noticed)
+    sites = known_sites(made, freed, scene.noticed)
     return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name))
 
 
 def _each(variable: Name) -> tuple[Name, ...]:
     """The variable; of a statement that assigns several at once, each of them."""
-    return blamed(*(replace(variable, path=path) for path in variable.path.split(", ")))
+    return culprits_of(*(replace(variable, path=path) for path in variable.path.split(", ")))
 
 
 def _uncertain(scene: Scene, numbers: Sequence[int]) -> Finding:
@@ -86,14 +85,14 @@ def _uncertain(scene: Scene, numbers: Sequence[int]) -> Finding:
     possible = list(_first_of_each_name(scene, numbers))
     names = tuple(name for name, _ in possible)
     sites = [made for _, made in possible] if len(possible) == 1 else []
-    who = listed(names) or "a tensor without a name"
+    who = quote_all(names) or "a tensor without a name"
     message = (
         f"this backward{at(scene.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, and what "
         "autograd had saved there was freed by an earlier backward. byname.explaining() around the program "
         "remembers which backward that was"
     )
     remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")
-    return Finding("backward-twice", message, names, lines(*sites, scene.noticed), remedy)
+    return Finding("backward-twice", message, names, known_sites(*sites, scene.noticed), remedy)
 
 
 def _first_of_each_name(scene: Scene, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 
 from byname.autograd.walk import Node
-from byname.diagnose.causes.words import at, blamed, lines, said
 from byname.diagnose.context import Scene
 from byname.diagnose.engine import Run
-from byname.diagnose.finding import Finding, listed
+from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.diagnose.stamps import creating_run, first_run
+from byname.naming.name import at, quote, quote_all
 from byname.reading.quiet import untouched
 from byname.reading.tensor import fact
 from byname.source.location import Site
@@ -38,16 +38,16 @@ def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
         return []
     variable = scene.variable(join.carrier)
     message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
-        f"{said(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every iteration, "
-        "in memory and in time"
+        f"{quote(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every "
+        "iteration, in memory and in time"
         if join.is_chain
-        else f"{said(variable)} brings them together{at(join.site)}. If every iteration adds one, it grows without end"
+        else f"{quote(variable)} brings them together{at(join.site)}. If every iteration adds one, it grows without end"
     )
     remedy = (
         "for a running total add loss.item() or loss.detach(); for a state that is carried over detach it at the "
         "beginning of each iteration"
     )
-    return [Finding("graph-grows", message, blamed(variable), lines(join.site), remedy)]
+    return [Finding("graph-grows", message, culprits_of(variable), known_sites(join.site), remedy)]
 
 
 class _Join(NamedTuple):
@@ -110,11 +110,11 @@ def graph_in_grad(scene: Scene, leaves: Sequence[torch.Tensor]) -> list[Finding]
     names = tuple(scene.names(held[::-1]))
     sites = dict.fromkeys(run.site for run in runs if run is not None)
     message = (
-        f"the .grad of {listed(map(str, names))} holds a graph: a backward with create_graph=True has left it there, "
-        "and parameter and gradient keep each other alive"
+        f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True has left it "
+        "there, and parameter and gradient keep each other alive"
     )
     remedy = (
         "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
         "(optimizer.zero_grad() does)"
     )
-    return [Finding("graph-in-grad", message, names, lines(*sites), remedy)]
+    return [Finding("graph-in-grad", message, names, known_sites(*sites), remedy)]

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.diagnose.causes.words import at, blamed, lines, said
 from byname.diagnose.context import Scene, message_of
-from byname.diagnose.finding import Finding
-from byname.naming.name import unnamed
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import at, quote, unnamed
 from byname.naming.sites import site_of_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
@@ -32,7 +31,7 @@ def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
     leaf = next(iter(leaves), None)
     name = unnamed() if leaf is None else scene.name(_leaf_of(leaf))
     what = (
-        f"{said(name)} is a leaf that requires grad, and{at(scene.noticed)} it"
+        f"{quote(name)} is a leaf that requires grad, and{at(scene.noticed)} it"
         if name.path
         else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(scene.noticed)}")
     )
@@ -41,7 +40,7 @@ def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
         "to set its values, as an initialisation or a step does, write the statement under torch.no_grad(); to compute "
         f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
     )
-    return Finding("leaf-in-place", message, blamed(name), lines(scene.noticed), remedy)
+    return Finding("leaf-in-place", message, culprits_of(name), known_sites(scene.noticed), remedy)
 
 
 def _is_changed_leaf(tensor: torch.Tensor) -> bool:
@@ -70,13 +69,13 @@ def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
         f"made{at(made)} by an operation on another tensor" if made else "the result of an operation on another tensor"
     )
     wanted = "an optimizer takes only leaves" if type(error) is ValueError else "only leaves get a .grad"
-    it = said(name)
+    it = quote(name)
     remedy = (
         f"compute the values first and then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
         "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
     )
     message = f"{it} is no leaf: it is {why}, and {wanted}"
-    return Finding("non-leaf-grad", message, blamed(name), lines(made, scene.noticed), remedy)
+    return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, scene.noticed), remedy)
 
 
 def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from byname.diagnose.causes.words import at, lines
 from byname.diagnose.context import Scene, message_of
-from byname.diagnose.finding import Finding
+from byname.diagnose.finding import Finding, known_sites
 from byname.memory.oom import what_fills_the_memory
+from byname.naming.name import at
 from byname.table import bytes_text
 
 __all__ = ["out_of_memory"]
@@ -20,7 +20,7 @@ def out_of_memory(scene: Scene, error: BaseException) -> Finding:
         "let go of what is no longer needed: byname.growth() tells what piles up from step to step, "
         "byname.holders(tensor) what keeps a tensor; smaller batches and checkpoints keep less for backward"
     )
-    return Finding("out-of-memory", message, (), lines(scene.noticed), remedy, what_fills_the_memory())
+    return Finding("out-of-memory", message, (), known_sites(scene.noticed), remedy, what_fills_the_memory())
 
 
 def _asked(message: str) -> str:

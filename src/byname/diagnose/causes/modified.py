@@ -10,10 +10,9 @@ import torch
 
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
-from byname.diagnose.causes.words import at, blamed, lines, said, told
 from byname.diagnose.context import Scene, base_name
-from byname.diagnose.finding import Finding
-from byname.naming.name import Name
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_at
 from byname.reading.quiet import untouched
 from byname.reading.tensor import STORAGE, fact, facts_of
 from byname.source.location import Site
@@ -110,22 +109,22 @@ class _Change:
             more = len(self.changes) - 1
             again = f" and {counted(more, 'time')} more" if more else ""
             what = f"changed in place by {change.operation}(){at(where)}{again}"
-        message = f"autograd saved {told(self.name, self.saved)} for this backward, and it was {what}"
+        message = f"autograd saved {quote_at(self.name, self.saved)} for this backward, and it was {what}"
         return Finding(
             "modified-in-place",
             message,
-            blamed(self.name),
-            lines(self.saved, where, self._scene.noticed),
+            culprits_of(self.name),
+            known_sites(self.saved, where, self._scene.noticed),
             _remedy(change, self.name, self._is_leaf()),
         )
 
     def _stepped(self, where: Site | None, what: str) -> Finding:
-        message = f"this backward needs {said(self.name)} as it was{at(self.saved)}; {what}{at(where)}"
+        message = f"this backward needs {quote(self.name)} as it was{at(self.saved)}; {what}{at(where)}"
         return Finding(
             "optimizer-step-between",
             message,
-            blamed(self.name),
-            lines(self.saved, where, self._scene.noticed),
+            culprits_of(self.name),
+            known_sites(self.saved, where, self._scene.noticed),
             "call every backward before the step, or compute the forward again after it",
         )
 

@@ -8,10 +8,9 @@ import torch
 
 from byname.autograd.leaves import Leaf
 from byname.diagnose.causes.reads import reads_gradient_of
-from byname.diagnose.causes.words import lines, said
 from byname.diagnose.context import Scene
-from byname.diagnose.finding import Finding, listed
-from byname.naming.name import Name
+from byname.diagnose.finding import Finding, known_sites
+from byname.naming.name import Name, quote, quote_all
 from byname.reading.modules import parameters_in
 from byname.reading.quiet import untouched
 from byname.reading.tensor import fact
@@ -30,7 +29,7 @@ def left_out(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
         return []
     gather, it, they = ("gathers", "it", "it") if len(names) == 1 else ("gather", "them", "they")
     has = "has" if _several(scene) else "does not have"
-    message = f"{listed(names)} {gather} a gradient, and {_those(scene)} {has} {it}"
+    message = f"{quote_all(names)} {gather} a gradient, and {_those(scene)} {has} {it}"
     remedy = (
         f"give {it} to the optimizer (optimizer.add_param_group), or build it when the model is complete; where {they} "
         f"should stay, requires_grad_(False) also saves computing {'its gradient' if it == 'it' else 'their gradients'}"
@@ -60,7 +59,9 @@ def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequenc
     message = f"{holder} has {old}, which the model does not have and this loss does not reach"
     new = tuple(leaf.name for leaf in reversed(newcomers))
     if new:
-        message += f"; it does not have {listed(new)}. It looks as if a part was replaced after the optimizer was built"
+        message += (
+            f"; it does not have {quote_all(new)}. It looks as if a part was replaced after the optimizer was built"
+        )
     remedy = (
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
     )
@@ -112,14 +113,14 @@ def _free(scene: Scene, leaf: Leaf) -> Finding:
         "no variable holds it any more, so" if not name.exact or name.rebound_at else "it is no parameter of a module,"
     )
     message = (
-        f"{said(name)} requires grad and gathers a gradient at every backward, which nobody uses: {held} no optimizer "
+        f"{quote(name)} requires grad and gathers a gradient at every backward, which nobody uses: {held} no optimizer "
         "changes it and nothing reads or clears its .grad"
     )
     remedy = (
         "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "
         "without requires_grad, or use it detached"
     )
-    return Finding("free-leaf", message, (name,), lines(made, name.rebound_at), remedy)
+    return Finding("free-leaf", message, (name,), known_sites(made, name.rebound_at), remedy)
 
 
 def _not_a_leaf(made: Site, name: Name) -> Finding:
@@ -130,4 +131,4 @@ def _not_a_leaf(made: Site, name: Name) -> Finding:
     )
     remedy = f"compute the values first: {made.target} = (...).requires_grad_(), or wrap them in nn.Parameter(...)"
     target = Name(made.target or "", "local", name.scope, exact=False, site=made)
-    return Finding("non-leaf-grad", message, (target,), lines(made), remedy)
+    return Finding("non-leaf-grad", message, (target,), known_sites(made), remedy)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from byname.autograd.slots import packed_in
-from byname.diagnose.causes.words import at, blamed, lines, said, told
 from byname.diagnose.context import Scene, name_around
-from byname.diagnose.finding import Finding
-from byname.naming.name import Name, unnamed
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.naming.sites import name_at
 from byname.reading.frames import locals_of
 from byname.reading.quiet import untouched
@@ -116,13 +115,13 @@ def _told(scene: Scene, left_out: Sequence[Call], added: Sequence[Call]) -> Find
     spots = [call.spot() for call in calls]
     sites = [None if spot is None else spot.site for spot in spots]
     names = tuple(_name(call) for call in calls)
-    what = [told(name, site) for name, site in zip(names, sites, strict=True)]
+    what = [quote_at(name, site) for name, site in zip(names, sites, strict=True)]
     if left_out and added:
         words = f"{what[0]} was computed the first time, and {what[1]} in its place the second time"
     else:
         words = f"{what[0]} was computed the {'first' if left_out else 'second'} time only"
     message = f"the checkpointed part did something else when backward computed it again: {words}"
-    return Finding("checkpoint-mismatch", message, blamed(*names), lines(*sites, scene.noticed), _REMEDY)
+    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, scene.noticed), _REMEDY)
 
 
 def _name(call: Call) -> Name:
@@ -138,13 +137,13 @@ def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Find
     node = None if number is None else nodes[number]
     if number is None or node is None:
         message = "the checkpointed part saved another number of tensors when backward computed it again"
-        return Finding("checkpoint-mismatch", message, sites=lines(scene.noticed), remedy=_REMEDY)
+        return Finding("checkpoint-mismatch", message, sites=known_sites(scene.noticed), remedy=_REMEDY)
     name, made = scene.variable(node), scene.site(node)
     message = (
-        f"the checkpointed part did something else when backward computed it again: what was saved for {said(name)}"
+        f"the checkpointed part did something else when backward computed it again: what was saved for {quote(name)}"
         f"{at(made)} was {_shape(then[number])} the first time and is {_shape(now[number])} the second time"
     )
-    return Finding("checkpoint-mismatch", message, blamed(name), lines(made, scene.noticed), _REMEDY)
+    return Finding("checkpoint-mismatch", message, culprits_of(name), known_sites(made, scene.noticed), _REMEDY)
 
 
 def _metadata_now(record: Any) -> list[Any]:

@@ -10,10 +10,9 @@ from torch import nn
 
 from byname.autograd.order import node_of_input
 from byname.diagnose.causes.detached import cut_off
-from byname.diagnose.causes.words import lines
 from byname.diagnose.context import Scene, message_of
-from byname.diagnose.finding import Finding, listed
-from byname.naming.name import Name
+from byname.diagnose.finding import Finding, known_sites
+from byname.naming.name import Name, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.quiet import untouched
 from byname.reading.tensor import is_tensor
@@ -29,13 +28,13 @@ def unused_input(scene: Scene, error: BaseException) -> Finding | None:
             return None
         names = tuple(scene.names(unused))
         named = scene.names([root for root in scene.roots if is_tensor(root)])
-    outputs = listed([name for name in named if name.path]) or "the outputs"
-    message = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
+    outputs = quote_all([name for name in named if name.path]) or "the outputs"
+    message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
     remedy = (
         "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
         "them out"
     )
-    return Finding("unused-input", message, names, lines(scene.noticed), remedy)
+    return Finding("unused-input", message, names, known_sites(scene.noticed), remedy)
 
 
 def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
@@ -71,14 +70,14 @@ def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
 
 def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
     message = (
-        f"{which} loss of this rank does not reach {listed(names)}, and DistributedDataParallel waits for "
+        f"{which} loss of this rank does not reach {quote_all(names)}, and DistributedDataParallel waits for "
         "the gradient of every parameter before it starts the next iteration"
     )
     remedy = (
         "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
         "DistributedDataParallel, which costs a walk through the graph each step"
     )
-    return Finding("ddp-unused", message, names, lines(scene.noticed), remedy)
+    return Finding("ddp-unused", message, names, known_sites(scene.noticed), remedy)
 
 
 def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:

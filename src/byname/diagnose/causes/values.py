@@ -6,9 +6,9 @@ import re
 
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import node_name
-from byname.diagnose.causes.words import at, blamed, lines, said
 from byname.diagnose.context import Scene, message_of
-from byname.diagnose.finding import Finding
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import at, quote
 from byname.reading.quiet import untouched
 
 __all__ = ["anomaly"]
@@ -28,6 +28,6 @@ def anomaly(scene: Scene, error: BaseException) -> Finding | None:
         return None
     variable, made = scene.variable(number), scene.site(number)
     operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
-    message = f"the backward of {operation}, which computes {said(variable)}{at(made)}, gives NaN"
+    message = f"the backward of {operation}, which computes {quote(variable)}{at(made)}, gives NaN"
     remedy = "byname run --non-finite tells which values do it; keep them away before the operation, not after it"
-    return Finding("non-finite-gradient", message, blamed(variable), lines(made, scene.noticed), remedy)
+    return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, scene.noticed), remedy)

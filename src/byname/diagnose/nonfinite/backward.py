@@ -10,10 +10,9 @@ import torch
 from byname.autograd.results import NamedResults
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.finding import Finding
+from byname.diagnose.finding import Finding, quote_operation, site_of
 from byname.diagnose.nonfinite.numbers import is_finite, kind_of, looking, not_finite
 from byname.diagnose.nonfinite.singular import operation_of, remedy_for, why
-from byname.diagnose.nonfinite.words import doing, site_of
 from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
@@ -169,7 +168,7 @@ def _turned_in_backward(
     offence: _Offence, operation: str, spot: Spot | None, culprit: Name | None, mask: tuple[str, Site | None] | None
 ) -> str:
     words = (
-        f"the backward of {doing(operation, spot, culprit)} turned finite gradients into {offence.kind} "
+        f"the backward of {quote_operation(operation, spot, culprit)} turned finite gradients into {offence.kind} "
         f"({offence.count} of {offence.of})"
     )
     if offence.why:

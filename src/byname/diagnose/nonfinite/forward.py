@@ -8,10 +8,9 @@ import torch
 
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.finding import Finding
+from byname.diagnose.finding import Finding, quote_operation, site_of
 from byname.diagnose.nonfinite.numbers import is_finite, kind_of, looking, not_finite
 from byname.diagnose.nonfinite.origins import Origin, Origins
-from byname.diagnose.nonfinite.words import doing, site_of
 from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
@@ -52,8 +51,8 @@ def _turned_in_forward(origin: Origin, place: Spot | None) -> Finding:
     spot = None if origin.code is None else locate(origin.code, origin.instruction)
     culprit = _called(origin, spot)
     message = (
-        f"{doing(origin.operation, spot, culprit)} turned {origin.was} into {origin.kind} in the forward pass "
-        f"({origin.count} of {origin.of})" + (f": {origin.why}." if origin.why else ".")
+        f"{quote_operation(origin.operation, spot, culprit)} turned {origin.was} into {origin.kind} in the forward "
+        f"pass ({origin.count} of {origin.of})" + (f": {origin.why}." if origin.why else ".")
     )
     sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
     return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, origin.remedy)
@@ -74,7 +73,11 @@ def _was_there(
 ) -> tuple[tuple[Any, ...], Finding]:
     """The finding for values that were not finite before any operation that was seen."""
     spot = None if origin is None or origin.code is None else locate(origin.code, origin.instruction)
-    used = f", first used by {doing(origin.operation, spot, None)}" if origin is not None and spot is not None else ""
+    used = (
+        f", first used by {quote_operation(origin.operation, spot, None)}"
+        if origin is not None and spot is not None
+        else ""
+    )
     sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
     key: tuple[Any, ...]
     if tensor is None and origin is not None and origin.source is None:
@@ -107,8 +110,8 @@ def _given(origin: Origin, spot: Spot | None, sites: tuple[Site, ...]) -> Findin
     """The finding for numbers that the program itself wrote or read as NaN or Inf."""
     culprit = _called(origin, spot)
     message = (
-        f"{doing(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), and this "
-        "reached the root: no operation turned it."
+        f"{quote_operation(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), "
+        "and this reached the root: no operation turned it."
     )
     remedy = "look at where these numbers come from; torch.nan_to_num or a mask takes them out"
     return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, remedy)
