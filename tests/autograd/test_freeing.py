@@ -3,7 +3,7 @@
 import threading
 import weakref
 
-from byname.autograd.freeing import _Deferred, lots, mark
+from byname.autograd.walk import _Deferred, lots, mark
 
 
 class Thing:

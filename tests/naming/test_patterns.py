@@ -9,9 +9,8 @@ from torch import nn
 
 import byname
 from byname.naming.names import find
-from byname.naming.patterns import pattern_of
 from byname.naming.roots import all_roots
-from byname.naming.search import Targets, search
+from byname.naming.search import Targets, pattern_of, search
 
 
 def patterns(tensor):

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, node_name
-from byname.naming.children.fsdp import gathered_parameters, is_sharded
+from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets

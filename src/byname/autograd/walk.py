@@ -7,18 +7,20 @@ numbers and words they need.
 from __future__ import annotations
 
 import bisect
+import random
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import chain, cycle, islice, repeat
 from typing import Any, TypeAlias
 
 import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from byname.autograd.freeing import lots, mark
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.sites import SiteLookup, site_of_tensor
 from byname.reading.objects import found_in
@@ -38,6 +40,8 @@ __all__ = [
     "has_graph",
     "is_node",
     "leaf_tensors",
+    "lots",
+    "mark",
     "node_name",
     "nodes_behind",
     "nodes_from",
@@ -365,3 +369,56 @@ def accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
     with untouched(), _nothing_between():
         return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))
+
+
+Edges: TypeAlias = tuple[tuple[Any, int], ...]
+
+_KEY = "byname: freed after this node"
+_LOTS = random.Random(0).choices((True, False), (1, 7), k=10_007)
+_DEEP = (3, 13) <= sys.version_info < (3, 14)
+"""Python defers freeing a tuple inside of other tuples: from 50 of them on until 3.12, near the end of the stack since
+3.14. In 3.13 it is from 10,000 on, whatever the stack, and the nodes between them take 16 MB by then."""
+_UNMARKED = 500
+"""So many nodes are freed by recursion on any stack. Only Python 3.13 spares them the marks, which run Python code
+there: an interrupt that comes in this code is lost, as in any ``__del__``."""
+
+
+def lots() -> Iterator[bool]:
+    """Draw for each node of a walk, in its order, whether it is to be marked. There is no end of lots."""
+    return chain(repeat(False, _UNMARKED), cycle(_LOTS)) if _DEEP else cycle(_LOTS)
+
+
+def mark(node: Any, edges: Edges) -> None:
+    """Let what lies behind a node be freed after the node, and not inside of its freeing."""
+    node.metadata[_KEY] = _Deferred(edges) if _DEEP else edges
+
+
+class _Queue(threading.local):
+    """The edges that a thread has still to free, and whether it is about to."""
+
+    def __init__(self) -> None:
+        self.edges: list[Edges] = []
+        self.running = False
+
+
+class _Deferred:
+    """Edges that are freed one mark after the other, by the first mark of them all."""
+
+    __slots__ = ("edges",)
+
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
+
+    def __del__(self, queue: _Queue = _Queue()) -> None:  # noqa: B008 - one for all, and there until the very end
+        waiting = queue.edges
+        waiting.append(self.edges)
+        del self.edges
+        if queue.running:
+            return
+        queue.running = True
+        while waiting:
+            try:
+                waiting.pop()
+            except KeyboardInterrupt:  # lost in a ``__del__`` in any case; the rest is not
+                continue
+        queue.running = False

@@ -11,16 +11,15 @@ from torch import nn
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.autograd.slots import doubtful
 from byname.autograd.walk import as_sequence, by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
-from byname.diagnose.causes.cut import no_grad_path
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.growing import graph_grows, graph_in_grad
-from byname.diagnose.causes.modified import modified
+from byname.diagnose.causes.in_place import modified
+from byname.diagnose.causes.not_reached import no_grad_path, unreached
 from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned
-from byname.diagnose.causes.unreached import unreached
 from byname.diagnose.context import Scene
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
-from byname.naming.children.fsdp import gathered_parameters, is_sharded
+from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.reading.arguments import living_optimizers, models_of, optimizers_of, parameters_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.quiet import collection_paused, untouched

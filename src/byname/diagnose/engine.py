@@ -11,17 +11,22 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from byname.autograd.order import nodes_leading_to
+from byname.autograd.slots import has_freed_slot
+from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
+from byname.naming.sites import SiteLookup
 from byname.reading.frames import caller
-from byname.reading.quiet import eager
+from byname.reading.quiet import collection_paused, eager, untouched
+from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate
 
-__all__ = ["ENGINE", "Ended", "Listener", "Run", "engine_call"]
+__all__ = ["ENGINE", "Ended", "Listener", "Run", "creating_run", "engine_call", "first_run", "freed_by", "stamp"]
 
 
 class Run(NamedTuple):
@@ -172,3 +177,72 @@ _ORIGINAL_CODE = getattr(getattr(torch.autograd.graph, _NAME, None), "__code__",
 
 ENGINE = _Engine()
 """One for the process, because what it wraps is an attribute of the process; it is empty while nobody listens."""
+
+
+_FREED, _FIRST, _CREATED = "byname: freed by", "byname: first run", "byname: created by"
+
+
+def stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+    """Notes on the nodes that a run of the engine has run, or freed, that it did.
+
+    Args:
+        run: the run that has ended.
+        roots, inputs: what it was asked for.
+        failed: whether it stopped at an error. It has then freed what is found freed, apart from what was so before:
+            of nodes made under a tracker that would be known.
+    """
+    with untouched(), collection_paused():
+        _stamp(run, roots, inputs, failed)
+
+
+def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+    behind = [root for root in roots if has_graph(root)]
+    if not behind:
+        return
+    if run.creates:
+        stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
+    key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
+    for node in _ran(behind, inputs, failed):
+        # A leaf's node lives as long as the leaf and has nothing to free.
+        if type(node) is not leaf:
+            node.metadata.setdefault(key, run)
+
+
+def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[Node]:
+    """The nodes that a run has run, as far as that is certain."""
+    if inputs:
+        return () if failed else nodes_leading_to(roots, inputs)
+    nodes = nodes_behind(roots)
+    if not failed:
+        return nodes
+    with untouched():
+        lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
+    return [node for node in nodes if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
+
+
+def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
+    """Notes on the gradients that a run has left with a graph of their own, which one that was."""
+    for leaf in leaves:
+        gradient = fact(leaf, "grad")
+        node = None if gradient is None else fact(gradient, "grad_fn")
+        if node is not None:
+            node.metadata.setdefault(_CREATED, run)
+
+
+def creating_run(gradient: torch.Tensor) -> Run | None:
+    """The run that left a gradient with a graph of its own; None when that is not known."""
+    run: Run | None = fact(gradient, "grad_fn").metadata.get(_CREATED)
+    return run
+
+
+def freed_by(node: Node) -> Run | None:
+    """The run that freed what a node had saved; None when none is known to have."""
+    run: Run | None = node.metadata.get(_FREED)
+    return run
+
+
+def first_run(node: Node) -> Run | None:
+    """The first run known to have run a node."""
+    stamps = node.metadata
+    run: Run | None = stamps.get(_FIRST) or stamps.get(_FREED)
+    return run

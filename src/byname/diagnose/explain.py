@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from byname.diagnose.causes.cut import no_grad_path
+from byname.diagnose.causes.checkpoint import checkpoint_mismatch
 from byname.diagnose.causes.freed import backward_twice
-from byname.diagnose.causes.leaf import leaf_in_place, non_leaf_grad
-from byname.diagnose.causes.memory import out_of_memory
-from byname.diagnose.causes.modified import modified
-from byname.diagnose.causes.recomputed import checkpoint_mismatch
-from byname.diagnose.causes.unreached import ddp_unused, unused_input
-from byname.diagnose.causes.values import anomaly
+from byname.diagnose.causes.in_place import leaf_in_place, modified, non_leaf_grad
+from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
 from byname.diagnose.context import Scene, message_of, scene_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
+from byname.diagnose.nonfinite.backward import anomaly
 from byname.errors import BadArgumentError, NotAnErrorError
+from byname.memory.oom import what_fills_the_memory
+from byname.naming.name import at
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.frames import revisiting
 from byname.reading.quiet import collection_paused
 from byname.source.location import is_torch
+from byname.table import bytes_text
 
 __all__ = ["explain"]
 
@@ -111,6 +111,24 @@ def _modified(scene: Scene, error: BaseException) -> Finding | None:
     return next(iter(modified(scene, message_of(error))), None)
 
 
+def _out_of_memory(scene: Scene, error: BaseException) -> Finding:
+    """That there was no memory left, for which line, and what is alive at that moment."""
+    message = f"there was not enough memory left for {_asked(message_of(error))}{at(scene.noticed)}"
+    remedy = (
+        "let go of what is no longer needed: byname.growth() tells what piles up from step to step, "
+        "byname.holders(tensor) what keeps a tensor; smaller batches and checkpoints keep less for backward"
+    )
+    return Finding("out-of-memory", message, (), known_sites(scene.noticed), remedy, what_fills_the_memory())
+
+
+def _asked(message: str) -> str:
+    """How much was asked for, where the message tells it."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
+    if found is None:
+        return "what was asked for"
+    return f"the {bytes_text(int(found[1]))}" if found[2] == "bytes" else f"the {found[1]} {found[2]}"
+
+
 _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str, _Explains]] = (
     (RuntimeError, r"backward through the graph a second time|saved tensors after they have", backward_twice),
     (RuntimeError, r"has been modified by an inplace operation", _modified),
@@ -119,9 +137,9 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"differentiated Tensor.* not have been used in the graph", unused_input),
     (RuntimeError, r"returned nan values in its \d+th output", anomaly),
     (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
-    (torch.OutOfMemoryError, r"", out_of_memory),
-    (RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory", out_of_memory),
-    (MemoryError, r"", out_of_memory),
+    (torch.OutOfMemoryError, r"", _out_of_memory),
+    (RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory", _out_of_memory),
+    (MemoryError, r"", _out_of_memory),
     (RuntimeError, r"torch\.utils\.checkpoint", checkpoint_mismatch),
     (ValueError, r"can't optimize a non-leaf Tensor", non_leaf_grad),
     ((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf", non_leaf_grad),

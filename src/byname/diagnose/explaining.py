@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from byname.diagnose.engine import ENGINE, Ended, Run, safely
+from byname.diagnose.engine import ENGINE, Ended, Run, safely, stamp
 from byname.diagnose.explain import explain
 from byname.diagnose.finding import Finding, Note, can_take_a_note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
-from byname.diagnose.stamps import stamp
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.signals import interrupts_wait
 from byname.source.tracebacks import clean
-from byname.tracking.threads import NEW_THREADS
+from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
 from byname.undo import Blocks, Undo
 

@@ -1,4 +1,4 @@
-"""In which memory do the living tensors lie? One block a storage; storages of the same memory are one block."""
+"""Storage blocks: the memory in which live tensors lie; storages of the same memory are one block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from byname.naming.search import Ours
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, facts_of
 
-__all__ = ["Block", "blocks_of", "used"]
+__all__ = ["Block", "blocks_of", "cuda_is_in_use", "unattributed", "used"]
 
 core: Any = torch._C
 
@@ -147,3 +147,21 @@ def _span(facts: Facts) -> tuple[int, int] | None:
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     begin: int = offset * dtype.itemsize
     return begin, begin + (reach + 1) * dtype.itemsize
+
+
+def unattributed(blocks: Iterable[Block]) -> int | None:
+    """What the allocators of accelerators have given out, less what was found. Where none is in use nobody counts."""
+    if not cuda_is_in_use():
+        return None
+    given = sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
+    found = sum(-(-block.bytes // _GRAIN) * _GRAIN for block in blocks if block.device.type == "cuda")
+    return max(0, given - found)
+
+
+def cuda_is_in_use() -> bool:
+    """Whether the program has used CUDA; to ask anything else of it would start it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+_GRAIN = 512
+"""Bytes of which PyTorch's CUDA allocator gives out multiples."""

@@ -11,11 +11,10 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
-from byname.memory.blocks import Block, blocks_of, used
+from byname.memory.blocks import Block, blocks_of, cuda_is_in_use, unattributed, used
 from byname.memory.kinds import Kinds
 from byname.memory.living import Link, Living, living
 from byname.memory.snapshot import Look, looking
-from byname.memory.unattributed import cuda_is_in_use, unattributed
 from byname.naming.name import Name, quote, unnamed
 from byname.naming.sites import name_of_output, site_of_tensor
 from byname.reading.quiet import eager

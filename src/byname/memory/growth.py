@@ -1,25 +1,31 @@
-"""What grew between two moments? Looks are compared by the names' patterns, and what grew is asked for its cause."""
+"""Growth: what there is more of at the end of a block than at its beginning.
+
+Snapshots are compared by the patterns of names. `Known` marks the storages of a moment weakly, to know them again.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from byname.errors import BadArgumentError
-from byname.memory.known import Known
+from byname.memory.blocks import Block
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.patterns import Group, Size, groups_of, joined
+from byname.memory.patterns import Group, Key, Size, groups_of, joined, widened
 from byname.memory.snapshot import Look, looking
-from byname.memory.widening import Key, widened
 from byname.reading.quiet import eager
+from byname.reading.tensor import STORAGE
 from byname.table import Rows, bytes_text, counted
 
-__all__ = ["Grown", "Growth", "growth"]
+__all__ = ["Grown", "Growth", "Known", "growth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,3 +301,28 @@ def _is_steady(key: Key, marks: Sequence[dict[Key, Size]]) -> bool:
 def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:
     more = now.bytes - before.bytes
     return -more, before.members - now.members, -group.firsts, len(group.key.pattern), group.key
+
+
+class Known:
+    """The storages of some blocks. While a mark lives, no other storage gets the address of the one it is on."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._marks: dict[int, StorageWeakRef] = {}
+        self._bytes: dict[int, int] = {}
+        for block in blocks:
+            self._bytes |= dict.fromkeys(block.keys, block.bytes)
+            for storage in _storages_of(block):
+                if storage._cdata not in self._marks:
+                    self._marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def has(self, block: Block) -> bool:
+        """Whether some of this memory was there, and it was as large. To be called inside `looking`."""
+        return any(key in self._marks and block.bytes <= self._bytes[key] for key in block.keys)
+
+
+def _storages_of(block: Block) -> Iterator[torch.UntypedStorage]:
+    if block.storage is not None:
+        yield block.storage
+    for tensor, facts in zip(block.tensors, block.facts, strict=True):
+        if facts[STORAGE] is not None:
+            yield torch._C.TensorBase.untyped_storage(tensor)

@@ -10,8 +10,7 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError, NotATensorError
-from byname.memory.snapshot import Look, looking
-from byname.memory.words import where
+from byname.memory.snapshot import Look, looking, where
 from byname.naming.names import Named
 from byname.naming.search import Targets
 from byname.reading.quiet import eager

@@ -9,13 +9,11 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import is_node
-from byname.memory.blocks import Block
+from byname.memory.blocks import Block, unattributed
 from byname.memory.kinds import Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import Look, looking
-from byname.memory.unattributed import unattributed
-from byname.naming.patterns import pattern_of
-from byname.naming.search import Way
+from byname.naming.search import Way, pattern_of
 from byname.table import bytes_text, counted, grouped, printable
 
 __all__ = ["what_fills_the_memory"]

@@ -1,32 +1,37 @@
-"""What is alive, under which names, and what of PyTorch's holds it? One look, on which all of this folder stands.
+"""Heap snapshot: the live tensors, their names, and what in PyTorch holds them.
 
-It holds everything that it found, so a `Look` lives only as long as the call that asks.
+Everything else in this folder reads a snapshot. It holds all that it found, so a `Look` lives only as long as the call
+that asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import gc
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.autograd.slots import packed_in
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
 from byname.memory.blocks import Block, blocks_of, used
 from byname.memory.garbage import garbage_among
-from byname.memory.inside import held_inside
 from byname.memory.living import Link, living
-from byname.memory.words import end_of, holders_among
 from byname.naming.name import Name, quote
 from byname.naming.names import Findings, Named, find_near
 from byname.naming.referrers import Climb, climb
-from byname.naming.search import OursById, Targets
+from byname.naming.roots import FOREIGN, Root
+from byname.naming.search import Ours, OursById, Reached, Targets, search, written
 from byname.naming.sites import SiteLookup
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import PLAIN, fact
+from byname.table import printable
 
-__all__ = ["Look", "looking"]
+__all__ = ["Look", "end_of", "held_inside", "holders_among", "looking", "reached_from_context", "where"]
 
 
 class Look:
@@ -221,3 +226,108 @@ def looking() -> Iterator[None]:
     """The context of a look: nothing of the program's runs, and the collector waits."""
     with untouched(), collection_paused(), _disable_current_modes():
         yield
+
+
+def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[Link]]:
+    """For each tensor that only these nodes lead to, by its id, the nodes that do, and how.
+
+    Args:
+        nodes: nodes of living graphs.
+        findings: what variables lead to.
+    """
+    roots = list(_roots(nodes))
+    if not roots:
+        return {}
+    found: dict[int, list[Link]] = {}
+    known = {id(root): node for node, root in roots}
+    reached = search([root for _, root in roots])
+    for tensor, _ in reached.tensors():
+        if findings.met(tensor):
+            continue
+        for way in reached.ways_to(tensor, limit=1):
+            link = Link(known[id(way.root)], printable(_role(way.root, written(way).words)))
+            found.setdefault(id(tensor), Ours()).append(link)
+    return found
+
+
+def reached_from_context(node: Node) -> Reached:
+    """What the ``ctx`` of a custom function leads to."""
+    return search([_context(node)])
+
+
+def _context(node: Node) -> Root:
+    return Root("ctx", node, "graph", "", evaluates=False, quality=FOREIGN)
+
+
+def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
+    """The Python objects that nodes hold."""
+    for node in nodes:
+        if issubclass(type(node), torch.autograd.function.BackwardCFunction):
+            yield node, _context(node)
+    for node, slot, raw in packed_in(nodes):
+        for one in (raw.data, raw.unpack_hook):
+            yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
+
+
+def _role(root: Root, words: str) -> str:
+    return f"{root.text} (packed)" if root.how == "packed" else words
+
+
+def where(named: Named) -> str:
+    """From what a way begins: ``a variable of train (train.py:14)``, ``a global of __main__``."""
+    root = named.way.root
+    begins = f"from `{root.text}`, " if named.way.steps else ""
+    if root.how == "local":
+        return f"{begins}a variable of {root.scope}" + (" in another thread" if root.foreign else "")
+    if root.how == "global":
+        return f"{begins}a global of {root.scope}"
+    return f"{begins}{_BEGINNINGS.get(root.how, root.how)}"
+
+
+_BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "error": "an error", "graph": "of autograd"}
+
+
+def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
+    """For each object, by its id, those among some holders that refer to it."""
+    found: dict[int, list[object]] = {}
+    for holder in met.values():
+        for ident in set(map(id, gc.get_referents(holder))):
+            found.setdefault(ident, Ours()).append(holder)
+    return found
+
+
+def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
+    """The holder of tensors that a person can best recognise: a variable of a function, or an object of some class.
+
+    Args:
+        tensors: the tensors.
+        holders: who refers to what, as `holders_among` tells.
+    """
+    wanted = set(map(id, tensors))
+    passed = set(wanted)
+    while wanted:
+        above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
+        functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
+        classes = [_name_of(type(one)) for one in above if type(one) not in _COMMON]
+        if functions:
+            return printable(min(functions))
+        if classes:
+            return f"an object of class {printable(min(classes))}"
+        wanted = set(map(id, above))
+        passed |= wanted
+    return None
+
+
+def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
+    """Where in a function what was passed on the way up to it is."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    variables = [name for name, cell in cells if id(cell) in passed]
+    return (
+        f"`{variables[0]}` in the closure of {function.__qualname__}"
+        if variables
+        else f"the function {function.__qualname__}"
+    )
+
+
+_name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+_COMMON = (list, tuple, dict, set, frozenset, types.CellType, types.FrameType, OrderedDict)

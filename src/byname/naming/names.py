@@ -12,10 +12,9 @@ import torch
 from byname.errors import NotATensorError
 from byname.naming.children.step import Step, suffix
 from byname.naming.name import Name, unnamed
-from byname.naming.patterns import written
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
-from byname.naming.search import Reached, Targets, Way, search
+from byname.naming.search import Reached, Targets, Way, search, written
 from byname.naming.sites import SiteLookup, history_of, site_of_tensor
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import STORAGE, Card, card_from, fact, facts_of, is_tensor

@@ -1,4 +1,6 @@
-"""Where does a name begin? At variables of running functions, at globals of modules, and at what was given."""
+"""Roots: where a name begins. Variables of running functions, globals of modules, what was given, and what Python holds
+without a variable: tasks, the last error, hooks for all modules.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import dis
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +18,9 @@ from typing import Any
 import torch
 
 from byname.errors import BadArgumentError
-from byname.naming.children.hidden import hidden_places
+from byname.naming.children.python import living_tasks
 from byname.naming.children.step import ATOMS, writable
+from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.objects import namespace_of
@@ -30,6 +34,7 @@ __all__ = [
     "every_module_root",
     "given_root",
     "given_roots",
+    "hidden_places",
     "module_of",
     "module_roots",
 ]
@@ -289,3 +294,32 @@ def loop_variables(code: CodeType) -> frozenset[str]:
         elif instruction.opname not in ("CACHE", "NOP", "EXTENDED_ARG", "RESUME"):
             pending = 0
     return frozenset(found)
+
+
+def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
+    """What each is called, the object, the scope, and whether what it is called evaluates there."""
+    for name, task in living_tasks():
+        yield f"task {name}", task, "asyncio", False
+    for module, source, hooks in hooks_for_all():
+        yield source, hooks, module, True
+    yield from _errors()
+
+
+def _errors() -> Iterator[tuple[str, object, str, bool]]:
+    """The last error that nobody caught, as an interactive session keeps it, and those that are being handled."""
+    for name in ("last_exc", "last_value"):
+        error = vars(sys).get(name)
+        if error is not None:
+            yield f"sys.{name}", error, "__main__", vars(sys.modules["__main__"]).get("sys") is sys
+    handled: Any = getattr(sys, "_current_exceptions", dict)()
+    for ident, error in handled.items():
+        error = error[1] if type(error) is tuple else error  # up to Python 3.11: class, error, traceback
+        if error is not None:
+            yield _handled_in(ident), error, "sys", False
+
+
+def _handled_in(ident: int) -> str:
+    if ident == threading.get_ident():
+        return "sys.exc_info()[1]"
+    threads = {thread.ident: thread.name for thread in list(vars(threading)["_active"].values())}
+    return f"the error handled in {threads.get(ident, 'a thread')}"

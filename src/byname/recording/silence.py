@@ -10,12 +10,12 @@ from typing import Protocol
 
 from torch import nn
 
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
 from byname.recording.clock import Clock
 from byname.recording.columns import Column
 from byname.recording.schedule import Schedule, Time
 from byname.table import counted, printable
-from byname.tracking.callers import CODE_OF_A_MODULES_CALL
 
 __all__ = ["Unrecorded", "dropped", "unrecorded", "why"]
 

@@ -12,20 +12,19 @@ import copy
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from byname.reading.frames import place_of, users_frame
 from byname.reading.quiet import eager, untouched
 from byname.source.location import Site, is_torch, locate
-from byname.tracking.callers import place_of, users_frame
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
-from byname.tracking.storages import is_given, storages_in
 
-__all__ = ["Allocating", "Allocation", "Ledger", "living_allocations"]
+__all__ = ["Allocating", "Allocation", "Ledger", "is_given", "living_allocations", "storages_in"]
 
 
 class Allocation(NamedTuple):
@@ -243,3 +242,58 @@ def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
 
 _LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
 """Those of every tracker somebody holds."""
+
+
+def is_given(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
+    """Whether a storage comes in with an operator's arguments."""
+    for value in values:
+        if type(value) in PLAIN_TENSORS and value.layout is torch.strided:
+            if value.untyped_storage() is storage:
+                return True
+        elif type(value) not in _NUMBERS and any(one is storage for one in storages_in([value])):
+            return True
+    return False
+
+
+_NUMBERS = (int, float, bool, type(None))
+
+
+def storages_in(values: Iterable[Any]) -> Iterator[Any]:
+    """The storages among some values, in the tensors among them, and in the lists."""
+    for value in values:
+        if issubclass(type(value), torch.Tensor):
+            yield from _storages_of(value)
+        elif type(value) is torch.UntypedStorage:
+            yield value
+        elif issubclass(type(value), (list, tuple)):
+            yield from storages_in(value)
+
+
+def _storages_of(tensor: torch.Tensor) -> Iterator[Any]:
+    """A tensor's storage, or those of the parts that it consists of."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
+        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program's would see that we ask for the parts
+        for part in () if watched else _PARTS.get(tensor.layout, ()):
+            yield getattr(torch.Tensor, part)(tensor).untyped_storage()
+        return
+    if type(tensor) in PLAIN_TENSORS or (storage.device.type != "meta" and _has_memory(storage)):
+        yield storage
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether there is memory behind a storage; that of a wrapper only says how large it would be."""
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:  # PyTorch's answer for a wrapper
+        return False
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}

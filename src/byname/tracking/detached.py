@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from byname.reading.frames import computes, place_of
 from byname.reading.tensor import fact
-from byname.tracking.callers import computes, place_of
 from byname.tracking.functions import PLAIN_TENSORS, flat
 from byname.tracking.log import Log, RawCut
 

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.overrides import TorchFunctionMode
 
+from byname.reading.frames import is_optimizers, known_files, made_for_the_user, place_of, users_frame
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import eager, untouched
 from byname.reading.tensor import fact
 from byname.tracking.allocations import Allocating
-from byname.tracking.callers import is_optimizers, known_files, made_for_the_user, place_of, users_frame
 from byname.tracking.detached import VALUES, cuts_by, cuts_of_taking, requires_grad
 from byname.tracking.functions import (
     GRADIENT,

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from byname.reading.frames import place_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import eager, is_untouched, untouched
-from byname.tracking.callers import place_of
 from byname.tracking.functions import memory_of, versions_of
 from byname.tracking.log import OptimizerStep
 from byname.tracking.mode import Watch

@@ -21,8 +21,7 @@ from byname.tracking.allocations import Allocating, Ledger
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Log, Mutation
 from byname.tracking.mode import Watch
-from byname.tracking.patches import start, stop
-from byname.tracking.threads import NEW_THREADS
+from byname.tracking.patches import NEW_THREADS, start, stop
 from byname.undo import Blocks, Undo
 
 __all__ = ["TRACKERS", "Tracker", "logs", "track"]

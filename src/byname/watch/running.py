@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.text import note_on
-from byname.tracking.callers import CODE_OF_A_MODULES_CALL
 from byname.watch.event import Event
 from byname.watch.gradients.values import without_superseded
 from byname.watch.heard import Heard

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from byname.autograd.slots import slots_of
 from byname.diagnose.context import Scene
+from byname.diagnose.engine import freed_by
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.diagnose.stamps import freed_by
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.quiet import untouched
 from byname.source.location import Site

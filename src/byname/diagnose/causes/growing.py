@@ -10,9 +10,8 @@ import torch
 
 from byname.autograd.walk import Node
 from byname.diagnose.context import Scene
-from byname.diagnose.engine import Run
+from byname.diagnose.engine import Run, creating_run, first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.diagnose.stamps import creating_run, first_run
 from byname.naming.name import at, quote, quote_all
 from byname.reading.quiet import untouched
 from byname.reading.tensor import fact

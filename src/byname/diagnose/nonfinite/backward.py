@@ -1,19 +1,20 @@
-"""Which node of a backward first turned finite gradients into others, and why? Found by a hook on every node."""
+"""Backward to NaN: the node that first turned finite gradients into others, found by a hook on every node."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from byname.autograd.results import NamedResults
-from byname.autograd.slots import slots_in
+from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.finding import Finding, quote_operation, site_of
-from byname.diagnose.nonfinite.numbers import is_finite, kind_of, looking, not_finite
-from byname.diagnose.nonfinite.singular import operation_of, remedy_for, why
-from byname.naming.name import Name
+from byname.diagnose.context import Scene, message_of
+from byname.diagnose.finding import Finding, culprits_of, known_sites, quote_operation, site_of
+from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
+from byname.naming.name import Name, at, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.naming.sites import SiteLookup, name_of_output
@@ -21,7 +22,7 @@ from byname.reading.quiet import eager, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, Spot
 
-__all__ = ["WatchedRun", "of_backward"]
+__all__ = ["WatchedRun", "anomaly", "of_backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +244,22 @@ def _result_name(walk: Walk, number: int, lookup: SiteLookup) -> Name | None:
 def _leaf_name(walk: Walk, number: int) -> Name | None:
     leaf = walk.nodes[number].variable
     return find(Targets([leaf])).names(leaf)[0]
+
+
+def anomaly(scene: Scene, error: BaseException) -> Finding | None:
+    """The node that anomaly mode names: the last of that name that the engine has run."""
+    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", message_of(error))
+    if told is None or not scene.has_graph:
+        return None
+    with untouched():
+        named = [number for number in scene.order() if node_name(scene.walk.nodes[number]) == told[1]]
+        ran = [number for number in named if has_freed_slot(scene.walk.nodes[number])]
+    sure = len(named) == 1 or bool(ran)
+    number = (ran or named or [0])[-1]
+    if not number or not sure:
+        return None
+    variable, made = scene.variable(number), scene.site(number)
+    operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
+    message = f"the backward of {operation}, which computes {quote(variable)}{at(made)}, gives NaN"
+    remedy = "byname run --non-finite tells which values do it; keep them away before the operation, not after it"
+    return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, scene.noticed), remedy)

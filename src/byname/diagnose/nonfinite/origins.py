@@ -1,4 +1,7 @@
-"""Which call of the forward pass first made NaN or Inf? A function mode that follows values which are not finite."""
+"""Origins: the calls of the forward pass that first made NaN or Inf, noted by a function mode.
+
+A function that warns is called from code that bears the line of the program, so that the warning names it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy
@@ -16,17 +19,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from byname.diagnose.nonfinite.numbers import is_finite, kind_of, looking, not_finite
-from byname.diagnose.nonfinite.singular import operation_of, remedy_for, why
-from byname.diagnose.nonfinite.standing_in import StandIns, plainly
+from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.reading.frames import caller
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import eager, untouched
 from byname.reading.tensor import PLAIN
+from byname.source.tracebacks import STANDS_IN, is_byname
 from byname.tracking.functions import first_given, is_pytorchs
 from byname.tracking.log import is_in_place, name_of
 
-__all__ = ["Origin", "Origins", "OriginsMode"]
+__all__ = ["Origin", "Origins", "OriginsMode", "StandIns", "plainly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +256,65 @@ def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
     if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
         named = {"self": named.get("other"), "other": named.get("self")}
     return {slot: one for slot, one in named.items() if type(one) in PLAIN and one is not result}
+
+
+def plainly(function: Any, args: Any, kwargs: Any) -> Any:
+    """What a stand-in does, from here."""
+    return function(*args, **kwargs)
+
+
+_LINES = max(line or 0 for _, _, line in plainly.__code__.co_lines()) - plainly.__code__.co_firstlineno
+"""How far below its first line a stand-in calls."""
+
+
+class StandIns:
+    """Functions that call others from a line of the program; one for each place that has called."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[CodeType, int], FunctionType] = {}
+
+    def at(self, frame: FrameType | None, function: Any) -> Callable[[Any, Any, Any], Any]:
+        """What calls a function with ``(function, args, kwargs)`` as the program does.
+
+        Args:
+            frame: the one that has called the mode.
+            function: what it was called with.
+        """
+        frame = _caller(frame, function)
+        if frame is None:
+            return plainly
+        place = (frame.f_code, frame.f_lasti)
+        known = self._known.get(place)
+        if known is None or known.__globals__ is not frame.f_globals:
+            known = self._known[place] = _standing_in(frame)
+        return known
+
+
+def _caller(frame: FrameType | None, function: Any) -> FrameType | None:
+    """The frame that called a function, past modes of byname and PyTorch's detour to each of them.
+
+    A function that is written in Python asks for modes itself, and is entered once more for each.
+    """
+    own = getattr(function, "__code__", None)
+    while frame is not None:
+        entered = frame.f_back
+        if is_byname(frame.f_code.co_filename):
+            frame = entered
+        elif frame.f_code.co_name == _DETOUR and entered is not None and entered.f_code is own:
+            frame = entered.f_back
+        else:
+            break
+    return frame
+
+
+_DETOUR = "handle_torch_function"
+
+
+def _standing_in(frame: FrameType) -> FunctionType:
+    code = plainly.__code__.replace(
+        co_filename=frame.f_code.co_filename,
+        co_firstlineno=(frame.f_lineno or 1) - _LINES,
+        co_name=STANDS_IN,
+        co_qualname=STANDS_IN,
+    )
+    return FunctionType(code, frame.f_globals)

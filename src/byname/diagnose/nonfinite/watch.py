@@ -12,17 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from byname.autograd.walk import Walk
-from byname.diagnose.finding import Finding
-from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
-from byname.diagnose.nonfinite.forward import of_forward
-from byname.diagnose.nonfinite.numbers import is_finite
-from byname.diagnose.nonfinite.origins import Origins, OriginsMode
-from byname.errors import NoGraphError, NotATensorError
-from byname.reading.frames import caller
-from byname.source.location import locate
+import torch
 
-__all__ = ["FiniteWatch"]
+from byname.autograd.slots import slots_in
+from byname.autograd.walk import Walk, node_name
+from byname.diagnose.finding import Finding, quote_operation, site_of
+from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
+from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
+from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite
+from byname.errors import NoGraphError, NotATensorError
+from byname.naming.name import Name
+from byname.naming.names import find
+from byname.naming.search import Targets
+from byname.naming.sites import name_at
+from byname.reading.frames import caller
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact
+from byname.source.location import Site, Spot, locate
+
+__all__ = ["FiniteWatch", "of_forward"]
 
 
 class FiniteWatch:
@@ -99,3 +107,101 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
         return Walk(tuple(roots))
     except (NoGraphError, NotATensorError):  # the engine says so itself, and better
         return None
+
+
+def of_forward(walk: Walk, root: torch.Tensor, origins: Origins, place: Spot | None) -> tuple[tuple[Any, ...], Finding]:
+    """The finding for a root that is not finite itself."""
+    origin = origins.of(root)
+    if origin is None:
+        tensor, origin = _earliest(walk, root, origins)
+    else:
+        tensor = None if origin.source is None else origin.source()
+    if origin is not None and origin.turned:
+        return (origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place)
+    return _was_there(walk, tensor, origin, place)
+
+
+def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.Tensor | None, Origin | None]:
+    """The first tensor in the graph that is not finite, where nobody followed the forward pass."""
+    order = sorted(range(1, len(walk.nodes)), key=lambda number: walk.nodes[number]._sequence_nr())
+    leaves = set(walk.leaf_numbers())
+    with untouched():
+        held = [walk.nodes[number].variable for number in sorted(leaves)]
+        saved = (slot.tensor for number in order if number not in leaves for slot in slots_in(walk.nodes[number]))
+        for tensor in (*held, *saved, root):
+            if tensor is not None and not is_finite(tensor):
+                return tensor, origins.of(tensor)
+    return None, None
+
+
+def _turned_in_forward(origin: Origin, place: Spot | None) -> Finding:
+    spot = None if origin.code is None else locate(origin.code, origin.instruction)
+    culprit = _called(origin, spot)
+    message = (
+        f"{quote_operation(origin.operation, spot, culprit)} turned {origin.was} into {origin.kind} in the forward "
+        f"pass ({origin.count} of {origin.of})" + (f": {origin.why}." if origin.why else ".")
+    )
+    sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
+    return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, origin.remedy)
+
+
+def _called(origin: Origin, spot: Spot | None) -> Name | None:
+    """The name of the call's result."""
+    result = None if origin.result is None else origin.result()
+    if result is not None:
+        named = find(Targets([result]), deep=False).own_names(result)
+        if named:
+            return named[0]
+    return None if spot is None or origin.code is None else name_at(spot, origin.code)
+
+
+def _was_there(
+    walk: Walk, tensor: torch.Tensor | None, origin: Origin | None, place: Spot | None
+) -> tuple[tuple[Any, ...], Finding]:
+    """The finding for values that were not finite before any operation that was seen."""
+    spot = None if origin is None or origin.code is None else locate(origin.code, origin.instruction)
+    used = (
+        f", first used by {quote_operation(origin.operation, spot, None)}"
+        if origin is not None and spot is not None
+        else ""
+    )
+    sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
+    key: tuple[Any, ...]
+    if tensor is None and origin is not None and origin.source is None:
+        return (origin.code, origin.instruction, "given"), _given(origin, spot, sites)
+    if tensor is None:
+        kind = origin.kind if origin is not None else "NaN or Inf"
+        message = f"the root holds {kind}, and it is not known which operation made it{used}."
+        key = (None if origin is None else (origin.code, origin.instruction), site_of(place))
+        return key, Finding("non-finite-gradient", message, (), sites, _UNKNOWN)
+    named = find(Targets([tensor])).names(tensor)[0]
+    with looking():
+        mask, kind, node = not_finite(tensor), kind_of(tensor), fact(tensor, "grad_fn")
+        is_leaf = node is None and fact(tensor, "requires_grad")
+    numbers = f"{kind} ({int(mask.sum().item())} of {mask.numel()})"
+    whose = f"`{named.path}`" if named.path else f"a tensor that has no name, of shape {tuple(mask.shape)},"
+    if node is not None:
+        message = f"{whose}, the result of {node_name(node)}, holds {numbers}{used}; what happened inside was not seen."
+        remedy = f"look into the forward of {node_name(node).removesuffix('Backward')}: its operations are hidden"
+    elif is_leaf:
+        message = f"{whose} holds {numbers} already{used}: no operation of this forward pass turned it."
+        remedy = "look at an earlier optimizer step, at what was loaded into it, or at how it was initialised"
+    else:
+        message = f"{whose} holds {numbers} already{used}: it is the data, no operation seen here turned it."
+        remedy = "look at where the data comes from; torch.nan_to_num or a mask takes such values out"
+    key = ("there", named.path, named.scope) if named.path else ("there", spot and spot.site, site_of(place))
+    return key, Finding("non-finite-gradient", message, (named,) if named.path else (), sites, remedy)
+
+
+def _given(origin: Origin, spot: Spot | None, sites: tuple[Site, ...]) -> Finding:
+    """The finding for numbers that the program itself wrote or read as NaN or Inf."""
+    culprit = _called(origin, spot)
+    message = (
+        f"{quote_operation(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), "
+        "and this reached the root: no operation turned it."
+    )
+    remedy = "look at where these numbers come from; torch.nan_to_num or a mask takes them out"
+    return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, remedy)
+
+
+_UNKNOWN = "byname run --non-finite follows the operations of the forward pass too"

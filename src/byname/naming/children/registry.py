@@ -1,7 +1,7 @@
-"""What does an object hold that is, or leads to, a tensor? One function for each kind of object.
+"""Registry of children: which function lists what an object of some class holds.
 
-Nothing here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and
-types are compared by ``type(obj)``.
+Nothing here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and types
+are compared by ``type(obj)``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.naming.children.arrays import ARRAYS, held_by_array
-from byname.naming.children.attributes import has_attributes, held_by_instance
-from byname.naming.children.builtin import (
+from byname.naming.children.python import (
+    ARRAYS,
     CACHE,
+    FUTURES,
     VIEWS,
+    held_by_array,
     held_by_builtin,
     held_by_cache,
     held_by_context,
+    held_by_dict,
+    held_by_error,
+    held_by_frame,
+    held_by_future,
+    held_by_sequence,
+    held_by_set,
     held_by_threads,
+    held_by_traceback,
     held_by_variable,
     held_by_view,
+    is_late_future,
 )
-from byname.naming.children.containers import held_by_dict, held_by_sequence, held_by_set
-from byname.naming.children.errors_kept import held_by_error, held_by_frame, held_by_traceback
-from byname.naming.children.futures import FUTURES, held_by_future, is_late_future
-from byname.naming.children.owning import held_by_module, held_by_optimizer, held_by_tensor
-from byname.naming.children.step import ATOMS, Held, Step, attribute, same, suffix
+from byname.naming.children.step import ATOMS, Held, Step, attribute, has_attributes, held_by_instance, same, suffix
+from byname.naming.children.torch import held_by_module, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, snapshot
 

@@ -1,22 +1,42 @@
-"""What do PyTorch's own objects hold: a module, an optimizer, a tensor; and how does the program write it?"""
+"""Children of PyTorch's own objects: modules, optimizers, tensors, hooks, ``fully_shard``; as a program writes them."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from byname.naming.children.attributes import held_in_slots, own_attribute
-from byname.naming.children.fsdp import gathered_parameters, is_sharded
-from byname.naming.children.hooks import held_by_hooks, is_hooks
-from byname.naming.children.step import ATOMS, Held, Step, attribute, item, literal, same, suffix
+from byname.naming.children.step import (
+    ATOMS,
+    Held,
+    Step,
+    attribute,
+    held_in_slots,
+    item,
+    literal,
+    own_attribute,
+    same,
+    suffix,
+)
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
-__all__ = ["held_by_module", "held_by_optimizer", "held_by_tensor"]
+__all__ = [
+    "Gathered",
+    "gathered_parameters",
+    "held_by_hooks",
+    "held_by_module",
+    "held_by_optimizer",
+    "held_by_tensor",
+    "hooks_for_all",
+    "is_hooks",
+    "is_sharded",
+]
 
 
 def held_by_module(obj: Any) -> Held:
@@ -159,3 +179,72 @@ def held_by_tensor(obj: Any) -> Held:
                     yield from held_by_hooks(name, held, found_in(type(obj), name) is found_in(torch.Tensor, name))
     if type(obj) not in PLAIN:
         yield from held_in_slots(obj)
+
+
+class Gathered(NamedTuple):
+    """A gathered parameter, the module and name it stands for, and the sharded parameter that the optimizer has."""
+
+    module: nn.Module
+    name: str
+    gathered: torch.Tensor
+    sharded: torch.Tensor
+
+
+def is_sharded(kind: type) -> bool:
+    """Whether a module of this class was given to ``fully_shard``."""
+    return any(parent.__name__ == "FSDPModule" for parent in parents_of(kind))
+
+
+def gathered_parameters(module: Any) -> Iterator[Gathered]:
+    """The gathered parameters of one sharded module, as far as they are there at the moment.
+
+    Read from private fields of ``torch.distributed.fsdp`` (2.7 to 2.13), each asked for and none relied on.
+    """
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    for group in groups:
+        for one in getattr(group, "fsdp_params", ()):
+            gathered = getattr(one, "_unsharded_param", None)
+            info = getattr(one, "_module_info", None)
+            if gathered is not None and info is not None:
+                yield Gathered(info.module, info.param_name, gathered, one.sharded_param)
+
+
+def is_hooks(name: str, value: object) -> bool:
+    """Whether an attribute is a register of hooks with something in it."""
+    return type(value) is OrderedDict and len(value) > 0 and name.endswith("_hooks")
+
+
+def held_by_hooks(registry: str, hooks: Any, evaluates: bool) -> Held:
+    """The hooks in a register that its owner has as an attribute."""
+    for key, value in snapshot(hooks):
+        if type(value) not in ATOMS:
+            yield _hook, (registry, key, evaluates), value
+
+
+def _hook(found: tuple[str, object, bool]) -> Step:
+    registry, key, evaluates = found
+    written = repr(key) if literal(key) else "?"
+    return Step(
+        "hook",
+        suffix(f".{registry}[{written}]"),
+        evaluates and written != "?",
+        reads_registry=True,
+        wild=suffix(f".{registry}[*]"),
+    )
+
+
+def hooks_for_all() -> Iterator[tuple[str, str, object]]:
+    """PyTorch's registers of hooks that are for every module or optimizer: module, source, register."""
+    for module, name in _FOR_ALL:
+        value = vars(sys.modules[module]).get(name)
+        if is_hooks(name, value):
+            yield module, f"{module}.{name}", value
+
+
+_FOR_ALL = [
+    (module, name)
+    for module in ("torch.nn.modules.module", "torch.optim.optimizer")
+    for name in vars(sys.modules[module])
+    if name.startswith("_global_") and name.endswith("_hooks")
+]

@@ -1,0 +1,407 @@
+"""Not reached: no-grad-path, detached-parameter, unused-input, ddp-unused.
+
+Which call cut a tensor off from the graph, how sure that is, and what a loss does not reach though somebody expects it
+to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from byname.autograd.order import node_of_input
+from byname.autograd.slots import slots_of
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
+from byname.diagnose.context import Scene, message_of
+from byname.diagnose.engine import first_run
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
+from byname.naming.sites import name_at, site_of_tensor
+from byname.reading.frames import locals_of
+from byname.reading.modules import own_parameters, parameters_in
+from byname.reading.quiet import untouched
+from byname.reading.tensor import fact, is_tensor
+from byname.source.location import Site, Spot, locate, statements_binding
+from byname.tracking.log import Call, Cut, Log, Made
+from byname.tracking.tracker import logs
+
+__all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", "unreached", "unused_input", "why_cut"]
+
+
+class Snip:
+    """A cut as it is told: the call, its line, the variable that it gives, and why nothing goes through it."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.spot: Spot | None = None if cut.code is None else locate(cut.code, cut.instruction)
+        self.site: Site | None = None if self.spot is None else self.spot.site
+
+    def name(self, scene: Scene) -> Name:
+        """The variable that the line assigns; else one that it reads."""
+        result = None if self.cut.result is None else self.cut.result()
+        if result is not None:
+            name = scene.name(result)
+            if name.path and name.exact:
+                return name
+        if self.spot is not None and self.cut.code is not None and self.site is not None and self.site.target:
+            whole = name_at(replace(self.spot, whole=True), self.cut.code)
+            if whole is not None:
+                return whole if self.spot.whole else replace(whole, relation="part of")
+        for reference, _ in self.cut.inputs:
+            tensor = reference()
+            if tensor is not None and scene.name(tensor).path:
+                return scene.name(tensor)
+        return unnamed(self.site)
+
+
+def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | None:
+    """Why a loss belongs to no graph: the first call whose inputs required grad and whose result did not."""
+    cut_off = [root for root in scene.roots if is_tensor(root) and not has_graph(root)]
+    if not cut_off:
+        return None
+    with untouched():
+        cuts = [cut for log in logs() for cut in log.cuts_of(cut_off[0])]
+        if cuts:
+            return _at_cuts(scene, _first_of_each(cuts), certain=True)
+        taken, certain = _taken_out(cut_off[0])
+        if taken:
+            return _at_cuts(scene, _first_of_each(taken), certain)
+        return _frozen(scene, cut_off[0]) or _unseen(scene, cut_off[0])
+
+
+def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
+    """The cuts to tell of. Under ``no_grad`` every call is one, and the first is told."""
+    first: dict[object, Cut] = {}
+    for cut in cuts:
+        first.setdefault(cut.reason or cut.place, cut)
+    return [Snip(cut) for cut in first.values()]
+
+
+def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
+    """The calls that took numbers out of PyTorch, from which a tensor was made anew, and whether that is certain.
+
+    The one whose statement made the tensor too, or assigned a variable that the statement reads; else every one that
+    may be meant, when they are few: the way of a number through the program is not seen.
+    """
+    log = next((log for log in logs() if _making_in(log, root) is not None), None)
+    made = None if log is None else _making_in(log, root)
+    if log is None or made is None:
+        return [], False
+    into, out = locate(made.code, made.instruction), [Cut(*raw) for raw in log.cuts]
+    begin = log.steps[-1].number if log.steps else 0
+    numbers = {cut.place: cut for cut in out if cut.result is None and cut.number >= begin}
+    sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
+    if sure or len(numbers) > _MOST_PLACES or not _makes_anew(made.code, into):
+        return sure[-1:], True
+    return list(numbers.values()), False
+
+
+_MOST_PLACES = 3
+
+
+def _feeds(out: Spot, into: Spot) -> bool:
+    """Whether a statement is the same as another, or assigns a variable that the other reads."""
+    return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
+
+
+def _makes_anew(code: CodeType, into: Spot) -> bool:
+    """Whether a statement, or one that assigns a variable it reads, makes a tensor of plain numbers or of an array."""
+    before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
+    return any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
+
+
+_MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
+
+
+def _spot(cut: Cut) -> Spot:
+    return locate(cut.code, cut.instruction)
+
+
+def _making_in(log: Log, root: torch.Tensor) -> Made | None:
+    made = log.made.get(id(root))
+    return made if made is not None and made() is root else None
+
+
+def _at_cuts(scene: Scene, snips: Sequence[Snip], certain: bool) -> Finding:
+    places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in snips]
+    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
+    message = f"{ends} {'; and '.join(places)}"
+    names = culprits_of(*(snip.name(scene) for snip in snips))
+    sites = known_sites(*(snip.site for snip in snips), scene.noticed)
+    return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
+
+
+def why_cut(cut: Cut) -> str:
+    """Why nothing goes back through a call, as the rest of a sentence."""
+    if cut.reason == "no_grad":
+        return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
+    if cut.reason == "inference":
+        return "is computed under torch.inference_mode()"
+    return next((words for names, words, _ in _KINDS if cut.name in names), f"is what {cut.name}() gives: no gradient")
+
+
+def _remedy(cut: Cut) -> str:
+    if cut.reason:
+        return "compute what the loss depends on outside of that block"
+    return next(
+        (words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation in its place"
+    )
+
+
+_COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
+_POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
+_NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
+_WHOLE = "long int short bool byte".split()
+
+_KINDS: Sequence[tuple[Sequence[str], str, str]] = (
+    (
+        ["detach", "data", "detach_"],
+        "is detached from the graph",
+        "leave out the detach for what the loss is computed from",
+    ),
+    (
+        _POSITIONS,
+        "is a position or a choice, which has no gradient",
+        "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics",
+    ),
+    (
+        _NUMBERS,
+        "is taken out of PyTorch as plain numbers",
+        "keep the tensor for the loss (torch.stack joins several), and take numbers out for logging only",
+    ),
+    (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) in its place"),
+    (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
+)
+"""Calls that cut, by name: what their result is, and what to write instead."""
+
+
+def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
+    """Parameters that were frozen, where nothing that requires grad went into the loss at all."""
+    given: list[torch.Tensor] = [one for model in scene.models for one in parameters_in(model)]
+    if any(fact(one, "requires_grad") for one in given):
+        return None
+    seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
+    alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
+    frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
+    if not frozen:
+        return None
+    sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
+    names = scene.names(frozen)
+    verb = "requires no grad: it was" if len(names) == 1 else "require no grad: they were"
+    where = f" frozen{at(sites[0])}" if sites else " frozen"
+    message = f"nothing that requires grad went into this loss. {quote_all(names)} {verb}{where}"
+    remedy = "call requires_grad_() on the parameters that should learn"
+    return Finding("no-grad-path", message, culprits_of(*names), known_sites(*sites, scene.noticed), remedy)
+
+
+def _unseen(scene: Scene, root: torch.Tensor) -> Finding:
+    """No tracker saw the cut: what the tensor itself tells."""
+    made, name = site_of_tensor(root), scene.name(root)
+    message = f"{quote(name)} cannot be backwarded: {why_no_graph(root, made)}"
+    remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
+    return Finding("no-grad-path", message, (), known_sites(made, scene.noticed), remedy)
+
+
+IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
+"""How sure it is that a call stands between a parameter and a loss."""
+
+
+class CutOff(NamedTuple):
+    """Parameters that a loss does not reach, and the calls that cut them off.
+
+    Attributes:
+        parameters: the parameters.
+        snips: the calls; none where none was seen, several where any of them may be it.
+        sure: IS, PROBABLY or MAY_BE.
+    """
+
+    parameters: list[torch.Tensor]
+    snips: list[Snip]
+    sure: str
+
+    def finding(self, scene: Scene) -> Finding:
+        """What there is to say of it."""
+        names = tuple(scene.names(self.parameters))
+        gets = "it gets" if len(names) == 1 else "they get"
+        message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(scene)}"
+        remedy = (
+            "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
+            if self.snips
+            else "use them in what the loss is computed from, or freeze them with requires_grad_(False)"
+        )
+        return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
+
+    def _way(self, scene: Scene) -> str:
+        """Where the way is cut, as the rest of a sentence."""
+        if not self.snips:
+            return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
+        places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+        return f". The way {self.sure} cut here: {'; or '.join(places)}"
+
+
+def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
+    """Parameters that a loss does not reach, by the calls that cut them off."""
+    if not missing:
+        return []
+    groups: dict[Any, CutOff] = {}
+    with untouched():
+        evidence = [_Evidence(scene, log) for log in logs()]
+        for one in missing:
+            found = (behind for log in evidence if (behind := log.cuts_behind(one))[0])
+            cuts, sure = next(found, ([], MAY_BE))
+            key = (*(cut.place for cut in cuts), sure)
+            groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], sure)).parameters.append(one)
+    return list(groups.values())
+
+
+class _Evidence:
+    """What one log knows of the cuts before a loss, gathered once for all its parameters.
+
+    Only what belongs to this forward counts: an evaluation under ``no_grad`` before it cuts nothing off from the loss.
+    """
+
+    def __init__(self, scene: Scene, log: Log) -> None:
+        saved = [slot.tensor for slot in slots_of(scene.walk) if slot.tensor is not None]
+        self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
+        begin = _begin(scene)
+        every = (Cut(*raw) for raw in log.cuts)
+        # A block under no_grad right before the first node may be an evaluation: its number does not tell.
+        self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
+        self._uses = _last_uses(log)
+
+    def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[Cut], str]:
+        """The calls that can have cut a parameter off, and how sure that is."""
+        direct = [cut for cut in self._carried if _takes(cut, parameter)]
+        if direct:
+            return direct[:1], IS
+        used = self._uses.get(id(parameter))
+        later = [cut for cut in self._carried if used is not None and _comes_after(cut, used)]
+        known = [cut for cut in later if _depends(cut, parameter)]
+        if known:
+            return known[:1], IS
+        likely = [cut for cut in later if _depends(cut, parameter) is None]
+        if likely:
+            return likely[:1], PROBABLY
+        possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
+        distinct = _distinct(cut for cut in possible if _depends(cut, parameter) is not False)
+        return (distinct if len(distinct) <= _MOST_PLACES else []), MAY_BE
+
+
+def _begin(scene: Scene) -> int:
+    """The sequence number with which the forward of a loss began: that of its first node which no backward has run."""
+    fresh = (node for node in scene.walk.nodes[1:] if node.next_functions and first_run(node) is None)
+    return min((node._sequence_nr() for node in fresh), default=0)
+
+
+def _last_uses(log: Log) -> dict[int, Call]:
+    """For each parameter the last call that made a node while a module ran that owns it, since the last step."""
+    since = log.steps[-1].number if log.steps else 0
+    found: dict[int, Call] = {}
+    seen: set[int] = set()
+    for raw in reversed(log.calls):
+        call = Call(*raw)
+        if call.before < since:
+            break
+        module = None if call.module is None else call.module()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            for one in own_parameters(module):
+                found.setdefault(id(one), call)
+    return found
+
+
+def _takes(cut: Cut, parameter: torch.Tensor) -> bool:
+    return any(reference() is parameter for reference, _ in cut.inputs)
+
+
+def _comes_after(cut: Cut, used: Call) -> bool:
+    """Whether a cut comes after the use of a parameter, and cuts off something made since."""
+    return cut.number >= used.after and any(number >= used.before for _, number in cut.inputs)
+
+
+def _depends(cut: Cut, parameter: torch.Tensor) -> bool | None:
+    """Whether what was cut off was computed from a parameter; None where the tensors that would tell are gone."""
+    inputs = [reference() for reference, _ in cut.inputs]
+    alive = [one for one in inputs if one is not None and has_graph(one)]
+    if any(leaf is parameter for leaf in leaf_tensors(nodes_behind(alive))):
+        return True
+    return False if len(alive) == len(inputs) else None
+
+
+def _distinct(cuts: Iterable[Cut]) -> list[Cut]:
+    return list({cut.place: cut for cut in cuts}.values())
+
+
+def unused_input(scene: Scene, error: BaseException) -> Finding | None:
+    """Every input of ``autograd.grad`` that the outputs do not depend on."""
+    with untouched():
+        unused = [one for one in scene.inputs if is_tensor(one) and node_of_input(one) not in scene.walk.numbers]
+        if not unused:
+            return None
+        names = tuple(scene.names(unused))
+        named = scene.names([root for root in scene.roots if is_tensor(root)])
+    outputs = quote_all([name for name in named if name.path]) or "the outputs"
+    message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
+    remedy = (
+        "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
+        "them out"
+    )
+    return Finding("unused-input", message, names, known_sites(scene.noticed), remedy)
+
+
+def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
+    """The parameters for which DistributedDataParallel waits in vain, by the indices in its error."""
+    told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
+    found = [
+        dict(locals_of(place.frame)).get("self")
+        for place in scene.places
+        if "distributed" in place.frame.f_code.co_filename
+    ]
+    wrapper = next((one for one in found if isinstance(one, nn.parallel.DistributedDataParallel)), None)
+    if told is None or wrapper is None:
+        return None
+    every = _reduced(wrapper)
+    indices = [int(word) for word in told[1].split()]
+    if any(index >= len(every) for index in indices):
+        return None
+    with untouched():
+        names = tuple(scene.names([every[index] for index in indices]))
+    return _waiting(names, scene, "the last")
+
+
+def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
+    """The parameters that a wrapper reduces, in the order of its reducer."""
+    ignored: set[str] = getattr(wrapper, "parameters_to_ignore", set())
+    found: dict[int, torch.Tensor] = {}
+    for prefix, module in wrapper.module.named_modules():  # type: ignore[union-attr]
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and f"{prefix}.{name}" not in ignored:
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
+
+
+def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
+    message = (
+        f"{which} loss of this rank does not reach {quote_all(names)}, and DistributedDataParallel waits for "
+        "the gradient of every parameter before it starts the next iteration"
+    )
+    remedy = (
+        "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
+        "DistributedDataParallel, which costs a walk through the graph each step"
+    )
+    return Finding("ddp-unused", message, names, known_sites(scene.noticed), remedy)
+
+
+def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
+    """Findings about parameters that a loss does not reach: one for each line that cuts them off, one for the rest."""
+    waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
+    reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
+    theirs = [one for one in missing if id(one) in reduced]
+    found = [group.finding(scene) for group in cut_off(scene, [one for one in missing if id(one) not in reduced])]
+    return [*([_waiting(tuple(scene.names(theirs)), scene, "the")] if theirs else []), *found]
