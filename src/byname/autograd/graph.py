@@ -101,7 +101,7 @@ class Graph(Rows[GraphNode]):
                 "tensor": node.tensor,
                 "distance": node.distance,
                 "goes to": node.goes_to or None,
-                "made at": None if node.site is None else str(node.site),
+                "made at": None if node.site is None else node.site.with_caller,
                 "statement": node.statement,
                 "hides": node.hides,
             }
@@ -161,7 +161,7 @@ class Step:
         return {
             "node": self.node,
             "index": self.index,
-            "made at": None if self.site is None else str(self.site),
+            "made at": None if self.site is None else self.site.with_caller,
             "statement": self.statement,
         }
 

@@ -122,7 +122,7 @@ class Leaf(Carded):
             "distance": self.distance,
             "paths": self.paths,
             "used by": _uses(self.consumers),
-            "made at": None if self.site is None else str(self.site),
+            "made at": None if self.site is None else self.site.with_caller,
             "held by": self.held,
             "scope": self.name.scope,
         }
@@ -350,6 +350,7 @@ def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int,
 
 def _uses(consumers: Sequence[Consumer]) -> str:
     first = ", ".join(
-        f"{use.node}[{use.index}]" + (f" {use.site}" if use.site is not None else "") for use in consumers[:2]
+        f"{use.node}[{use.index}]" + (f" {use.site.with_caller}" if use.site is not None else "")
+        for use in consumers[:2]
     )
     return first if len(consumers) <= 2 else f"{first} and {len(consumers) - 2} more"

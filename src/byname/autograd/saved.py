@@ -85,7 +85,7 @@ class SavedTensor(Carded):
             "bytes": self.bytes,
             "shares with": _shown(self.shares_with),
             "module": self.module,
-            "saved at": None if self.site is None else str(self.site),
+            "saved at": None if self.site is None else self.site.with_caller,
         }
 
 

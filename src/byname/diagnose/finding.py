@@ -172,7 +172,12 @@ def _shown(sites: Iterable[Site]) -> list[str]:
     places = [_place(site, each) for site in each]
     width = max(map(len, places), default=0)
     lines = zip(places, each, strict=True)
-    return [f"    {place:<{width}}  {site.statement or f'in {site.function}'}" for place, site in lines]
+    return [f"    {place:<{width}}  {site.statement or f'in {site.function}'}{_called(site)}" for place, site in lines]
+
+
+def _called(site: Site) -> str:
+    """The caller of a helper, behind the statement."""
+    return "" if site.caller is None else f"  (in {site.function.rpartition('<locals>.')[2]}, called at {site.caller})"
 
 
 def _place(site: Site, others: Iterable[Site]) -> str:

@@ -75,7 +75,7 @@ class Resident(Carded):
             "used": self.used,
             "memory": self.memory,
             "held by": "; ".join(self.holders),
-            "site": None if self.site is None else str(self.site),
+            "site": None if self.site is None else self.site.with_caller,
         }
 
 

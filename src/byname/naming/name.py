@@ -46,15 +46,19 @@ class Name:
 
     def _words(self) -> str:
         if self.how == "unnamed":
-            return f"unnamed, made at {self.site}" if self.site else "unnamed"
+            return f"unnamed, made at {self.site.with_caller}" if self.site else "unnamed"
         words = f"{self.relation} {self.text or self.path}" if self.relation else self.text or self.path
         if self.rebound_at is not None and not self.distance:
-            return f"{words} (before {self.rebound_at})"
+            return f"{words} (before {_line(self.rebound_at)})"
         if self.distance:
             steps = "1 step" if self.distance == 1 else f"{self.distance} steps"
-            rebound = f"before {self.rebound_at}, " if self.rebound_at is not None else ""
+            rebound = f"before {_line(self.rebound_at)}, " if self.rebound_at is not None else ""
             return f"perhaps {words} ({rebound}{steps} away)"
         return words
+
+
+def _line(site: Site) -> str:
+    return f"{site}" if site.caller is None else f"{site}, called at {site.caller}"
 
 
 def unnamed(site: Site | None = None) -> Name:

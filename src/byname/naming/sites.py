@@ -104,9 +104,7 @@ def name_at(spot: Spot, code: CodeType) -> Name | None:
     target = spot.site.target
     if not spot.whole or target is None:
         return None
-    how, scope = _where(code)
-    if not target.isidentifier():
-        how = "item" if target.endswith("]") else "attribute"
+    how, scope = _kept_as(target, code)
     return Name(target, how, scope or spot.site.file, exact=False, site=spot.site)
 
 
@@ -123,12 +121,14 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
     if spot is None or call.code is None:
         return None
     variable = spot.site.target
-    if variable is None or not variable.isidentifier() or variable not in spot.reads:
+    if variable is None:
         return None
     taken = None if index is None else _taken(call, spot, inputs, index)
-    if taken != variable and (taken is not None or not _was_called(tensor, variable, call, spot)):
+    if taken != variable and not (taken is None and _was_called(tensor, variable, call, spot)):
         return None
-    how, scope = _where(call.code)
+    if variable.endswith("]") and fact(tensor, "_base") is not None:
+        return None  # perhaps an item of a tensor: a view of what the statement then writes into
+    how, scope = _kept_as(variable, call.code)
     return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
 
 
@@ -147,6 +147,8 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> 
 
     It did when the same function made the tensor as the value of that variable, and no third statement binds it.
     """
+    if not variable.isidentifier() or variable not in spot.reads:
+        return False
     made = _made(tensor)
     if made is None or made.code is not call.code or call.code is None:
         return False
@@ -157,9 +159,15 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> 
     return binding <= {making.site.line, spot.site.line}
 
 
-def _where(code: CodeType) -> tuple[str, str | None]:
-    """How a variable of this code is reached, and its scope; None where the code is no loaded module's."""
-    return ("global", module_of(code)) if code.co_name == "<module>" else ("local", scope_of(code))
+def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
+    """Return how a target of this code keeps its value, and its scope; None where the code is no loaded module's."""
+    at_top = code.co_name == "<module>"
+    scope = module_of(code) if at_top else scope_of(code)
+    if not target.isidentifier():
+        return "item" if target.endswith("]") else "attribute", scope
+    if at_top or target not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return "global", module_of(code)
+    return "closure" if target in code.co_freevars else "local", scope
 
 
 def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:

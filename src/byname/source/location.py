@@ -8,11 +8,11 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import executing
 import torch
@@ -21,6 +21,7 @@ from byname.source.code import ThisCode, enclosing_statement, expression, expres
 from byname.text import printable
 
 __all__ = [
+    "Instruction",
     "Site",
     "Spot",
     "binds_alone",
@@ -44,6 +45,8 @@ class Site:
         function: the qualified name of the function, ``<module>`` at the top level of a file.
         statement: the source of the statement on one line; empty where the source is not to be had.
         target: what the statement assigns (``h``, ``self.state``, ``cache['k']``), None when it assigns nothing.
+        caller: of a line in a helper, the line of the program that called the helper, when that is known. Sites that
+            differ only in their callers are equal.
     """
 
     file: str
@@ -51,9 +54,17 @@ class Site:
     function: str = ""
     statement: str = ""
     target: str | None = None
+    caller: Site | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return printable(f"{os.path.basename(self.file)}:{self.line}")  # noqa: PTH119 - not a path for notebooks and exec
+
+    @property
+    def with_caller(self) -> str:
+        """The line, and in a helper its caller: ``helper.py:3 in update_params, called at train.py:41``."""
+        if self.caller is None:
+            return str(self)
+        return f"{self} in {printable(self.function.rpartition('<locals>.')[2])}, called at {self.caller}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +74,8 @@ class Spot:
     Attributes:
         site: where.
         whole: whether the value of that expression is, as it stands, what ``site.target`` names.
-        operands: the source of its operands; None for one that is not a plain name.
-        receiver: the source of what stands before the dot of a call; None when it is not a plain name.
+        operands: the source of its operands, where that is a plain name, attribute or item; None for others.
+        receiver: the source of what stands before the dot of a call, with the same restriction.
         parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
         made_here: whether the expression makes its object on the spot: ``torch.FloatTensor([1.0]).requires_grad_()``.
         in_place: whether the expression gave back a tensor that was there before, changed.
@@ -81,8 +92,12 @@ class Spot:
     reads: frozenset[str] = frozenset()
 
 
-def locate(code: CodeType, instruction: int) -> Spot:
-    """Finds the statement and the expression that an instruction belongs to.
+Instruction: TypeAlias = tuple[CodeType, int]
+"""A code object, and the byte offset of an instruction in it."""
+
+
+def locate(code: CodeType, instruction: int, caller: Instruction | None = None) -> Spot:
+    """Find the statement and the expression that an instruction belongs to.
 
     The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
     are exactly those that the compiler wrote down for the instruction: a file edited since it was loaded gives no
@@ -91,8 +106,10 @@ def locate(code: CodeType, instruction: int) -> Spot:
     Args:
         code: the code object that ran.
         instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
+        caller: where the function that ran was called, when it is a helper.
     """
-    return _located(ThisCode(code), instruction)
+    spot = _located(ThisCode(code), instruction)
+    return spot if caller is None else replace(spot, site=replace(spot.site, caller=locate(*caller).site))
 
 
 @lru_cache(maxsize=8192)
@@ -278,14 +295,14 @@ def _operands(node: ast.AST) -> tuple[str | None, ...]:
         parts = [node.value]
     else:
         parts = []
-    return tuple(_dotted(part) for part in parts)
+    return tuple(_path(part) for part in parts)
 
 
 def _receiver(node: ast.AST) -> str | None:
     """The source of the object of a method call."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    return _dotted(node.func.value)
+    return _path(node.func.value)
 
 
 def _parts(statement: ast.stmt, node: ast.AST) -> tuple[str, ...]:
@@ -314,6 +331,22 @@ def _dotted(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
         return f"{before}.{node.attr}"
     return None
+
+
+def _path(node: ast.expr) -> str | None:
+    """The source of ``a``, ``a.b`` or an item such as ``a['k']`` and ``a.b[i][-1]``; None for what computes."""
+    if isinstance(node, ast.Attribute):
+        return None if _path(node.value) is None else ast.unparse(node)
+    if isinstance(node, ast.Subscript):
+        return None if _path(node.value) is None or not _is_key(node.slice) else ast.unparse(node)
+    return _dotted(node)
+
+
+def _is_key(node: ast.expr) -> bool:
+    """Whether an index or a key is a constant or a plain name, which give the same each time they are read."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    return isinstance(node, ast.Constant | ast.Name)
 
 
 def _reads(statement: ast.stmt) -> frozenset[str]:
@@ -365,8 +398,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        for field in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(statement, field, []))
+        for name in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, name, []))
         for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
             yield from _statements(block.body)
 
