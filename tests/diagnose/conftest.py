@@ -1,4 +1,4 @@
-"""What the tests of autograd share: the programs of the failure corpus, by name."""
+"""What the tests of diagnose share: the programs of the failure corpus, by name."""
 
 import sys
 from pathlib import Path
