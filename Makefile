@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: help demo test slow check versions bench format clean
+.PHONY: help demo test slow check versions bench house format clean
 
 help:
 	@echo "make demo    train small models: call what is in one by name, record it, read the recording; look inside another"
@@ -12,6 +12,7 @@ help:
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
 	@echo "make versions  run the tests on other versions of Python and PyTorch; VERSIONS='3.12+2.15.0 3.13+2.15.0' names them"
+	@echo "make house   draw the folders and their imports into docs/design.md"
 	@echo "make bench   measure against the floor and against rivals"
 
 $(READY): pyproject.toml constraints.txt
@@ -59,6 +60,10 @@ versions:
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The table and the picture of the folders in docs/design.md, from the code.
+house: $(READY)
+	$(BIN)/python docs/house.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

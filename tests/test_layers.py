@@ -1,6 +1,8 @@
 """The house: imports go down, there is no cycle, and `import byname` stays light."""
 
 import ast
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,22 @@ def test_imports_have_no_cycle():
 
     for module in graph:
         visit(module)
+
+
+DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
+
+
+def test_folders_do_not_import_each_other_and_the_picture_of_them_is_the_code_s():
+    page = DESIGN.read_text(encoding="utf-8")
+    house = runpy.run_path(str(DESIGN.parent / "house.py"))
+    assert house["drawn"](page) == page, "run `make house`"
+
+
+def test_every_file_that_the_design_names_is_there():
+    named = re.findall(r"`([\w/]+\.py)`", DESIGN.read_text(encoding="utf-8"))
+    there = [path.as_posix() for path in SOURCE.parent.parent.rglob("*.py")]
+    assert len(named) > 30
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
 
 
 def test_no_folder_bears_the_name_of_a_public_function():

@@ -1,4 +1,4 @@
-"""Statistics of values: running figures of data in batches, and analysers of what passes in a model."""
+"""Analysis: running statistics of data in batches, and analysers of what passes in a model."""
 
 from __future__ import annotations
 

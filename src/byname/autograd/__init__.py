@@ -1,1 +1,1 @@
-"""What does autograd hold? The graph behind a tensor, its leaves and what it saved for backward."""
+"""Autograd: the graph behind a tensor, its leaves, and what it saved for backward."""

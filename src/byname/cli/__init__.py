@@ -1,4 +1,4 @@
-"""What does the command ``byname`` do? It hands the command line to one of its commands."""
+"""Command line: ``byname`` hands its arguments to one of its commands."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Why did backward fail, do nothing, or make what is not finite?"""
+"""Diagnosis: why backward failed, did nothing, or made what is not finite."""

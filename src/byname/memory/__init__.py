@@ -1,1 +1,1 @@
-"""What is alive, how much memory it takes, and what keeps it there."""
+"""Memory: what is alive, how much memory it takes, and what keeps it there."""

@@ -1,1 +1,1 @@
-"""Who is this tensor? Names from tags, modules, optimizers, variables and the log of what ran."""
+"""Naming: what the program calls a tensor, by what leads to it, or by what the log remembers."""

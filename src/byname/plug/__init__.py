@@ -1,1 +1,1 @@
-"""What joins byname to other tools."""
+"""Plugs: what joins byname to other tools."""

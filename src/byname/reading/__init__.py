@@ -1,1 +1,1 @@
-"""Looking at objects, modules, tensors and frames without disturbing them."""
+"""Reading: looking at objects, modules, tensors, modes and frames without disturbing them."""

@@ -1,1 +1,1 @@
-"""Which file, line and statement does a code object stand for?"""
+"""Source: from a code object and an instruction to a file, a line, a statement and a variable."""

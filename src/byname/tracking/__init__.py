@@ -1,1 +1,1 @@
-"""What ran, and where: from a call to a line of the program."""
+"""Tracking: what ran, and where; from a call of PyTorch to a log to a line of the program."""

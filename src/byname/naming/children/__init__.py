@@ -1,1 +1,1 @@
-"""What does an object hold, and how does the program write that?"""
+"""Children: what an object holds, and how the program writes one step to it."""
