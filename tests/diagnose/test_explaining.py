@@ -12,7 +12,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import byname
+from byname.diagnose.engine import freed_by
 from byname.diagnose.explaining import Explaining
+from byname.source.location import locate
 
 
 def spoil(width=3):
@@ -350,3 +352,15 @@ class TestArguments:
     def test_check_wants_a_tensor(self, thing):
         with pytest.raises(byname.BynameError, match="check\\(\\) wants the loss, a tensor"):
             byname.check(thing)
+
+
+def test_a_backward_in_a_helper_is_noted_with_what_called_it():
+    def learn(loss):
+        loss.backward()
+
+    with byname.explaining():
+        loss = torch.ones(3, requires_grad=True).exp().sum()
+        learn(loss)
+    run = freed_by(loss.grad_fn)
+    assert run.site.statement == "loss.backward()"
+    assert locate(*run.caller).site.statement == "learn(loss)"

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import byname
 from byname.errors import BadArgumentError
+from byname.source.location import locate
 from byname.tracking.allocations import Allocating, Ledger, living_allocations
 
 
@@ -574,3 +575,14 @@ def test_the_cheap_mode_installs_no_dispatch_mode():
         assert threading.Thread.start is stacks()[2]
     assert living_allocations() == []
     assert sys.modules["byname.tracking.allocations"]
+
+
+def test_an_allocation_in_a_helper_is_noted_with_what_called_it():
+    def made():
+        return torch.ones(7)
+
+    with byname.track(allocations=True) as tracker:
+        tensor = made()
+    (found,) = [one for one in living_allocations() if one.storage is tensor.untyped_storage()]
+    assert locate(*found.caller).site.statement == "tensor = made()"
+    assert tracker

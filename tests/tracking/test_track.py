@@ -18,6 +18,7 @@ from torch import nn
 import byname
 from byname.errors import BadArgumentError, NotATensorError
 from byname.source.location import locate
+from byname.tracking.log import Call
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["calls", "allocations"])
@@ -876,3 +877,128 @@ def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
     (made,) = log.made.values()
     assert made() is kept
     assert isinstance(made.__callback__, types.BuiltinMethodType)
+
+
+def line_in(spot):
+    """The statement that a caller stands in; None where there is no caller."""
+    return None if spot is None else locate(*spot).site.statement
+
+
+def test_a_helper_is_noted_with_what_called_it():
+    def shifted(x):
+        values = [(x + number).sum() for number in range(1)]
+        return values[0] + F.dropout(x, 0.5).sum()
+
+    @torch.no_grad()
+    def counted(x):
+        return x.detach().clone().add_(1)
+
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        loss = shifted(x) * 2
+        count = counted(x)
+        far = doubled(x)
+    (log,) = tracker.logs
+    calls = [(Call(*call).name, line_in(call[8])) for call in log.calls]
+    assert [line for name, line in calls[:-2]] == ["loss = shifted(x) * 2"] * 5
+    assert calls[-2:] == [("mul", None), ("mul", "far = doubled(x)")]
+    assert {line_in(cut[8]) for cut in log.cuts} == {"count = counted(x)"}
+    assert [line_in(change[5]) for change in log.changes] == ["count = counted(x)"]
+    assert line_in(log.made[id(count)].caller) == "count = counted(x)"
+    assert (loss.requires_grad, far.requires_grad) == (True, True)
+
+
+class Helped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.scaled(self.inner(x) + 1)
+
+    def scaled(self, x):
+        return x * 3
+
+
+class Quiet(Helped):
+    @torch.enable_grad()
+    def forward(self, x):
+        return super().forward(x).exp()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_forward_is_no_helper_and_what_it_calls_is(hooked):
+    model = Quiet()
+    if hooked:
+        model.register_forward_hook(lambda module, args, output: output.abs())
+    with byname.track() as tracker:
+        out = model(torch.ones(3))
+    (log,) = tracker.logs
+    found = {Call(*call).name: line_in(call[8]) for call in log.calls}
+    wanted = {"exp": None, "mul": "return self.scaled(self.inner(x) + 1)", "add": "return super().forward(x).exp()"}
+    assert found.items() >= wanted.items()
+    assert found.get("abs") is None
+    assert out.grad_fn is not None
+
+
+def test_the_body_of_a_module_has_no_caller_and_its_functions_have():
+    text = "import torch\nx = torch.ones(3, requires_grad=True)\ny = x * 2\ndef tripled(x):\n    return x - 3\nz = tripled(x)\n"
+    linecache.cache["body.py"] = (len(text), None, text.splitlines(True), "body.py")
+    with byname.track() as tracker:
+        exec(compile(text, "body.py", "exec"), {"__name__": "body"})
+    (log,) = tracker.logs
+    found = {Call(*call).name: line_in(call[8]) for call in log.calls}
+    assert found == {"mul": None, "sub": "z = tripled(x)"}
+
+
+def test_the_caller_of_a_library_is_the_programs_line(tmp_path, monkeypatch):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "installed_for_callers.py").write_text(
+        "def outer(x, then=None):\n    return inner(x) if then is None else then(x)\n\ndef inner(x):\n    return x * 2\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    import installed_for_callers  # made just now
+
+    def minus(x):
+        return x - 1
+
+    with byname.track() as tracker:
+        x = torch.ones(3, requires_grad=True)
+        twice = installed_for_callers.outer(x)
+        less = installed_for_callers.outer(x, minus)
+    (log,) = tracker.logs
+    assert {Call(*call).name: line_in(call[8]) for call in log.calls} == {
+        "mul": "twice = installed_for_callers.outer(x)",
+        "sub": None,
+    }
+    assert (twice.requires_grad, less.requires_grad) == (True, True)
+
+
+def test_a_step_in_a_helper_is_noted_with_what_called_it():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def update():
+        weight.sum().backward()
+        optimizer.step()
+
+    with byname.track() as tracker:
+        update()
+    (log,) = tracker.logs
+    assert [line_in(step.caller) for step in log.steps] == ["update()"]
+    assert {line_in(change[5]) for change in log.changes} == {"update()"}
+
+
+def test_what_is_known_of_callers_holds_no_frame(no_collection):
+    def made(x):
+        big = torch.ones(1000)
+        gone.append(weakref.ref(big))
+        return x * 2 + big.sum()
+
+    gone = []
+    with byname.track() as tracker:
+        loss = made(torch.ones(3, requires_grad=True))
+        assert gone[0]() is None
+    assert loss.requires_grad
+    assert tracker

@@ -21,7 +21,7 @@ from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
 from byname.naming.sites import SiteLookup
-from byname.reading.frames import caller
+from byname.reading.frames import Caller, called_from, caller
 from byname.reading.quiet import collection_paused, eager, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate
@@ -40,6 +40,7 @@ class Run(NamedTuple):
         frees: whether it freed what the graph had saved.
         partial: whether gradients were asked for some inputs only.
         creates: whether it made a graph of the gradients (``create_graph=True``).
+        caller: what called the function of that line, where it is a helper.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Run(NamedTuple):
     frees: bool
     partial: bool
     creates: bool = False
+    caller: Caller | None = None
 
     @property
     def site(self) -> Site | None:
@@ -140,9 +142,12 @@ class _Engine:
     def _asked(self, args: Sequence[Any]) -> tuple[Run, Sequence[Any]]:
         retains, creates, inputs = _options(args)
         frame = caller()
-        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        code, instruction, helped = (
+            (None, -1, None) if frame is None else (frame.f_code, frame.f_lasti, called_from(frame))
+        )
         sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
-        run = Run(next(self._numbers), code, instruction, sequence, thread, not retains, bool(inputs), creates)
+        number = next(self._numbers)
+        run = Run(number, code, instruction, sequence, thread, not retains, bool(inputs), creates, helped)
         return run, inputs
 
 

@@ -13,24 +13,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
 from byname.reading.objects import snapshot
 from byname.source.code import HIDDEN
-from byname.source.location import is_torch
+from byname.source.location import is_library, is_torch
 
 __all__ = [
     "CODE_OF_A_MODULES_CALL",
+    "Caller",
     "Place",
     "RunningFrame",
     "call_of_a_module",
+    "called_from",
     "caller",
     "computes",
     "in_a_module",
     "is_optimizers",
     "known_files",
+    "line_of",
     "locals_of",
     "made_for_the_user",
     "place_of",
@@ -177,6 +180,12 @@ call_of_a_module = nn.Module._call_impl
 
 CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
 
+_CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
+"""What calls a module's ``forward``: a module's call, or the function inside it that also calls its hooks."""
+
+Caller: TypeAlias = tuple[CodeType, int]
+"""The code object and the instruction of a frame that called a function."""
+
 known_files: dict[str, bool] = {}
 """Whether a file is PyTorch's, for the files met so far."""
 
@@ -204,6 +213,66 @@ def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
     """The code object and the instruction of the user's frame."""
     user, _ = users_frame(frame)
     return (None, -1) if user is None else (user.f_code, user.f_lasti)
+
+
+def called_from(frame: FrameType) -> Caller | None:
+    """Return what called the function that a user's frame runs, or None where that function is no helper.
+
+    A module's body has no caller, and neither has a ``forward``, nor what a library calls in the program. The caller of
+    a library's function is the innermost frame of the program, however far out; of any other, the frame that called it,
+    past those of PyTorch such as the wrapper of ``@torch.no_grad()``.
+    """
+    back = frame.f_back
+    if back is not None and frame.f_code.co_name not in _NO_FUNCTIONS:  # the usual cases first: every call pays for it
+        code = back.f_code
+        if _program_files.get(code.co_filename):
+            return code, back.f_lasti
+        if code is not CODE_OF_A_MODULES_CALL:
+            return _found_outwards(frame, back)
+        return None
+    return _called_from_inside(frame)
+
+
+_NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+"""Names of code that is no function of its own: a comprehension belongs to the function that it stands in."""
+
+_program_files: dict[str, bool] = {}
+"""Whether a file is the program's, neither PyTorch's nor a library's, for the files met so far."""
+
+
+def _called_from_inside(frame: FrameType) -> Caller | None:
+    """Return the caller of the function that a comprehension stands in."""
+    back = frame.f_back
+    if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
+        return None
+    return called_from(back)
+
+
+def _found_outwards(frame: FrameType, back: FrameType | None) -> Caller | None:
+    """Return the caller where the frame that called is PyTorch's or a library's, or in a file not met so far."""
+    while back is not None and is_torch(back.f_code.co_filename):
+        if any(back.f_code is code for code in _CALL_FORWARD):
+            return None
+        back = back.f_back
+    if not _is_programs(frame):
+        while back is not None and not _is_programs(back):
+            back = back.f_back
+    return (back.f_code, back.f_lasti) if back is not None and _is_programs(back) else None
+
+
+def _is_programs(frame: FrameType) -> bool:
+    """Return whether a frame belongs to the program, and not to PyTorch or to an installed library."""
+    file = frame.f_code.co_filename
+    found = _program_files.get(file)
+    if found is None:
+        found = _program_files[file] = not is_library(file)
+    return found
+
+
+def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Caller | None]:
+    """Return the code object and the instruction of the user's frame, and what called its function."""
+    user, _ = users_frame(frame)
+    return (None, -1, None) if user is None else (user.f_code, user.f_lasti, called_from(user))
 
 
 def made_for_the_user(frame: FrameType) -> bool:

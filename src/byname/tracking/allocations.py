@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from byname.reading.frames import place_of, users_frame
+from byname.reading.frames import Caller, called_from, line_of, users_frame
 from byname.reading.quiet import eager, untouched
 from byname.source.location import Site, is_torch, locate
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
@@ -34,11 +34,13 @@ class Allocation(NamedTuple):
         storage: the storage itself; whoever holds this keeps it alive.
         code, instruction: the user's frame that led to the allocation; None and -1 where it was there before, or where
             no line of the user's led to it.
+        caller: what called the function of that frame, where it is a helper.
     """
 
     storage: torch.UntypedStorage
     code: CodeType | None
     instruction: int
+    caller: Caller | None
 
     @property
     def site(self) -> Site | None:
@@ -46,7 +48,8 @@ class Allocation(NamedTuple):
         return None if self.code is None else locate(self.code, self.instruction).site
 
 
-_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int]
+_Line: TypeAlias = tuple[CodeType | None, int, Caller | None]
+_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int, Caller | None]
 
 
 class Ledger:
@@ -67,9 +70,9 @@ class Ledger:
         note = self.notes.get(id(storage))
         return note is not None and note[0]() is storage
 
-    def add(self, storage: torch.UntypedStorage, code: CodeType | None, instruction: int) -> None:
+    def add(self, storage: torch.UntypedStorage, line: _Line) -> None:
         """Notes a storage that is not known yet."""
-        self.notes[id(storage)] = (weakref.ref(storage), code, instruction)
+        self.notes[id(storage)] = (weakref.ref(storage), *line)
         if len(self.notes) > self._sweep_at:
             self._forget_the_dead()
 
@@ -101,12 +104,12 @@ def living_allocations() -> list[Allocation]:
     """
     found: dict[int, Allocation] = {}
     for ledger in list(_LEDGERS):
-        for key, (reference, code, instruction) in ledger.notes.copy().items():
+        for key, (reference, code, instruction, caller) in ledger.notes.copy().items():
             storage = reference()
             if storage is None or storage.device.type == "meta":
                 continue
             if key not in found or found[key].code is None:
-                found[key] = Allocation(storage, code, instruction)
+                found[key] = Allocation(storage, code, instruction, caller)
     return list(found.values())
 
 
@@ -179,26 +182,26 @@ class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, func: Any, new: list[Any], args: Any, kwargs: Any, frame: FrameType) -> None:
         """Notes storages that are not known: made by this operator, or there before and met in an argument."""
-        place = self._place(frame)
+        line = self._line(frame)
         for storage in new:
             if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
-                self._ledger.add(storage, *place)
+                self._ledger.add(storage, line)
             elif frame.f_code is not _CODE_OF_A_COPY:
-                self._ledger.add(storage, *(place if _makes_of_its_argument(func, frame) else _BEFORE))
+                self._ledger.add(storage, line if _makes_of_its_argument(func, frame) else _BEFORE)
 
-    def _place(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
+    def _line(self, frame: FrameType | None) -> _Line:
         """The user's line; for what a thread of PyTorch's own computes, that on which the user's thread waits."""
         user, _ = users_frame(frame)
         while user is not None and user.f_code.co_filename == _COPY:
             user, _ = users_frame(user.f_back)
         if user is not None:
-            return user.f_code, user.f_lasti
+            return user.f_code, user.f_lasti, called_from(user)
         if threading.get_ident() != self._thread:
-            return place_of(sys._current_frames().get(self._thread))
+            return line_of(sys._current_frames().get(self._thread))
         return _BEFORE
 
 
-_BEFORE: tuple[None, int] = (None, -1)
+_BEFORE: _Line = (None, -1, None)
 """The place of what was there before the block, or what no line of the user's led to."""
 
 _COPY = copy.__file__

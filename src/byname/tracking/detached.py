@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import computes, place_of
+from byname.reading.frames import computes, line_of
 from byname.reading.tensor import fact
 from byname.tracking.functions import PLAIN_TENSORS, flat
 from byname.tracking.log import Log, RawCut
@@ -93,11 +93,12 @@ def _noted(
     number: int,
     frame: FrameType,
 ) -> RawCut | None:
-    code, instruction = place_of(frame)
+    code, instruction, caller = line_of(frame)
     if code is None:
         return None
     reference = None if result is None else weakref.ref(result)
-    cut = (number, code, instruction, name, _reason(), origins, reference, log.modules[-1] if log.modules else None)
+    module = log.modules[-1] if log.modules else None
+    cut = (number, code, instruction, name, _reason(), origins, reference, module, caller)
     log.cuts.append(cut)
     return cut
 

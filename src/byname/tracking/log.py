@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from byname.reading.frames import Caller, called_from
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
@@ -73,7 +74,7 @@ def is_method(function: Any) -> bool:
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
-RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int]
+RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int, Caller | None]
 """The fields of a `Call`: made a thousand times where a `Call` is looked at once."""
 
 
@@ -88,6 +89,7 @@ class Call(NamedTuple):
         module: the innermost running module, weakly.
         inside: how many of PyTorch's modules, called by the user's line, the result has still to be returned by; 0 when
             it is the value of the user's expression.
+        caller: what called the function of that frame, where it is a helper (`called_from`).
     """
 
     before: int
@@ -98,6 +100,7 @@ class Call(NamedTuple):
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
     inside: int
+    caller: Caller | None
 
     @property
     def name(self) -> str:
@@ -123,6 +126,7 @@ RawCut: TypeAlias = tuple[
     tuple[tuple["weakref.ref[torch.Tensor]", int], ...],
     "weakref.ref[torch.Tensor] | None",
     "weakref.ref[nn.Module] | None",
+    Caller | None,
 ]
 """The fields of a `Cut`."""
 
@@ -139,6 +143,7 @@ class Cut(NamedTuple):
             taken out of a tensor that was cut already, the inputs of that cut.
         result: the tensor that came out, weakly; None when it was none or several.
         module: the innermost running module, weakly.
+        caller: what called the function of that frame, where it is a helper.
     """
 
     number: int
@@ -149,6 +154,7 @@ class Cut(NamedTuple):
     inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
+    caller: Caller | None
 
     @property
     def place(self) -> tuple[ThisCode, int]:
@@ -164,6 +170,7 @@ class OptimizerStep(NamedTuple):
         code, instruction: the user's frame that called ``step()``.
         optimizer: the optimizer, weakly.
         name: such as ``SGD.step``.
+        caller: what called the function of that frame, where it is a helper.
     """
 
     number: int
@@ -171,6 +178,7 @@ class OptimizerStep(NamedTuple):
     instruction: int
     optimizer: weakref.ref[torch.optim.Optimizer]
     name: str
+    caller: Caller | None
 
 
 RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
@@ -183,33 +191,41 @@ class Made(weakref.ref):  # type: ignore[type-arg]
     Attributes:
         key: the tensor's id, under which the log has this note.
         code, instruction: where it was made, or first met.
+        caller: what called that function, where it is a helper.
         first_sight: whether it was made unseen, and met only when something was called on it.
         passed_on: where a call last gave the very same tensor back, as ``requires_grad_()`` does.
         cuts: the fields of the cuts that it was computed after: four at most.
     """
 
-    __slots__ = ("code", "cuts", "first_sight", "instruction", "key", "passed_on")
+    __slots__ = ("caller", "code", "cuts", "first_sight", "instruction", "key", "passed_on")
 
     key: int
     code: CodeType
     instruction: int
+    caller: Caller | None
     first_sight: bool
     passed_on: tuple[CodeType, int] | None
     cuts: tuple[RawCut, ...]
 
 
-RawChange: TypeAlias = tuple[CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...]]
+RawChange: TypeAlias = tuple[
+    CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...], Caller | None
+]
 """The fields of a `Change`."""
 
 
 class Change(NamedTuple):
-    """One call that changed tensors in place: their storages, weakly, and each one's version before and after."""
+    """One call that changed tensors in place: their storages, weakly, and each one's version before and after.
+
+    Its caller is what called the function of the user's frame, where that is a helper.
+    """
 
     code: CodeType | None
     instruction: int
     operation: str
     storages: tuple[weakref.ref[Any], ...]
     versions: tuple[tuple[int, int], ...]
+    caller: Caller | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +288,9 @@ class Log:
     def note_return(self, output: object) -> None:
         """Notes that a module has returned; the last call's result, if it is what was returned, is one step further."""
         if self.calls:
-            *fields, result, module, inside = self.calls[-1]
+            *fields, result, module, inside, caller = self.calls[-1]
             if inside and result is not None and result() is output:
-                self.calls[-1] = (*fields, result, module, inside - 1)
+                self.calls[-1] = (*fields, result, module, inside - 1, caller)
 
     def note_making(
         self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
@@ -328,6 +344,7 @@ class Log:
         self._forget_the_dead()
         made = Made(tensor, self._died)
         made.key, made.code, made.instruction = id(tensor), frame.f_code, frame.f_lasti
+        made.caller = called_from(frame)
         made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
         return made
 

@@ -15,7 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch.overrides import TorchFunctionMode
 
-from byname.reading.frames import is_optimizers, known_files, made_for_the_user, place_of, users_frame
+from byname.reading.frames import (
+    called_from,
+    is_optimizers,
+    known_files,
+    line_of,
+    made_for_the_user,
+    place_of,
+    users_frame,
+)
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import eager, untouched
 from byname.reading.tensor import fact
@@ -101,6 +109,7 @@ class Watch(TorchFunctionMode):
                         ),
                         self._modules[-1] if self._modules else None,
                         inside,
+                        None if frame is None else called_from(frame),
                     )
                 )
             elif issubclass(type(result), torch.Tensor):
@@ -131,7 +140,8 @@ class Watch(TorchFunctionMode):
         if new != old:
             frame = sys._getframe(2)
             storage = weakref.ref(memory_of(target))
-            self._add_change((*place_of(frame), self._operation(func, frame), (storage,), ((old, new),)))
+            code, instruction, caller = line_of(frame)
+            self._add_change((code, instruction, self._operation(func, frame), (storage,), ((old, new),), caller))
         if after != before:
             self._note_call(func, result, before, after, sys._getframe(2))
         return result
@@ -218,10 +228,12 @@ class Watch(TorchFunctionMode):
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         frame, inside = users_frame(frame)
-        code, instruction = (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+        code, instruction, caller = (
+            (None, -1, None) if frame is None else (frame.f_code, frame.f_lasti, called_from(frame))
+        )
         reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
         module = self._modules[-1] if self._modules else None
-        self._add_call((before, after, code, instruction, called, reference, module, inside))
+        self._add_call((before, after, code, instruction, called, reference, module, inside, caller))
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
         """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
@@ -283,7 +295,8 @@ class Watch(TorchFunctionMode):
         with untouched():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = self._operation(function, frame)
-        self._add_change((*place_of(frame), name, storages, tuple(pair for _, pair in changed)))
+        code, instruction, caller = line_of(frame)
+        self._add_change((code, instruction, name, storages, tuple(pair for _, pair in changed), caller))
 
 
 Suspended: TypeAlias = tuple[list[Any], list[Any]]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import place_of
+from byname.reading.frames import Caller, line_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import eager, is_untouched, untouched
 from byname.tracking.functions import memory_of, versions_of
@@ -33,7 +33,7 @@ class _Step:
 
     frame: FrameType
     name: str
-    place: tuple[CodeType | None, int]
+    place: tuple[CodeType | None, int, Caller | None]
     watches: list[Watch]
     parameters: list[torch.Tensor]
     versions: tuple[int | None, ...]
@@ -79,11 +79,11 @@ def _stays_watched(optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs
 
 
 def _begun(optimizer: torch.optim.Optimizer, watches: list[Watch], frame: FrameType, watched: bool) -> _Step:
-    place = place_of(frame)
+    place = code, instruction, caller = line_of(frame)
     name = f"{type(optimizer).__name__}.step"
     number = torch._C._autograd._get_sequence_nr()
     for watch in watches:
-        watch.log.steps.append(OptimizerStep(number, *place, weakref.ref(optimizer), name))
+        watch.log.steps.append(OptimizerStep(number, code, instruction, weakref.ref(optimizer), name, caller))
         watch.stepping = name
     if watched:
         return _Step(frame, name, place, watches, [], (), None)
@@ -111,6 +111,7 @@ def _note_changes(step: _Step, watching: list[Watch]) -> None:
         if before is not None and after is not None and before != after:
             storages.append(weakref.ref(memory_of(parameter)))
             versions.append((before, after))
+    code, instruction, caller = step.place
     if storages:
         for watch in watching:
-            watch.log.changes.append((*step.place, step.name, tuple(storages), tuple(versions)))
+            watch.log.changes.append((code, instruction, step.name, tuple(storages), tuple(versions), caller))
