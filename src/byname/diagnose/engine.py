@@ -56,7 +56,7 @@ class Run(NamedTuple):
     @property
     def site(self) -> Site | None:
         """The line that asked for this run."""
-        return None if self.code is None else locate(self.code, self.instruction).site
+        return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
 Ended: TypeAlias = Callable[[BaseException | None], None]

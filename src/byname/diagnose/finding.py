@@ -177,7 +177,7 @@ def _shown(sites: Iterable[Site]) -> list[str]:
 
 def _called(site: Site) -> str:
     """The caller of a helper, behind the statement."""
-    return "" if site.caller is None else f"  (in {site.function.rpartition('<locals>.')[2]}, called at {site.caller})"
+    return "" if site.caller is None else f"  (in {site.helper}, called at {site.caller})"
 
 
 def _place(site: Site, others: Iterable[Site]) -> str:

@@ -180,7 +180,7 @@ def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | Non
     made = _made(tensor)
     if made is None:
         return None, None
-    spot = locate(made.code, made.instruction)
+    spot = locate(made.code, made.instruction, made.caller)
     if made.first_sight:
         return _making_before(made.code, spot), made.code
     if made.passed_on is not None and not spot.whole:

@@ -62,9 +62,15 @@ class Site:
     @property
     def with_caller(self) -> str:
         """The line, and in a helper its caller: ``helper.py:3 in update_params, called at train.py:41``."""
-        if self.caller is None:
-            return str(self)
-        return f"{self} in {printable(self.function.rpartition('<locals>.')[2])}, called at {self.caller}"
+        return str(self) if self.caller is None else f"{self} in {self.helper}, called at {self.caller}"
+
+    @property
+    def helper(self) -> str:
+        """The function's own name: without the functions around it, and of a comprehension the function it is in."""
+        return printable(_COMPREHENSIONS.sub("", self.function).rpartition("<locals>.")[2])
+
+
+_COMPREHENSIONS = re.compile(r"(\.<locals>\.<\w+>)+$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Allocation(NamedTuple):
     @property
     def site(self) -> Site | None:
         """The place in the source."""
-        return None if self.code is None else locate(self.code, self.instruction).site
+        return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
 _Line: TypeAlias = tuple[CodeType | None, int, Caller | None]

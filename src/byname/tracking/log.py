@@ -114,7 +114,7 @@ class Call(NamedTuple):
 
     def spot(self) -> Spot | None:
         """Where in the user's source the call stands; None when no line of the user's led to it."""
-        return None if self.code is None else locate(self.code, self.instruction)
+        return None if self.code is None else locate(self.code, self.instruction, self.caller)
 
 
 RawCut: TypeAlias = tuple[
@@ -360,7 +360,7 @@ class Log:
 def _mutation(change: Change, before: int, after: int) -> Mutation:
     if change.code is None:
         return Mutation(change.operation, before, after, None)
-    site = locate(change.code, change.instruction).site
+    site = locate(change.code, change.instruction, change.caller).site
     changed = changed_by(change.code, change.instruction, change.operation)
     return Mutation(change.operation, before, after, site, changed, scope_of(change.code))
 

@@ -39,7 +39,7 @@ class Snip:
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
-        self.spot: Spot | None = None if cut.code is None else locate(cut.code, cut.instruction)
+        self.spot: Spot | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
         self.site: Site | None = None if self.spot is None else self.spot.site
 
     def name(self, scene: Scene) -> Name:
@@ -120,7 +120,7 @@ _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
 def _spot(cut: Cut) -> Spot:
-    return locate(cut.code, cut.instruction)
+    return locate(cut.code, cut.instruction, cut.caller)
 
 
 def _making_in(log: Log, root: torch.Tensor) -> Made | None:
