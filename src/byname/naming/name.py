@@ -58,7 +58,8 @@ class Name:
 
 
 def _line(site: Site) -> str:
-    return f"{site}" if site.caller is None else f"{site}, called at {site.caller}"
+    """The line, and in a helper of another file the line that called it."""
+    return f"{site}" if site.caller is None or site.caller.file == site.file else f"{site}, called at {site.caller}"
 
 
 def unnamed(site: Site | None = None) -> Name:
