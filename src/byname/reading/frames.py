@@ -31,6 +31,7 @@ __all__ = [
     "caller",
     "computes",
     "in_a_module",
+    "is_function",
     "is_optimizers",
     "known_files",
     "line_of",
@@ -235,6 +236,12 @@ def called_from(frame: FrameType) -> Caller | None:
 
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 """Names of code that is no function of its own: a comprehension belongs to the function that it stands in."""
+
+
+def is_function(frame: FrameType) -> bool:
+    """Return whether a frame is a function's own, and not a module's body or a comprehension's."""
+    return frame.f_code.co_name not in _NO_FUNCTIONS
+
 
 _program_files: dict[str, bool] = {}
 """Whether a file is the program's, neither PyTorch's nor a library's, for the files met so far."""

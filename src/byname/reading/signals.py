@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,11 @@ Handler = Callable[[int, FrameType | None], Any]
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 """Signals that programs handle in Python: Ctrl-C, time limits, the notices of a cluster's scheduler, and the death of a
 ``DataLoader`` worker, of which PyTorch's handler raises an error."""
+
+_NUMBERS = tuple(int(getattr(signal, name)) for name in NAMES if hasattr(signal, name))
+_handler_of: Callable[[int], Any] = import_module("_signal").getsignal
+_set_handler: Callable[[int, Any], Any] = import_module("_signal").signal
+"""Those of `signal` without its enums, on which it spends ten times as long: a handler that is no enum is an error."""
 
 
 def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[None]:
@@ -63,11 +69,11 @@ class _Held:
         self._later = _later(self, self._replaced)
         self.on = True
         try:
-            for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
-                handler = signal.getsignal(number)
+            for number in _NUMBERS:
+                handler = _handler_of(number)
                 if callable(handler) and (self.also_repeated or not _holds(handler)):
                     self._replaced[number] = handler
-                    signal.signal(number, self._later)
+                    _set_handler(number, self._later)
         except BaseException:
             self.__exit__()
             raise
@@ -89,8 +95,8 @@ class _Held:
         while self.on:
             try:
                 for number, handler in self._replaced.items():
-                    if signal.getsignal(number) is self._later:
-                        signal.signal(number, handler)
+                    if _handler_of(number) is self._later:
+                        _set_handler(number, handler)
                 self.on = False
             except BaseException as error:  # noqa: BLE001 - of a handler that is back already; `__exit__` raises it
                 errors.append(error)
@@ -110,8 +116,8 @@ def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
     def later(number: int, frame: FrameType | None) -> None:
         held = context()
         if held is None or not held.on:
-            if signal.getsignal(number) is later:
-                signal.signal(number, replaced[number])
+            if _handler_of(number) is later:
+                _set_handler(number, replaced[number])
             replaced[number](number, frame)
         elif number in held.came and not held.also_repeated:
             held.came.remove(number)

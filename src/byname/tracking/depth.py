@@ -10,9 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 __all__ = ["Deeper"]
 
@@ -24,18 +22,16 @@ class Deeper:
     """Raises Python's recursion limit while it is in place; one that is let go of does so no longer."""
 
     def __init__(self) -> None:
-        self._release: Callable[[], Any] = lambda: None
+        self._share = _Share()
+        weakref.finalize(self, self._share.release).atexit = False
 
     def install(self) -> None:
-        """The program may call deeper from now on."""
-        self._release()
-        _LIMIT.hold()
-        self._release = release = weakref.finalize(self, _LIMIT.release)
-        release.atexit = False
+        """Let the program call deeper from now on."""
+        self._share.hold()
 
     def remove(self) -> None:
-        """It is as before, if nobody else holds it. Once more does nothing."""
-        self._release()
+        """Put the limit back, if nobody else has it raised. Once more does nothing."""
+        self._share.release()
 
     def __enter__(self) -> Deeper:
         self.install()
@@ -43,6 +39,25 @@ class Deeper:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.remove()
+
+
+class _Share:
+    """One of those that have the limit raised, or not yet, or no longer."""
+
+    def __init__(self) -> None:
+        self._holds = False
+
+    def hold(self) -> None:
+        """Raise the limit; once more does nothing."""
+        if not self._holds:
+            self._holds = True
+            _LIMIT.hold()
+
+    def release(self) -> None:
+        """Put the limit back, if it was raised here."""
+        if self._holds:
+            self._holds = False
+            _LIMIT.release()
 
 
 class _Limit:

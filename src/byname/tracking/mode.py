@@ -9,16 +9,17 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from byname.reading.frames import (
+    Caller,
     called_from,
+    is_function,
     is_optimizers,
-    known_files,
     line_of,
     made_for_the_user,
     place_of,
@@ -69,6 +70,8 @@ class Watch(TorchFunctionMode):
         self.stepping: str | None = None
         self._kinds: dict[Any, int] = {}
         self._called: dict[Any, Any] = {}
+        self._function: CodeType | None = None
+        self._caller: Caller = _NOBODY
         self._modules = log.modules
         self._add_call = log.calls.append
         self._add_change = log.changes.append
@@ -91,27 +94,25 @@ class Watch(TorchFunctionMode):
             result = func(*args)
             after = _sequence_number()
             if after != before:
-                frame: FrameType | None = sys._getframe(1)
-                inside = 0
-                if known_files.get(frame.f_code.co_filename, True):  # type: ignore[union-attr]
-                    frame, inside = users_frame(frame)
-                self._add_call(
-                    (
-                        before,
-                        after,
-                        None if frame is None else frame.f_code,
-                        -1 if frame is None else frame.f_lasti,
-                        func,
-                        weakref.ref(result)
-                        if issubclass(type(result), torch.Tensor)
-                        else self._note_parts(  # type: ignore[func-returns-value]  # None: there is no one result
-                            func.__name__, args, result, before, sys._getframe(1)
-                        ),
-                        self._modules[-1] if self._modules else None,
-                        inside,
-                        None if frame is None else called_from(frame),
-                    )
-                )
+                frame = _getframe(1)
+                code: CodeType | None = frame.f_code
+                caller: Caller | None = self._caller
+                if (
+                    code is self._function
+                    and (back := frame.f_back) is not None
+                    and back.f_code is caller[0]  # type: ignore[index]
+                    and back.f_lasti == caller[1]  # type: ignore[index]
+                ):
+                    instruction, inside = frame.f_lasti, 0
+                else:
+                    code, instruction, inside, caller = self._line(frame)
+                if type(result) is _Tensor or issubclass(type(result), _Tensor):
+                    reference = _reference(result)
+                else:
+                    reference = None
+                    self._note_parts(func.__name__, args, result, before, frame)
+                module = self._modules[-1] if self._modules else None
+                self._add_call((before, after, code, instruction, func, reference, module, inside, caller))
             elif issubclass(type(result), torch.Tensor):
                 self._note_making(func.__name__, args, result, before, sys._getframe(1))
             elif issubclass(type(result), (tuple, list)):
@@ -227,13 +228,20 @@ class Watch(TorchFunctionMode):
         return name_of(func)
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
-        frame, inside = users_frame(frame)
-        code, instruction, caller = (
-            (None, -1, None) if frame is None else (frame.f_code, frame.f_lasti, called_from(frame))
-        )
+        code, instruction, inside, caller = self._line(frame)
         reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
         module = self._modules[-1] if self._modules else None
         self._add_call((before, after, code, instruction, called, reference, module, inside, caller))
+
+    def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Caller | None]:
+        """Return what a `Call` says of the user's frame: its code, instruction, modules inside, and caller."""
+        user, inside = users_frame(frame)
+        if user is None:
+            return None, -1, inside, None
+        caller = called_from(user)
+        if caller is not None and is_function(user):
+            self._function, self._caller = user.f_code, caller
+        return user.f_code, user.f_lasti, inside, caller
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
         """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
@@ -318,6 +326,8 @@ def restore(watches: Sequence[Watch], before: Suspended) -> None:
 
 
 _sequence_number = torch._C._autograd._get_sequence_nr
+_getframe, _reference, _Tensor = sys._getframe, weakref.ref, torch.Tensor
+_NOBODY: Caller = (sys._getframe().f_code, -1)
 _HAVE_NO_TENSORS = (type(None), torch.Size)
 
 

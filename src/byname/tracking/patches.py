@@ -29,7 +29,6 @@ from byname.tracking.functions import PLAIN
 from byname.tracking.log import Called, Log
 from byname.tracking.mode import Watch, restore, suspend
 from byname.tracking.optimizers import Steps
-from byname.undo import Undo
 
 __all__ = ["NEW_THREADS", "start", "stop"]
 
@@ -47,13 +46,12 @@ def stop(watch: Watch) -> None:
 
     May be called for a watch that was begun in part, and again where this was stopped.
     """
-    undo = Undo()
-    if watch.allocating is not None:
-        undo.add(DISPATCHES.remove, watch.allocating)
-    undo.add(FUNCTIONS.remove, watch)
-    undo.add(_UNSEEN.unwatch, watch)
-    undo.add(watch.deafen)
-    undo()
+    with ExitStack() as undo:  # each of them, whatever the others raise; signals wait already
+        if watch.allocating is not None:
+            undo.callback(DISPATCHES.remove, watch.allocating)
+        undo.callback(FUNCTIONS.remove, watch)
+        undo.callback(_UNSEEN.unwatch, watch)
+        undo.callback(watch.deafen)
 
 
 class _Unseen:
@@ -63,6 +61,7 @@ class _Unseen:
         self._lock = threading.Lock()
         self._watches: dict[int, list[Watch]] = {}
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._made: dict[str, tuple[Any, Any]] = {}
         self._compiled = Compiled(self._watches, self._hide, self._show)
         self._steps = Steps(self._watches)
         self._hook: Any = None
@@ -93,7 +92,7 @@ class _Unseen:
             self._wrap(torch, "compile", self._compiling, _as_it_is)
             self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
             self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
-            self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+            self._hear_of_steps()
         self._compiled.watch()
 
     def _end(self, watch: Watch) -> None:
@@ -126,15 +125,25 @@ class _Unseen:
         """Puts the wrappers back, unless nobody is watched any more."""
         with self._lock:
             if self._wrapped:
-                self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+                self._hear_of_steps()
             for owner, name, original, ours in self._wrapped:
                 if vars(owner).get(name) is original:
                     setattr(owner, name, ours)
 
+    def _hear_of_steps(self) -> None:
+        """Registers the hook of optimizers; its handle is made once, for that is slow."""
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._steps.begin)
+        else:
+            self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
+
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
-        function = getattr(original, "__func__", original)
-        ours = bind(functools.wraps(function)(make(function)))
+        before, ours = self._made.get(name, (None, None))
+        if before is not original:  # made once for each original: most programs enter and leave many trackers
+            function = getattr(original, "__func__", original)
+            ours = bind(functools.wraps(function)(make(function)))
+            self._made[name] = original, ours
         self._wrapped.append((owner, name, original, ours))
         setattr(owner, name, ours)
 

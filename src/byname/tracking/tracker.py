@@ -14,7 +14,6 @@ import torch
 from byname.errors import BadArgumentError, NotATensorError
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import untouched
-from byname.reading.signals import interrupts_wait
 from byname.reading.tensor import is_tensor
 from byname.table import counted
 from byname.tracking.allocations import Allocating, Ledger
@@ -51,8 +50,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with interrupts_wait():
-            self._blocks.leave()
+        self._blocks.leave()
 
     def begin(self, block: Undo) -> Tracker:
         """Watches this thread until the block is left."""
