@@ -40,6 +40,7 @@ def explaining() -> list[Row]:
     rows = [
         *_steps("transformer, 4 blocks, AdamW", transformer_step(), limit=1.05, rounds=50, times=2),
         *_steps("205 operations on 4×4 matrices, SGD", tiny_step(), limit=1.6, rounds=100, times=5),
+        *_steps("30 × Categorical: sample, log_prob, entropy", _distributions(), limit=2.5, rounds=30, times=3),
     ]
     with small_heap():
         rows += [row for name, build in graphs.items() for row in _checks(name, build)]
@@ -57,6 +58,19 @@ def _steps(title: str, step: _Step, limit: float, rounds: int, times: int) -> li
         against_plain("under set_detect_anomaly", "anomaly", took),
         against_plain("after a context that is still held", "after", took),
     ]
+
+
+def _distributions(times: int = 30) -> Callable[[], None]:
+    """What a step of reinforcement learning asks of its policy: hundreds of small calls inside PyTorch."""
+    logits = torch.zeros(8, 2, requires_grad=True)
+
+    def step() -> None:
+        for _ in range(times):
+            policy = torch.distributions.Categorical(logits=logits)
+            policy.log_prob(policy.sample())  # type: ignore[no-untyped-call]
+            policy.entropy()  # type: ignore[no-untyped-call]
+
+    return step
 
 
 def _variants(step: _Step, times: int) -> dict[str, Variant]:

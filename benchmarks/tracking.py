@@ -29,11 +29,30 @@ def tracking() -> list[Row]:
     """A step in which PyTorch computes, and one in which it only dispatches."""
     return [
         *_rows("transformer, 4 blocks, AdamW", transformer_step(), limit=1.05, rounds=60),
-        *_rows("205 operations on 4×4 matrices, SGD", tiny_step(), limit=1.35, rounds=150, times=5),
+        *_rows("205 operations on 4×4 matrices, SGD", tiny_step(), limit=1.45, rounds=150, times=5),
+        *_entering("between steps of 205 operations", tiny_step(), rounds=200),
         *_allocations("transformer of about 190 ms", transformer_step(256, 15), limit=1.2, rounds=40),
         *_allocations("transformer of about 20 ms", transformer_step(64, 12), limit=None, rounds=60),
         *_allocations("205 operations on 4×4 matrices", tiny_step(), limit=None, rounds=60, times=5),
     ]
+
+
+def _entering(title: str, step: _Step, rounds: int) -> list[Row]:
+    """What it costs to enter a tracker and to leave it, when a step has run in between."""
+
+    def run() -> float:
+        step()
+        start = process_time()
+        tracker = byname.track().__enter__()
+        entered = process_time() - start
+        step()
+        start = process_time()
+        tracker.__exit__(None, None, None)
+        del tracker
+        return entered + process_time() - start
+
+    took = interleaved({"both": run}, rounds)
+    return [Row(f"entering and leaving, {title}", took.each("both", 1, _MICRO), "µs", 80)]
 
 
 class NoOp(TorchFunctionMode):

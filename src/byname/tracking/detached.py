@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import Any
 
@@ -46,28 +46,17 @@ def cuts_by(
         number: the thread's sequence number at the call.
         frame: the frame that called.
     """
-    if not _may_be_cut(log, inputs):
-        return ()
     tensors = flat(inputs)
-    inherited = _merged([cut for tensor in tensors for cut in log.raw_cuts_of(tensor)])
+    carried = [cuts for tensor in tensors if (cuts := log.raw_cuts_of(tensor))]
+    inherited = _merged(chain.from_iterable(carried)) if len(carried) > 1 else carried[0] if carried else ()
     requiring = [tensor for tensor in tensors if requires_grad(tensor)]
     if not requiring or _only_looks(name) or _in_backward() != -1 or not computes(frame):
         return inherited
     origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
     own = _noted(log, name, origins, result, number, frame)
-    return inherited if own is None else _merged((own, *inherited))
-
-
-def _may_be_cut(log: Log, inputs: Sequence[Any]) -> bool:
-    """Whether one of the inputs may require grad or have cuts: for the many calls of which this is soon said."""
-    for value in inputs:
-        kind = type(value)
-        if kind in PLAIN_TENSORS:
-            if value.requires_grad or log.raw_cuts_of(value):
-                return True
-        elif issubclass(kind, (torch.Tensor, list, tuple)):
-            return True
-    return False
+    if own is None:
+        return inherited
+    return _merged((own, *inherited)) if inherited else (own,)
 
 
 def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
@@ -82,7 +71,10 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
 
 def requires_grad(tensor: torch.Tensor) -> bool:
     """Whether a tensor requires grad. To be called inside `untouched`."""
-    return bool(tensor.requires_grad if type(tensor) in PLAIN_TENSORS else fact(tensor, "requires_grad"))
+    kind = type(tensor)
+    return bool(
+        tensor.requires_grad if kind is torch.Tensor or kind in PLAIN_TENSORS else fact(tensor, "requires_grad")
+    )
 
 
 def _noted(

@@ -185,27 +185,37 @@ RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
 """Where something was done with a tensor."""
 
 
-class Made(weakref.ref):  # type: ignore[type-arg]
-    """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
+class Carrier(weakref.ref):  # type: ignore[type-arg]
+    """A tensor without a graph node that was computed after cuts, weakly.
 
     Attributes:
         key: the tensor's id, under which the log has this note.
+        cuts: the fields of the cuts: four at most.
+    """
+
+    __slots__ = ("cuts", "key")
+
+    key: int
+    cuts: tuple[RawCut, ...]
+
+
+class Made(Carrier):
+    """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
+
+    Attributes:
         code, instruction: where it was made, or first met.
         caller: what called that function, where it is a helper.
         first_sight: whether it was made unseen, and met only when something was called on it.
         passed_on: where a call last gave the very same tensor back, as ``requires_grad_()`` does.
-        cuts: the fields of the cuts that it was computed after: four at most.
     """
 
-    __slots__ = ("caller", "code", "cuts", "first_sight", "instruction", "key", "passed_on")
+    __slots__ = ("caller", "code", "first_sight", "instruction", "passed_on")
 
-    key: int
     code: CodeType
     instruction: int
     caller: Caller | None
     first_sight: bool
     passed_on: tuple[CodeType, int] | None
-    cuts: tuple[RawCut, ...]
 
 
 RawChange: TypeAlias = tuple[
@@ -272,13 +282,13 @@ class Log:
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[RawChange] = deque(maxlen=limit)
         self.cuts: deque[RawCut] = deque(maxlen=limit)
-        self._dead: deque[Made] = deque()
+        self._dead: deque[Carrier] = deque()
         # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
         self._died = self._dead.append
         self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
-        self.inner: dict[int, Made] = {}
+        self.inner: dict[int, Carrier] = {}
 
     def enter(self, module: nn.Module) -> int:
         """Notes that a module begins to run; how many were running before."""
@@ -306,18 +316,22 @@ class Log:
             return
         self.made[id(tensor)] = self._note(tensor, frame, first_sight, cuts)
 
-    def note_inner(self, tensor: torch.Tensor, frame: FrameType | None, cuts: tuple[RawCut, ...]) -> None:
+    def note_inner(self, tensor: torch.Tensor, cuts: tuple[RawCut, ...]) -> None:
         """Notes the cuts of a tensor that a module of PyTorch's made, which is no value that the user's line made."""
-        if frame is not None:
-            self.inner[id(tensor)] = self._note(tensor, frame, False, cuts)
+        if self._dead:
+            self._forget_the_dead()
+        carrier = Carrier(tensor, self._died)
+        carrier.key, carrier.cuts = id(tensor), cuts
+        self.inner[id(tensor)] = carrier
 
     def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
         """The fields of the cuts that a tensor was computed after."""
-        for notes in (self.inner, self.made):
-            made = notes.get(id(tensor))
-            if made is not None and made.cuts and made() is tensor:
-                return made.cuts
-        return ()
+        key = id(tensor)
+        carrier = self.inner.get(key)
+        if carrier is not None and carrier() is tensor:
+            return carrier.cuts
+        made = self.made.get(key)
+        return made.cuts if made is not None and made() is tensor else ()
 
     def cuts_of(self, tensor: torch.Tensor) -> tuple[Cut, ...]:
         """The cuts that a tensor without a node was computed after: four at most, of different places."""
@@ -351,10 +365,11 @@ class Log:
     def _forget_the_dead(self) -> None:
         """Drops the notes of tensors that are gone."""
         while self._dead:
-            made = self._dead.popleft()
-            for notes in (self.made, self.inner):
-                if notes.get(made.key) is made:
-                    del notes[made.key]
+            gone = self._dead.popleft()
+            if self.made.get(gone.key) is gone:
+                del self.made[gone.key]
+            if self.inner.get(gone.key) is gone:
+                del self.inner[gone.key]
 
 
 def _mutation(change: Change, before: int, after: int) -> Mutation:

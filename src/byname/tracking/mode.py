@@ -113,10 +113,10 @@ class Watch(TorchFunctionMode):
                     self._note_parts(func.__name__, args, result, before, frame)
                 module = self._modules[-1] if self._modules else None
                 self._add_call((before, after, code, instruction, func, reference, module, inside, caller))
-            elif issubclass(type(result), torch.Tensor):
-                self._note_making(func.__name__, args, result, before, sys._getframe(1))
-            elif issubclass(type(result), (tuple, list)):
-                self._note_parts(func.__name__, args, result, before, sys._getframe(1))
+            elif type(result) is _Tensor:
+                self._note_making(func.__name__, args, result, before, _getframe(1))
+            elif type(result) not in _HAVE_NO_TENSORS:
+                self._note_without_node(func.__name__, args, result, before, _getframe(1))
             return result
         if kind is READ:
             return self._read(func, args, kwargs or {}, sys._getframe(1))
@@ -167,6 +167,8 @@ class Watch(TorchFunctionMode):
     @eager
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Calls a function that may change its arguments, or is seen for the first time."""
+        if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and args[0].is_leaf:
+            return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         if kind is None:
             kind = self._get_to_know(func)
             if kind == READ:
@@ -243,6 +245,13 @@ class Watch(TorchFunctionMode):
             self._function, self._caller = user.f_code, caller
         return user.f_code, user.f_lasti, inside, caller
 
+    def _note_without_node(self, name: str, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
+        """Notes what a call has given back that made no node."""
+        if issubclass(type(result), torch.Tensor):
+            self._note_making(name, args, result, before, frame)
+        elif issubclass(type(result), (tuple, list)):
+            self._note_parts(name, args, result, before, frame)
+
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
         """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
         with untouched():
@@ -251,7 +260,7 @@ class Watch(TorchFunctionMode):
                 same = bool(args) and result is args[0]
                 self.log.note_making(result, users_frame(frame)[0], same, cuts)
             elif cuts:
-                self.log.note_inner(result, users_frame(frame)[0], cuts)
+                self.log.note_inner(result, cuts)
 
     def _cuts(
         self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType
@@ -266,7 +275,7 @@ class Watch(TorchFunctionMode):
             parts = _cut_parts(results)
             cuts = cuts_by(self.log, name, args, None, before, frame) if parts else ()
             for part in parts if cuts else ():
-                self.log.note_inner(part, users_frame(frame)[0], cuts)
+                self.log.note_inner(part, cuts)
 
     def _note_setting(
         self, targets: Sequence[torch.Tensor] | None, result: Any, trainable: bool, frame: FrameType
@@ -328,7 +337,7 @@ def restore(watches: Sequence[Watch], before: Suspended) -> None:
 _sequence_number = torch._C._autograd._get_sequence_nr
 _getframe, _reference, _Tensor = sys._getframe, weakref.ref, torch.Tensor
 _NOBODY: Caller = (sys._getframe().f_code, -1)
-_HAVE_NO_TENSORS = (type(None), torch.Size)
+_HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 
 def _name_of(access: Any) -> str:
