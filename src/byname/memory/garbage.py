@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
-from byname.naming.referrers import in_lots, is_ours
+from byname.naming.referrers import References, is_ours
 from byname.naming.search import Ours
 
 __all__ = ["garbage_among"]
@@ -26,21 +26,24 @@ def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
     Args:
         objects: by id; a set that holds, for each of its members, also the objects that refer to it.
     """
-    held, known = Counter[int](), objects.keys()
+    held, inside, outside = _references_to(objects.keys())
+    alive = outside | _held_from_elsewhere(objects, held)
+    return frozenset(objects.keys() - _reached(alive, inside))
+
+
+def _references_to(known: Set[int]) -> tuple[Mapping[int, int], Mapping[int, list[int]], set[int]]:
+    """How often the heap refers to each of these, which of these each refers to, and to which another object refers."""
+    held = Counter[int]()
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
-    for lot in in_lots(gc.get_objects()):
-        if known.isdisjoint(map(id, gc.get_referents(*lot))):
-            continue
-        for holder in lot:
-            found = [ident for ident in map(id, gc.get_referents(holder)) if ident in known]
-            held.update(found)
-            if id(holder) in known:
-                inside[id(holder)] = found
-            elif not is_ours(holder):
-                outside.update(found)
-    alive = outside | _held_from_elsewhere(objects, held)
-    return frozenset(known - _reached(alive, inside))
+    for holder in References(gc.get_objects()).suspects(known):
+        found = [ident for ident in map(id, gc.get_referents(holder)) if ident in known]
+        held.update(found)
+        if id(holder) in known:
+            inside[id(holder)] = found
+        elif found and not is_ours(holder):
+            outside.update(found)
+    return held, inside, outside
 
 
 def _held_from_elsewhere(objects: Mapping[int, object], held: Mapping[int, int]) -> set[int]:

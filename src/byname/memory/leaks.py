@@ -20,7 +20,7 @@ from byname.autograd.walk import Node
 from byname.memory.kinds import originals
 from byname.memory.patterns import LOST, Group, Size
 from byname.memory.snapshot import Look, reached_from_context, where
-from byname.naming.children.python import FUTURES
+from byname.naming.children.python import futures
 from byname.naming.names import Named
 from byname.naming.search import Ours
 from byname.reading.tensor import card_of, fact, facts_of
@@ -132,7 +132,7 @@ def _is_context_cycle(found: Evidence) -> bool:
 
 def _holds_its_own(node: Node) -> bool:
     """Whether a custom function's ``ctx`` leads to one of the function's own results."""
-    return any(fact(tensor, "grad_fn") is node for tensor, _ in reached_from_context(node).tensors())
+    return any(fact(tensor, "grad_fn") is node for tensor in reached_from_context(node).tensors())
 
 
 def _pins_base(found: Evidence) -> bool:
@@ -253,7 +253,7 @@ def _from_a_loader(found: Evidence) -> bool:
 def _was_submitted(found: Evidence) -> bool:
     """Whether members are results of work that was submitted, in a queue of futures: a deque without a bound."""
     steps = (step for named in found.ways for step in pairwise(named.way.passed))
-    kinds = (Future, *FUTURES)
+    kinds = (Future, *futures())
     return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
 
 

@@ -8,7 +8,6 @@ base, a part of a sparse tensor, or in a slot of autograd's graph. Everything fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.naming.referrers import everything, reached_from
+from byname.naming.referrers import candidates, codes_of, everything, reached_from
 from byname.naming.search import Ours, OursById, Targets
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.tracking.allocations import Allocation, living_allocations
@@ -124,8 +123,10 @@ def _sorted_out(objects: list[object]) -> list[list[Any]]:
     """
     sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
     found: list[list[Any]] = [[] for _ in _FAMILIES]
-    for thing in compress(objects, map(sorts.__contains__, map(id, map(type, objects)))):
-        found[sorts[id(type(thing))]].append(thing)
+    for place in candidates(sorts.keys(), codes_of(map(type, objects), len(objects))).tolist():
+        sort = sorts.get(id(type(objects[place])))
+        if sort is not None:
+            found[sort].append(objects[place])
     return found
 
 

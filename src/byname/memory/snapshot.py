@@ -98,7 +98,9 @@ class Look:
         for block in self.blocks:
             if not self._is_explained(block):
                 lost.update((id(one), one) for one in block.tensors)
-        return garbage_among(lost)
+        if all(root.how != "tag" for root in climbed.reached.roots()):  # a tag keeps nothing alive, a variable does
+            lost = OursById((ident, one) for ident, one in lost.items() if not climbed.reached.has_id(ident))
+        return garbage_among(lost) if lost else frozenset()
 
     def ways(self, tensor: torch.Tensor) -> list[Named]:
         """The shortest way through each object that holds the tensor, with the name that it writes."""
@@ -241,7 +243,7 @@ def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[L
     found: dict[int, list[Link]] = {}
     known = {id(root): node for node, root in roots}
     reached = search([root for _, root in roots])
-    for tensor, _ in reached.tensors():
+    for tensor in reached.tensors():
         if findings.met(tensor):
             continue
         for way in reached.ways_to(tensor, limit=1):

@@ -99,7 +99,6 @@ class Findings:
         self._searches = searches
         self._unheld = unheld
         self._by_storage: dict[int, list[tuple[torch.Tensor, Card]]] | None = None
-        self._met = frozenset().union(*(reached.places.keys() for reached in searches))
         self._own: dict[int, tuple[Named, ...]] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
@@ -145,7 +144,7 @@ class Findings:
 
     def met(self, thing: object) -> bool:
         """Whether a search came upon this very object."""
-        return id(thing) in self._met
+        return any(reached.has(thing) for reached in self._searches)
 
     def bound(self) -> tuple[str, ...]:
         """A sentence where the search from the program's variables did not see all that they lead to."""
@@ -160,7 +159,7 @@ class Findings:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that the searches came upon."""
-        return [tensor for reached in self._searches for tensor, _ in reached.tensors()]
+        return [tensor for reached in self._searches for tensor in reached.tensors()]
 
     def sharing(self, storage: int | None) -> list[tuple[torch.Tensor, Card]]:
         """The tensors come upon whose memory is this storage, with their cards. To be called inside `untouched`."""
@@ -285,11 +284,11 @@ def _find(tensors: Targets, roots: Any, given: Iterable[object], deep: bool) -> 
     everything += [given_root(value) for value in given if id(value) not in held]
     near = [root for root in everything if root.quality < FOREIGN]
     searches = [search(near)]
-    missing = Targets(tensor for tensor in tensors if id(tensor) not in searches[0].places)
+    missing = Targets(tensor for tensor in tensors if not searches[0].has(tensor))
     if missing:
         far = [root for root in everything if root.quality >= FOREIGN]
         searches.append(search(far, depth=4, budget=100_000))
-        missing = Targets(tensor for tensor in missing if id(tensor) not in searches[1].places)
+        missing = Targets(tensor for tensor in missing if not searches[1].has(tensor))
     if not missing or not deep:
         return Findings(searches, frozenset())
     climbed = climb(missing)

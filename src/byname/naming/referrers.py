@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, repeat
 from operator import is_
+from typing import TypeAlias
 
 import numpy
 import numpy.typing
@@ -19,10 +20,11 @@ from byname.reading.frames import locals_of
 from byname.reading.objects import namespace_of
 from byname.source.location import is_byname
 
-__all__ = ["Climb", "climb", "everything", "in_lots", "is_ours", "reached_from"]
+__all__ = ["Climb", "References", "candidates", "climb", "codes_of", "everything", "is_ours", "reached_from"]
 
 HEIGHT = 16
-_AT_ONCE = 256
+_AT_ONCE = 32
+"""How many objects are asked for their referents at a time."""
 
 
 def everything() -> tuple[list[object], int]:
@@ -57,7 +59,7 @@ def reached_from(objects: list[object], others: list[object]) -> list[object]:
     seen = set(map(id, objects))
     found, below = list(others), list(objects)
     while found or below:
-        found += [held for lot in in_lots(below) for held in gc.get_referents(*lot)]
+        found += [held for lot in _in_lots(below) for held in gc.get_referents(*lot)]
         found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not know arrays
         below = list({id(one): one for one in found if id(one) not in seen and gc.is_tracked(one)}.values())
         seen.update(map(id, below))
@@ -72,7 +74,7 @@ def _with_outer(frame: types.FrameType | None) -> Iterable[types.FrameType]:
         frame = frame.f_back
 
 
-def in_lots(objects: list[object]) -> Iterator[list[object]]:
+def _in_lots(objects: list[object]) -> Iterator[list[object]]:
     """The objects some at a time: seldom does one of them matter, and to ask each for its referents takes longer."""
     never = sys.modules.get("_asyncio") if _ASYNCIO_NEVER_ENDS else None
     for start in range(0, len(objects), _AT_ONCE):
@@ -111,65 +113,101 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
     known = {id(root.value) for root in ends} | {
         id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType
     }
-    wanted = frozenset(map(id, tensors))
+    wanted = OursById((id(tensor), tensor) for tensor in tensors)
     met = OursById()
-    references = _References(everything()[0])
-    unheld = wanted - references.climb(set(wanted), met)
-    reached = Reached({})
+    references = _references_for(wanted, None)
+    unheld = frozenset(wanted.keys() - _add_holders(wanted, references, met))
+    reached = Reached()
     passed: set[int] = set()
     for _ in range(HEIGHT):
-        fresh = {ident for ident in met if ident not in known} - passed
+        fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
         if not fresh or (not whole and not known.isdisjoint(met)):
-            allowed = wanted | met.keys()
+            allowed = wanted.keys() | met.keys()
             reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
-            if not fresh or all(ident in reached.places for ident in wanted - unheld):
+            if not fresh or all(map(reached.has_id, wanted.keys() - unheld)):
                 break
         passed = set(met)
-        references.climb(fresh, met)
+        references = _references_for(fresh, references)
+        _add_holders(fresh, references, met)
     else:
-        allowed = wanted | met.keys()
+        allowed = wanted.keys() | met.keys()
         reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
     return Climb(reached, unheld, met)
 
 
-class _References:
+def _references_for(frontier: OursById, known: References | None) -> References | None:
+    """What a level of a climb needs: nothing for a few objects, which the collector finds faster by itself.
+
+    The heap is listed before there is anything to hold the list, which would otherwise hold itself.
+    """
+    if known is not None or (len(frontier) <= _FEW and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS):
+        return known
+    return References(everything()[0])
+
+
+def _add_holders(frontier: OursById, references: References | None, met: OursById) -> set[int]:
+    """Adds to `met` what refers to the frontier; which of the frontier are referred to."""
+    held: set[int] = set()
+    for holder in gc.get_referrers(*frontier.values()) if references is None else references.suspects(frontier.keys()):
+        referents = gc.get_referents(holder)
+        if not frontier.keys().isdisjoint(map(id, referents)) and not is_ours(holder):
+            held.update(ident for ident in map(id, referents) if ident in frontier)
+            met[id(holder)] = holder
+    return held
+
+
+_FEW = 8
+"""How many objects the collector finds the referrers of, before it takes longer than to read the whole heap."""
+
+
+class References:
     """What refers to what on the heap, read once, so that each level of a climb costs a look into an array.
 
     Referents are kept as numbers of 32 bits, lot after lot: what fits is asked again, object by object.
     """
 
     def __init__(self, heap: list[object]) -> None:
-        self._lots = list(in_lots(heap))
-        found = [_codes(gc.get_referents(*lot)) for lot in self._lots]
-        self._ends = numpy.cumsum([len(codes) for codes in found])
-        self._codes = numpy.concatenate(found) if found else _codes([])
+        self._lots = list(_in_lots(heap))
+        codes, counts = [], []
+        for start in range(0, len(self._lots), _LOTS_AT_ONCE):
+            asked = [gc.get_referents(*lot) for lot in self._lots[start : start + _LOTS_AT_ONCE]]
+            found = list(map(len, asked))
+            counts += found
+            codes.append(codes_of(chain.from_iterable(asked), sum(found)))
+        self._ends = numpy.cumsum(counts)
+        self._codes = numpy.concatenate(codes) if codes else codes_of([], 0)
 
-    def climb(self, frontier: set[int], met: OursById) -> set[int]:
-        """Adds to `met` what refers to the frontier; which of the frontier are referred to."""
-        held: set[int] = set()
-        for holder in self._suspects(frontier):
-            referents = gc.get_referents(holder)
-            if not frontier.isdisjoint(map(id, referents)) and not is_ours(holder):
-                held |= frontier.intersection(map(id, referents))
-                met[id(holder)] = holder
-        return held
-
-    def _suspects(self, frontier: set[int]) -> Iterator[object]:
+    def suspects(self, frontier: Collection[int]) -> Iterator[object]:
         """The objects of the lots in which something may refer to the frontier."""
-        wanted = (numpy.fromiter(frontier, numpy.int64, len(frontier)) >> 4).astype(numpy.uint32)
-        marked = numpy.zeros(_MARKS, dtype=bool)
-        marked[wanted % _MARKS] = True
-        near = numpy.flatnonzero(marked[self._codes % _MARKS])
-        hits = near[numpy.isin(self._codes[near], wanted)]
+        hits = candidates(frontier, self._codes)
         for lot in numpy.unique(numpy.searchsorted(self._ends, hits, side="right")).tolist():
             yield from self._lots[lot]
 
 
-_MARKS = 1 << 22
+_LOTS_AT_ONCE = 1024
+_MARKS = 1 << 20
+
+Codes: TypeAlias = numpy.typing.NDArray[numpy.uint32]
+"""Shortened addresses of objects: of two objects they are seldom, of an object and itself always equal."""
 
 
-def _codes(objects: list[object]) -> numpy.typing.NDArray[numpy.uint32]:
-    return (numpy.fromiter(map(id, objects), numpy.int64, len(objects)) >> 4).astype(numpy.uint32)
+def codes_of(objects: Iterable[object], count: int) -> Codes:
+    """The codes of so many objects. An array of objects is one of their addresses, and an address is an ``id``."""
+    addresses = numpy.frombuffer(numpy.fromiter(objects, object, count), numpy.uintp) if count else numpy.zeros(0)
+    return _shortened(addresses.astype(numpy.uint64))
+
+
+def _shortened(addresses: numpy.typing.NDArray[numpy.uint64]) -> Codes:
+    return (addresses >> numpy.uint64(4)).astype(numpy.uint32)
+
+
+def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[numpy.int64]:
+    """The places in an array of codes at which objects with these ids may stand, and few others."""
+    sought = _shortened(numpy.fromiter(wanted, numpy.uint64, len(wanted)))
+    marked = numpy.zeros(_MARKS, dtype=bool)
+    marked[sought & (_MARKS - 1)] = True
+    near = numpy.flatnonzero(marked[codes & (_MARKS - 1)])
+    return near[numpy.isin(codes[near], sought)]
 
 
 def is_ours(holder: object) -> bool:

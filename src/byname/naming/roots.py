@@ -10,20 +10,19 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from byname.errors import BadArgumentError
-from byname.naming.children.python import living_tasks
 from byname.naming.children.step import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
 from byname.reading.frames import locals_of, running_frames
-from byname.reading.objects import namespace_of
+from byname.reading.objects import attributes_of, namespace_of
 from byname.source.location import is_library, is_torch, scope_of
 
 __all__ = [
@@ -43,8 +42,7 @@ OWN, PRIVATE, LOOP, FOREIGN = range(4)
 """How good a variable is as the start of a name: the program's own, a private one, a loop variable, a library's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """A variable (or a given object) with its value: where a path starts.
 
     Attributes:
@@ -298,7 +296,7 @@ def loop_variables(code: CodeType) -> frozenset[str]:
 
 def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
     """What each is called, the object, the scope, and whether what it is called evaluates there."""
-    for name, task in living_tasks():
+    for name, task in _living_tasks():
         yield f"task {name}", task, "asyncio", False
     for module, source, hooks in hooks_for_all():
         yield source, hooks, module, True
@@ -323,3 +321,54 @@ def _handled_in(ident: int) -> str:
         return "sys.exc_info()[1]"
     threads = {thread.ident: thread.name for thread in list(vars(threading)["_active"].values())}
     return f"the error handled in {threads.get(ident, 'a thread')}"
+
+
+def _living_tasks() -> Iterator[tuple[str, object]]:
+    """Every task of every event loop with its name, where the program uses ``asyncio`` at all."""
+    tasks: Any = sys.modules.get("asyncio.tasks")
+    if tasks is None:
+        return
+    kinds = [kind for kind in (vars(tasks).get("Task"), vars(tasks).get("_PyTask")) if kind is not None]
+    for task in chain(_registered(tasks), _of_running_loops()):
+        kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
+        if kind is not None:
+            yield str(kind.get_name(task)), task
+
+
+def _registered(tasks: Any) -> Iterator[object]:
+    """The tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
+    for registry in ("_scheduled_tasks", "_all_tasks"):
+        found = vars(tasks).get(registry)
+        references = attributes_of(found).get("data") if found is not None else None
+        for reference in _members(references):
+            yield reference()
+
+
+def _of_running_loops() -> Iterator[object]:
+    """The tasks of the loops that run: since Python 3.14 they are in lists of C, and asked for by their loop."""
+    tasks_of, loops = _of_module("_asyncio", "all_tasks"), _of_module("asyncio.base_events", "BaseEventLoop")
+    if tasks_of is None or loops is None:
+        return
+    code = loops.run_forever.__code__
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                yield from tasks_of(dict(locals_of(frame))["self"])
+            frame = frame.f_back
+
+
+def _of_module(module: str, name: str) -> Any:
+    """What a module defines, if it is loaded and does."""
+    loaded = sys.modules.get(module)
+    return None if loaded is None else vars(loaded).get(name)
+
+
+def _members(references: Any) -> list[Any]:
+    """The members of a set that other threads may be changing."""
+    for _ in range(5):
+        try:
+            return list(references) if type(references) is set else []
+        except RuntimeError:
+            continue
+    return []

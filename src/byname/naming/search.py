@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from byname.naming.children.registry import held_by
+from byname.naming.children.registry import Children
 from byname.naming.children.step import Step, same, writable
 from byname.naming.roots import Root
 from byname.reading.quiet import untouched
 from byname.reading.tensor import is_tensor
 from byname.table import printable
 
-__all__ = ["Ours", "OursById", "Place", "Reached", "Targets", "Way", "Written", "pattern_of", "search", "written"]
+__all__ = ["Ours", "OursById", "Reached", "Targets", "Way", "Written", "pattern_of", "search", "written"]
 
 DEPTH = 10
 BUDGET = 300_000
@@ -40,21 +41,6 @@ class Ours(list[Any]):
 
 class OursById(dict[int, Any]):
     """The same by ``id``."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """An object that the search came upon, and the ways in: a root, or a holder and what makes the step from it.
-
-    At most `MOST_WAYS` of them, and of the ways from one holder as many as are ever told: a list with one object a
-    hundred thousand times costs no more than a list of numbers.
-
-    A holder stands there by its ``id``: as an object it could lead back here, and such a circle would keep everything
-    in it alive until the next collection.
-    """
-
-    value: object
-    ways: list[tuple[int | Root, Callable[[Any], Step] | None, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,81 +68,177 @@ class Way:
         )
 
 
-@dataclass(slots=True)
 class Reached:
-    """What a search came upon: places by ``id`` of their values, which the places keep alive meanwhile.
+    """What a search came upon. It holds these objects, so that their ids stay theirs.
+
+    An object stands for its holders as a number: as an object it could lead back here, and such a circle would keep
+    everything in it alive until the next collection. Few of the many objects are ever asked about, so a search notes
+    only who holds an object, and the holder is read once more when somebody asks how.
 
     Attributes:
-        places: the places.
         budget: how many objects the search was to look at, where it came to that bound; 0 where it saw all.
     """
 
-    places: dict[int, Place]
-    budget: int = 0
+    def __init__(self) -> None:
+        self.budget = 0
+        self._children = Children()
+        self._values: list[object] = Ours()
+        self._numbers: dict[int, int] = {}
+        self._roots: dict[int, list[Root]] = {}
+        self._first: list[int] = []
+        self._others: dict[int, list[int]] = {}
+        self._steps: dict[int, list[_Into]] = OursById()
+        self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
-    def tensors(self) -> Iterator[tuple[torch.Tensor, Place]]:
+    def start(self, root: Root) -> None:
+        """Add a root."""
+        number = self._numbers.setdefault(id(root.value), len(self._values))
+        if number == len(self._values):
+            self._values.append(root.value)
+            self._first.append(_NOBODY)
+        self._roots.setdefault(number, []).append(root)
+
+    def descend(self, level: range, only: Collection[int] | None, budget: int) -> range:
+        """Add what the objects of a level hold; return the numbers of those that are new.
+
+        One long loop without calls: it runs once for every object that the program's variables lead to.
+        """
+        values, numbers, first, children = self._values, self._numbers, self._first, self._children.of
+        count = len(values)
+        for holder in level:
+            if count > budget:
+                break
+            for value in children(values[holder]):
+                if only is not None and id(value) not in only:
+                    continue
+                number = numbers.setdefault(id(value), count)
+                if number != count:
+                    self._add_holder(number, holder)
+                    continue
+                values.append(value)
+                first.append(holder)
+                count += 1
+                if count > budget:
+                    break
+        return range(level.stop, count)
+
+    def _add_holder(self, number: int, holder: int) -> None:
+        others = self._others.get(number)
+        if others is None:
+            if self._first[number] != holder:
+                self._others[number] = [holder]
+        elif others[-1] != holder and len(others) < MOST_WAYS:
+            others.append(holder)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def has(self, thing: object) -> bool:
+        """Whether the search came upon this very object."""
+        return id(thing) in self._numbers
+
+    def has_id(self, ident: int) -> bool:
+        """Whether the search came upon the object of this ``id``."""
+        return ident in self._numbers
+
+    def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor that has a way."""
-        for place in self.places.values():
-            if is_tensor(place.value):
-                yield place.value, place  # type: ignore[misc]
+        for value in self._values:
+            if is_tensor(value):
+                yield value  # type: ignore[misc]
 
     def roots(self) -> Iterator[Root]:
         """Every root that the search started from."""
-        for place in self.places.values():
-            for before, _, _ in place.ways:
-                if isinstance(before, Root):
-                    yield before
+        for roots in self._roots.values():
+            yield from roots
 
     def ways_to(self, value: object, limit: int = TOLD) -> list[Way]:
         """The ways to an object, shortest first, none through itself."""
-        place = self.places.get(id(value))
-        if place is None:
+        number = self._numbers.get(id(value))
+        if number is None:
             return []
-        only = self._only_way(place)
-        return [only] if only is not None else list(self._ways(place, limit))
+        only = self._only_way(number)
+        return [only] if only is not None else list(self._ways(number, limit))
 
-    def _only_way(self, place: Place) -> Way | None:
-        """The one way to a place, where there is just one; by far the most frequent case."""
+    def _only_way(self, number: int) -> Way | None:
+        """The one way to an object, where there is just one; by far the most frequent case."""
         steps: list[Step] = []
         passed: list[object] = []
-        while len(place.ways) == 1 and len(steps) < _PATIENCE:
-            before, make, key = place.ways[0]
-            if isinstance(before, Root) or make is None:
-                return (
-                    Way(before, tuple(reversed(steps)), tuple(reversed(passed))) if isinstance(before, Root) else None
-                )
+        while len(steps) < _PATIENCE and len(into := self._into(number)) == 1:
+            before, make, key = into[0]
+            if isinstance(before, Root):
+                return Way(before, tuple(reversed(steps)), tuple(reversed(passed)))
             step = make(key)
-            place.ways[0] = (before, same, step)
+            into[0] = (before, same, step)
             steps.append(step)
-            place = self.places[before]
-            passed.append(place.value)
+            number = before
+            passed.append(self._values[number])
         return None
 
-    def _ways(self, place: Place, limit: int) -> Iterator[Way]:
+    def _ways(self, number: int, limit: int) -> Iterator[Way]:
         """Follows the ways back to the roots, breadth first, so that the shortest come first."""
-        level: list[_Partial] = [(place, (), (), frozenset([id(place.value)]))]
+        level: list[_Partial] = [(number, (), (), frozenset([number]))]
         given = 0
         while level and given < limit:
             deeper: list[_Partial] = []
             for here, steps, passed, seen in level:
                 if len(deeper) >= MOST_WAYS:
                     break
-                for number, (before, make, key) in enumerate(here.ways):
+                into = self._into(here)
+                for at, (before, make, key) in enumerate(into):
                     if isinstance(before, Root):
                         yield Way(before, steps, passed)
                         given += 1
                         if given >= limit:
                             return
-                    elif make is not None and before not in seen:
+                    elif before not in seen:
                         step = make(key)
-                        here.ways[number] = (before, same, step)
-                        holder = self.places[before]
-                        deeper.append((holder, (step, *steps), (holder.value, *passed), seen | {before}))
+                        into[at] = (before, same, step)
+                        deeper.append((before, (step, *steps), (self._values[before], *passed), seen | {before}))
             level = deeper
 
+    def _into(self, number: int) -> list[_Into]:
+        """The roots of an object, or its holders, each with what makes the step from it.
 
-_Partial: TypeAlias = tuple[Place, tuple[Step, ...], tuple[object, ...], frozenset[int]]
+        At most `MOST_WAYS` of them, and of the ways from one holder as many as are ever told: a list with one object a
+        hundred thousand times costs no more than a list of numbers.
+        """
+        found = self._steps.get(number)
+        if found is None:
+            found = self._steps[number] = [(root, same, None) for root in self._roots.get(number, ())]
+            first = [self._first[number]] if self._first[number] != _NOBODY else []
+            for holder in (*first, *self._others.get(number, ())):
+                for make, key in self._made(holder, self._values[number]):
+                    if len(found) < TOLD or (len(found) < MOST_WAYS and found[-TOLD][0] != holder):
+                        found.append((holder, make, key))
+        return found
+
+    def _made(self, holder: int, value: object) -> list[_Made]:
+        """What makes the steps from a holder to a value. A holder that is asked a second time is read whole."""
+        with untouched():
+            if holder not in self._contents:
+                self._contents[holder] = None
+                held = self._children.list(self._values[holder])
+                return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
+            contents = self._contents[holder]
+            if contents is None:
+                contents = self._contents[holder] = {}
+                for make, key, one in self._children.list(self._values[holder]):
+                    contents.setdefault(id(one), []).append((make, key))
+            return contents.get(id(value), [])[:TOLD]
+
+
+_Made: TypeAlias = tuple[Callable[[Any], Step], Any]
+"""What makes a step: a function and its argument."""
+
+_Into: TypeAlias = tuple[int | Root, Callable[[Any], Step], Any]
+"""A root, or the number of a holder and what makes the step from it."""
+
+_Partial: TypeAlias = tuple[int, tuple[Step, ...], tuple[object, ...], frozenset[int]]
 """The end of a way: where it begins, its steps, what it passes, and the objects that it may not pass again."""
+
+_NOBODY = -1
+"""Stands for the holder of a root's value."""
 
 _PATIENCE = 4096
 
@@ -175,42 +257,17 @@ def search(
         only: ids of the only objects to look at.
         depth, budget: the bounds.
     """
-    places: dict[int, Place] = {}
-    level: list[Place] = []
+    reached = Reached()
     for root in sorted(roots, key=lambda root: (root.quality, root.distance)):
-        place = places.get(id(root.value))
-        if place is None:
-            place = places[id(root.value)] = Place(root.value)
-            level.append(place)
-        place.ways.append((root, None, None))
+        reached.start(root)
+    level = range(len(reached))
     with untouched():
         for _ in range(depth):
-            level = _next_level(level, places, only, budget)
-            if not level or len(places) > budget:
+            level = reached.descend(level, only, budget)
+            if not level or len(reached) > budget:
                 break
-    return Reached(places, budget if len(places) > budget else 0)
-
-
-def _next_level(level: list[Place], places: dict[int, Place], only: Collection[int] | None, budget: int) -> list[Place]:
-    found: list[Place] = []
-    for holder in level:
-        if len(places) > budget:
-            break
-        here = id(holder.value)
-        for make, key, value in held_by(holder.value):
-            ident = id(value)
-            if only is not None and ident not in only:
-                continue
-            place = places.get(ident)
-            if place is None:
-                place = places[ident] = Place(value)
-                found.append(place)
-                if len(places) > budget:
-                    break
-            ways = place.ways
-            if len(ways) < TOLD or (len(ways) < MOST_WAYS and ways[-TOLD][0] != here):
-                ways.append((here, make, key))
-    return found
+    reached.budget = budget if len(reached) > budget else 0
+    return reached
 
 
 class Written(NamedTuple):

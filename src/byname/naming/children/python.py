@@ -13,9 +13,6 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from itertools import chain
-from types import FrameType
 from typing import Any
 
 from byname.naming.children.step import (
@@ -38,8 +35,8 @@ from byname.source.location import is_torch
 __all__ = [
     "ARRAYS",
     "CACHE",
-    "FUTURES",
     "VIEWS",
+    "futures",
     "held_by_array",
     "held_by_builtin",
     "held_by_cache",
@@ -56,9 +53,8 @@ __all__ = [
     "held_by_variable",
     "held_by_view",
     "held_inside",
-    "is_late_future",
     "leads_on",
-    "living_tasks",
+    "values_in",
 ]
 
 CACHE: Any = type(functools.lru_cache(abs))
@@ -192,6 +188,17 @@ def held_by_mapping(mapping: Any, direct: bool) -> Held:
             yield _entry, (key, position, direct), value
         if type(key) not in ATOMS and not issubclass(type(key), type):
             yield _key, (position, direct), key
+
+
+def values_in(mapping: dict[Any, Any]) -> list[object]:
+    """The objects alone that `held_by_mapping` gives, in its order."""
+    found: list[object] = []
+    for key, value in snapshot(mapping):
+        if type(value) not in ATOMS:
+            found.append(value)
+        if type(key) is not str and type(key) not in ATOMS and not issubclass(type(key), type):
+            found.append(key)
+    return found
 
 
 def _entry(found: tuple[object, int, bool]) -> Step:
@@ -366,18 +373,10 @@ def _kept_by_frame(found: tuple[str, str]) -> Step:
     return Step("traceback", source, label=name, note=lambda before: f"local of {function}, kept by {before}")
 
 
-def _futures() -> tuple[Any, ...]:
+def futures() -> tuple[Any, ...]:
+    """The classes of tasks and futures, as ``asyncio`` has them in C; none before it is loaded."""
     module: Any = sys.modules.get("_asyncio")
     return () if module is None else (module.Future, module.Task)
-
-
-FUTURES = _futures()
-"""The classes of tasks and futures, as ``asyncio`` has them in C; PyTorch has mostly loaded it."""
-
-
-def is_late_future(kind: type) -> bool:
-    """Whether a class is one of them where ``asyncio`` was loaded after byname."""
-    return not FUTURES and issubclass(kind, _futures())
 
 
 def held_by_future(obj: Any) -> Held:
@@ -402,7 +401,7 @@ def held_by_future(obj: Any) -> Held:
 def _reads(obj: object, name: str) -> bool:
     """Whether an attribute of a future is the one that its class in C has."""
     kind = type(obj)
-    own = next(parent for parent in parents_of(kind) if any(parent is future for future in _futures()))
+    own = next(parent for parent in parents_of(kind) if any(parent is future for future in futures()))
     return reads_plainly(kind) and found_in(kind, name) is found_in(own, name)
 
 
@@ -412,54 +411,3 @@ def _private(obj: object, kind: type, name: str) -> Any:
         return vars(kind)[name].__get__(obj)
     except RuntimeError:
         return None
-
-
-def living_tasks() -> Iterator[tuple[str, object]]:
-    """Every task of every event loop with its name, where the program uses ``asyncio`` at all."""
-    tasks: Any = sys.modules.get("asyncio.tasks")
-    if tasks is None:
-        return
-    kinds = [kind for kind in (vars(tasks).get("Task"), vars(tasks).get("_PyTask")) if kind is not None]
-    for task in chain(_registered(tasks), _of_running_loops()):
-        kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
-        if kind is not None:
-            yield str(kind.get_name(task)), task
-
-
-def _registered(tasks: Any) -> Iterator[object]:
-    """The tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
-    for registry in ("_scheduled_tasks", "_all_tasks"):
-        found = vars(tasks).get(registry)
-        references = attributes_of(found).get("data") if found is not None else None
-        for reference in _members(references):
-            yield reference()
-
-
-def _of_running_loops() -> Iterator[object]:
-    """The tasks of the loops that run: since Python 3.14 they are in lists of C, and asked for by their loop."""
-    tasks_of, loops = _of_module("_asyncio", "all_tasks"), _of_module("asyncio.base_events", "BaseEventLoop")
-    if tasks_of is None or loops is None:
-        return
-    code = loops.run_forever.__code__
-    for innermost in sys._current_frames().values():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                yield from tasks_of(dict(locals_of(frame))["self"])
-            frame = frame.f_back
-
-
-def _of_module(module: str, name: str) -> Any:
-    """What a module defines, if it is loaded and does."""
-    loaded = sys.modules.get(module)
-    return None if loaded is None else vars(loaded).get(name)
-
-
-def _members(references: Any) -> list[Any]:
-    """The members of a set that other threads may be changing."""
-    for _ in range(5):
-        try:
-            return list(references) if type(references) is set else []
-        except RuntimeError:
-            continue
-    return []

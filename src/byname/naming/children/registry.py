@@ -1,4 +1,4 @@
-"""Registry of children: which function lists what an object of some class holds.
+"""Registry of children: the table that says which function lists what an object of some class holds.
 
 Nothing here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and types
 are compared by ``type(obj)``.
@@ -11,8 +11,8 @@ import functools
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from torch import nn
 from byname.naming.children.python import (
     ARRAYS,
     CACHE,
-    FUTURES,
     VIEWS,
+    futures,
     held_by_array,
     held_by_builtin,
     held_by_cache,
@@ -36,34 +36,103 @@ from byname.naming.children.python import (
     held_by_traceback,
     held_by_variable,
     held_by_view,
-    is_late_future,
+    values_in,
 )
-from byname.naming.children.step import ATOMS, Held, Step, attribute, has_attributes, held_by_instance, same, suffix
+from byname.naming.children.step import ATOMS, Held, Step, attribute, has_attributes, instance_reader, same, suffix
 from byname.naming.children.torch import held_by_module, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
-from byname.reading.objects import found_in, namespace_of, snapshot
+from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 
-__all__ = ["held_by"]
-
-
-def held_by(obj: object) -> Held:
-    """What an object holds that could be, or lead to, a tensor."""
-    return _expander(type(obj))(obj)
+__all__ = ["Children", "add_children"]
 
 
-def _expander(kind: type) -> Callable[[Any], Held]:
+Reader: TypeAlias = Callable[[Any], Held]
+"""Lists what an object of some class holds that could be, or lead to, a tensor."""
+
+
+class Children:
+    """Lists what objects hold; for the time of one search it remembers how those of each class are read.
+
+    A class is known by its ``id``, so that its metaclass is never asked for a hash, and is kept so that no other class
+    comes by that id.
+    """
+
+    def __init__(self) -> None:
+        self._readers: dict[int, Reader] = {}
+        self._classes = _Classes()
+
+    def list(self, obj: object) -> Held:
+        """Return what an object holds that could be, or lead to, a tensor."""
+        kind = type(obj)
+        return (self._readers.get(id(kind)) or self._learn(kind))(obj)
+
+    def of(self, obj: Any) -> Iterable[object]:
+        """Return the objects alone that `list` gives, in its order. Most are in plain lists, tuples and dicts."""
+        kind = type(obj)
+        if kind is list or kind is tuple:
+            return [value for value in obj if type(value) not in ATOMS]
+        if kind is dict:
+            return values_in(obj)
+        return [held[2] for held in (self._readers.get(id(kind)) or self._learn(kind))(obj)]
+
+    def _learn(self, kind: type) -> Reader:
+        self._classes.append(kind)
+        reader = self._readers[id(kind)] = _reader(kind)
+        return reader
+
+
+class _Classes(list[type]):
+    """A class of its own, so that it is never taken for a holder."""
+
+
+def add_children(kind: type, read: Callable[[Any], Iterable[tuple[str, object]]]) -> Callable[[], None]:
+    """Let names lead through the instances of a class that keeps objects where Python cannot see them.
+
+    Args:
+        kind: the class; its subclasses are read in the same way.
+        read: given an instance, yields pairs: the source that stands behind the instance's own, and the object there.
+            It only reads, and it stands for all that an instance holds: attributes that it leaves out are not followed.
+
+    Returns:
+        A function that takes the class out again.
+
+    >>> import byname, torch
+    >>> class Pool:
+    ...     def __init__(self, *tensors): self._all = tensors
+    ...     def row(self, number): return self._all[number]
+    >>> remove = add_children(Pool, lambda pool: ((f".row({at})", one) for at, one in enumerate(pool._all)))
+    >>> def train():
+    ...     pool = Pool(torch.ones(1), torch.ones(2))
+    ...     return byname.name(pool.row(1))
+    >>> print(train())
+    pool.row(1)
+    >>> remove()
+    """
+    entry: _Entry = ((kind,), lambda obj: ((_behind, text, value) for text, value in read(obj)))
+    _ADDED.insert(0, entry)
+
+    def remove() -> None:
+        _ADDED[:] = [one for one in _ADDED if one is not entry]
+
+    return remove
+
+
+def _behind(text: str) -> Step:
+    return Step("item", suffix(text))
+
+
+def _reader(kind: type) -> Reader:
+    parents = set(map(id, parents_of(kind)))
+    for family, reader in (*_ADDED, (_is_byname(kind), _nothing), *_TABLE, (futures(), held_by_future)):
+        if any(id(one) in parents for one in family):
+            return reader
+    return instance_reader(kind) if has_attributes(kind) else held_by_builtin
+
+
+def _is_byname(kind: type) -> tuple[type, ...]:
+    """The class itself where it is one of byname's."""
     module = namespace_of(kind).get("__module__")
-    if type(module) is str and (module == "byname" or module.startswith("byname.")):
-        return _nothing
-    return next((expand for family, expand in _FAMILIES if issubclass(kind, family)), None) or _other(kind, module)
-
-
-def _other(kind: type, module: object) -> Callable[[Any], Held]:
-    if issubclass(kind, _EVERY_UNUSUAL):
-        return next(expand for family, expand in _UNUSUAL if issubclass(kind, family))
-    if (type(module) is not str or module == "_asyncio") and is_late_future(kind):
-        return held_by_future
-    return held_by_instance if has_attributes(kind) else held_by_builtin
+    return (kind,) if type(module) is str and (module == "byname" or module.startswith("byname.")) else ()
 
 
 def _nothing(_: object) -> Held:
@@ -169,34 +238,34 @@ _flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 _MADE_BY_A_STATEMENT = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``: a class that is no part of the interpreter."""
 
-_FAMILIES: tuple[tuple[Any, Callable[[Any], Held]], ...] = (
-    (torch.Tensor, held_by_tensor),
-    (nn.Module, held_by_module),
-    (torch.optim.Optimizer, held_by_optimizer),
-    (dict, held_by_dict),
+_Entry: TypeAlias = tuple[tuple[type, ...], Reader]
+
+_ADDED: list[_Entry] = []
+"""What `add_children` has added, the latest first; process-wide as the classes are. It comes before the table."""
+
+_TABLE: tuple[_Entry, ...] = (
+    ((torch.Tensor,), held_by_tensor),
+    ((nn.Module,), held_by_module),
+    ((torch.optim.Optimizer,), held_by_optimizer),
+    ((dict,), held_by_dict),
     ((list, tuple, deque), held_by_sequence),
     ((set, frozenset), held_by_set),
-    (types.FunctionType, _function),
-    (types.MethodType, _method),
+    ((types.FunctionType,), _function),
+    ((types.MethodType,), _method),
     ((types.BuiltinMethodType, types.MethodWrapperType), _builtin_method),
-    (functools.partial, _partial),
-    (torch._C._autograd.SavedTensor, _saved),
+    ((functools.partial,), _partial),
+    ((torch._C._autograd.SavedTensor,), _saved),
     ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _suspended),
-    (type, _class),
-)
-_UNUSUAL: tuple[tuple[Any, Callable[[Any], Held]], ...] = (
-    (BaseException, held_by_error),
-    (types.TracebackType, held_by_traceback),
-    (types.FrameType, held_by_frame),
-    (CACHE, held_by_cache),
+    ((type,), _class),
+    ((BaseException,), held_by_error),
+    ((types.TracebackType,), held_by_traceback),
+    ((types.FrameType,), held_by_frame),
+    ((CACHE,), held_by_cache),
     (VIEWS, held_by_view),
-    (contextvars.Context, held_by_context),
-    (contextvars.ContextVar, held_by_variable),
-    (threading.local, held_by_threads),
-    (FUTURES, held_by_future),
+    ((contextvars.Context,), held_by_context),
+    ((contextvars.ContextVar,), held_by_variable),
+    ((threading.local,), held_by_threads),
     (ARRAYS, held_by_array),
 )
-_EVERY_UNUSUAL: tuple[Any, ...] = tuple(
-    kind for family, _ in _UNUSUAL for kind in (family if type(family) is tuple else (family,))
-)
-"""The same in one tuple, so that the many objects of ordinary classes are asked once."""
+"""Classes, and what lists the children of their instances. The first that fits counts; futures come after all these,
+and an object of any other class is read by its attributes, or has the collector asked for it."""

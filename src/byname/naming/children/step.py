@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, reads_plainly, snapshot
+from byname.reading.objects import found_in, namespace_of, parents_of, reads_plainly, snapshot
 
 __all__ = [
     "ATOMS",
@@ -24,6 +24,7 @@ __all__ = [
     "held_by_instance",
     "held_in_slots",
     "instance_attribute",
+    "instance_reader",
     "item",
     "literal",
     "own_attribute",
@@ -128,17 +129,36 @@ def suffix(text: str) -> Callable[[str], str]:
 
 def held_by_instance(obj: object) -> Held:
     """The attributes of an object of any class, from its ``__dict__`` and its slots."""
-    if any(type(held) not in ATOMS and not issubclass(type(held), type) for held in gc.get_referents(obj)):
-        yield from held_by_attributes(obj)
+    return instance_reader(type(obj))(obj)
+
+
+def instance_reader(kind: type) -> Callable[[Any], Held]:
+    """Return the function that lists the attributes of instances of this class, which is looked into only once."""
+    fields, slots = _dict_of(kind), _slots_of(kind)
+
+    def held(obj: object) -> Held:
+        for one in gc.get_referents(obj):  # to ask for its dict would make one
+            if type(one) not in ATOMS and not issubclass(type(one), type):
+                return _attributes(kind, fields, slots, obj)
+        return ()
+
+    return held
 
 
 def held_by_attributes(obj: object) -> Held:
     """The same without a first look at whether there is anything to read."""
     kind = type(obj)
-    for name, value in snapshot(attributes_of(obj)):
-        if type(name) is str and type(value) not in ATOMS:
-            yield own_attribute, (kind, name), value
-    yield from held_in_slots(obj)
+    return _attributes(kind, _dict_of(kind), _slots_of(kind), obj)
+
+
+def _attributes(kind: type, fields: Callable[[Any], Any] | None, slots: list[_Slot], obj: object) -> Held:
+    attributes = None if fields is None else fields(obj)
+    found = [
+        (own_attribute, (kind, name), value)
+        for name, value in (snapshot(attributes) if issubclass(type(attributes), dict) else ())
+        if type(value) not in ATOMS and type(name) is str
+    ]
+    return [*found, *_in_slots(slots, obj)] if slots else found
 
 
 def has_attributes(kind: type) -> bool:
@@ -163,19 +183,44 @@ def instance_attribute(kind: type, name: str) -> Step:
     return attribute(name, plain)
 
 
+def _dict_of(kind: type) -> Callable[[Any], Any] | None:
+    """What reads the ``__dict__`` of instances of a class, as `attributes_of` does."""
+    for parent in parents_of(kind):
+        descriptor: Any = namespace_of(parent).get("__dict__")
+        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            return descriptor.__get__  # type: ignore[no-any-return]
+    return None
+
+
 def held_in_slots(obj: object) -> Held:
     """What an object holds in the slots of its classes."""
-    kind = type(obj)
+    return _in_slots(_slots_of(type(obj)), obj)
+
+
+_Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]
+"""What reads a slot, its name, and whether ``.name`` reads it too."""
+
+
+def _slots_of(kind: type) -> list[_Slot]:
     plain = reads_plainly(kind)
-    for parent in parents_of(kind):
-        if "__slots__" not in namespace_of(parent):
+    return [
+        (descriptor.__get__, name, plain and found_in(kind, name) is descriptor)
+        for parent in parents_of(kind)
+        if "__slots__" in namespace_of(parent)
+        for name, descriptor in list(namespace_of(parent).items())
+        if type(descriptor) is types.MemberDescriptorType and name != "__dict__"
+    ]
+
+
+def _in_slots(slots: list[_Slot], obj: object) -> Held:
+    for read, name, evaluates in slots:
+        try:
+            value = read(obj)
+        except AttributeError:
             continue
-        for name, descriptor in list(namespace_of(parent).items()):
-            if type(descriptor) is not types.MemberDescriptorType:
-                continue
-            try:
-                value = descriptor.__get__(obj)
-            except AttributeError:
-                continue
-            if type(value) not in ATOMS and name != "__dict__":
-                yield same, attribute(name, plain and found_in(kind, name) is descriptor), value
+        if type(value) not in ATOMS:
+            yield _slot, (name, evaluates), value
+
+
+def _slot(found: tuple[str, bool]) -> Step:
+    return attribute(*found)
