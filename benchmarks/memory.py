@@ -139,10 +139,10 @@ def _rows(took: Rounds, objects: int, tensors: int) -> list[Row]:
         "attribute": ("  isinstance, or of its `data`, as torchlisttensors", 1, None),
         "memlab": ("  pytorch_memlab, collecting only", 1, None),
         "bytes": ("  isinstance and bytes, each storage once", 1, None),
-        "census": ("  census without names", 1, 0.25),
+        "census": ("  census without names", 1, 0.15),
         "named": ("  census", 1, None),
         "growth": ("  growth, entered, left and told", 1, None),
-        "holders": (f"  holders of {_ASKED:,} tensors", 1, 2.5),
+        "holders": (f"  holders of {_ASKED:,} tensors", 1, 1.5),
         "referrers": (f"  gc.get_referrers of {_ASKED:,}, from {_FEW}", _ASKED / _FEW, None),
         "objgraph": (f"  objgraph.find_backref_chain of {_ASKED:,}, from {_CHAINS}", _ASKED / _CHAINS, None),
     }
