@@ -2,8 +2,9 @@
 
 import threading
 import weakref
+from itertools import islice
 
-from byname.autograd.walk import _Deferred, lots, mark
+from byname.autograd.freeing import _Deferred, gaps, mark
 
 
 class Thing:
@@ -45,8 +46,9 @@ def test_a_node_keeps_its_edges_and_no_more():
     assert len(Node.metadata) == 1
 
 
-def test_one_node_in_eight_is_marked_far_from_the_root():
-    drawn = lots()
-    first, then = [next(drawn) for _ in range(500)], [next(drawn) for _ in range(10_000)]
-    assert 1000 < sum(then) < 1500
-    assert sum(first) < 100
+def test_one_node_in_sixteen_is_marked_and_never_many_in_a_row_are_not():
+    drawn = list(islice(gaps(), 10_000))
+    first, then = drawn[0], drawn[1:]
+    assert first <= 500
+    assert max(then) < 150
+    assert 14 < sum(then) / len(then) < 18

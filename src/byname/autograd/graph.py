@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from byname.autograd.leaves import Leaves, leaves_of
+from byname.autograd.leaves import Leaves, find_leaves, leaves_among
 from byname.autograd.results import NamedResults
-from byname.autograd.saved import Saved, saved_of
-from byname.autograd.walk import Walk, node_name
+from byname.autograd.saved import Saved, find_saved, rows_among
+from byname.autograd.slots import slots_of
+from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
-from byname.naming.names import find
+from byname.naming.names import Question
 from byname.naming.search import Targets
-from byname.naming.sites import SiteLookup
-from byname.reading.quiet import untouched
+from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.table import Rows, counted
@@ -73,14 +73,46 @@ class Edge:
     index: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Graph(Rows[GraphNode]):
-    """A graph at one moment: its nodes and edges, leaves and saved tensors. It holds neither tensors nor nodes."""
+    """A graph at one moment: its nodes and edges, leaves and saved tensors. It holds neither tensors nor nodes.
 
-    nodes: tuple[GraphNode, ...]
-    edges: tuple[Edge, ...]
-    leaves: Leaves
-    saved: Saved
+    A graph can have a million nodes, so the objects for nodes and edges are made when they are looked at.
+
+    Attributes:
+        leaves: what `byname.leaves` gives.
+        saved: what `byname.saved` gives.
+    """
+
+    __slots__ = ("_edges", "_fields", "_goes_to", "_nodes", "leaves", "saved")
+
+    def __init__(self, fields: list[_Fields], goes_to: list[list[int]], leaves: Leaves, saved: Saved) -> None:
+        self._fields = fields
+        self._goes_to = goes_to
+        self._nodes: tuple[GraphNode, ...] | None = None
+        self._edges: tuple[Edge, ...] | None = None
+        self.leaves = leaves
+        self.saved = saved
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    @property
+    def nodes(self) -> tuple[GraphNode, ...]:
+        """The nodes, nearest to the root first."""
+        if self._nodes is None:
+            rows = zip(self._fields, self._goes_to[1:], strict=True)
+            self._nodes = tuple([GraphNode(*fields, tuple(filter(None, row))) for fields, row in rows])
+        return self._nodes
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges, in the order of the nodes that they come from."""
+        if self._edges is None:
+            rows = enumerate(self._goes_to)
+            self._edges = tuple(
+                [Edge(source, target, at) for source, row in rows for at, target in enumerate(row) if target]
+            )
+        return self._edges
 
     @property
     def opaque(self) -> tuple[GraphNode, ...]:
@@ -123,7 +155,8 @@ class Graph(Rows[GraphNode]):
 
     def _title(self) -> str:
         leaves = counted(len(self.leaves), "leaf", "leaves")
-        return f"{counted(len(self.nodes), 'node')}, {counted(len(self.edges), 'edge')}, {leaves}"
+        edges = sum(len(row) - row.count(0) for row in self._goes_to)
+        return f"{counted(len(self), 'node')}, {counted(edges, 'edge')}, {leaves}"
 
     def _notes(self) -> Sequence[str]:
         return self.leaves.opaque
@@ -201,39 +234,33 @@ def graph(root: Any) -> Graph:
     >>> [(edge.source, edge.target, edge.index) for edge in seen.edges]
     [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
     """
-    walk = Walk(root)
-    lookup = walk.lookup()
+    walk, question = Walk(root), Question()
+    with untouched(), collection_paused():
+        slots = slots_of(walk)
+        leaves = leaves_among(walk, find_leaves(walk, question))
+        fields = _fields_of(walk, _tensor_names(walk, question, leaves))
+        return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots, question)))
+
+
+_Fields: TypeAlias = tuple[int, str, str, int, Site | None, str]
+"""The first fields of a `GraphNode`, before `goes_to`."""
+
+
+def _fields_of(walk: Walk, tensors: Mapping[int, str]) -> list[_Fields]:
     hidden = dict(walk.opaque())
-    leaves = leaves_of(walk, (), ())
-    names = _tensor_names(walk, leaves)
-    nodes = tuple(
-        GraphNode(
-            number=number,
-            name=node_name(node),
-            tensor=names.get(number, ""),
-            distance=walk.distance(number),
-            site=_site(lookup, node),
-            hides=hidden.get(number, ""),
-            goes_to=tuple(below for below in walk.rows[number] if below),
-        )
-        for number, node in enumerate(walk.nodes)
-        if number
-    )
-    edges = tuple(
-        Edge(source, target, index)
-        for source, row in enumerate(walk.rows)
-        for index, target in enumerate(row)
-        if target
-    )
-    return Graph(nodes, edges, leaves, saved_of(walk))
+    site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
+    name, distances = walk.name, walk.distances()
+    return [
+        (number, name(number), tensors.get(number, ""), distances[number], site(number), hidden.get(number, ""))
+        for number in range(1, len(walk.nodes))
+    ]
 
 
-def _tensor_names(walk: Walk, leaves: Leaves) -> dict[int, str]:
+def _tensor_names(walk: Walk, question: Question, leaves: Leaves) -> dict[int, str]:
     """What the program calls the results of the nodes, and the leaves."""
-    results = NamedResults(walk, find(Targets(), deep=False))
-    with untouched():
-        named = ((number, results.name(number)) for number in range(1, len(walk.nodes)))
-        found = {number: str(name) for number, name in named if name is not None}
+    results = NamedResults(walk, question.find(Targets(), deep=False))
+    named = ((number, results.name(number)) for number in results.numbers())
+    found = {number: str(name) for number, name in named if name is not None}
     return found | {leaf.number: str(leaf.name) for leaf in leaves if leaf.name.how != "unnamed"}
 
 
@@ -274,22 +301,16 @@ def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:
 def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
     """Climbs from a node to the root, each time to a user that is one step nearer."""
     users: dict[int, tuple[int, int]] = {}
-    distances = [walk.distance(one) for one in range(len(walk.nodes))]
+    distances = walk.distances()
     for user, row in enumerate(walk.rows):
         for index, below in enumerate(row):
             if below and distances[below] == distances[user] + 1:
                 users.setdefault(below, (user, index))
-    lookup = walk.lookup()
-    steps = [Step(node_name(walk.nodes[number]), None, _site(lookup, walk.nodes[number]))]
+    steps = [Step(walk.name(number), None, walk.site(number))]
     while distances[number]:
         number, index = users[number]
-        steps.append(Step(node_name(walk.nodes[number]), index, _site(lookup, walk.nodes[number])))
+        steps.append(Step(walk.name(number), index, walk.site(number)))
     return tuple(reversed(steps))
-
-
-def _site(lookup: SiteLookup, node: Any) -> Site | None:
-    spot = lookup.spot(node) if lookup else None
-    return None if spot is None else spot.site
 
 
 def _quoted(words: str) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from itertools import starmap
+from typing import Any, overload
 
 import torch
 from torch import nn
 
 from byname.autograd.results import NamedResults
-from byname.autograd.walk import PathCounts, Walk, node_name
+from byname.autograd.walk import PathCounts, Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import Name, unnamed
-from byname.naming.names import Findings, find
+from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.naming.sites import SiteLookup, history_of, rebound_by, site_of_tensor
+from byname.naming.sites import origin_of, rebound_by
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.quiet import untouched
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
@@ -32,6 +35,34 @@ class Consumer:
     node: str
     index: int
     site: Site | None = None
+
+
+class Consumers(Sequence[Consumer]):
+    """The uses of a leaf, as a tuple has them. A weight can have many thousands, so each is made when it is read."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: tuple[tuple[str, int, Site | None], ...]) -> None:
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    @overload
+    def __getitem__(self, at: int) -> Consumer: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Consumer, ...]: ...
+    def __getitem__(self, at: int | slice) -> Consumer | tuple[Consumer, ...]:
+        return tuple(starmap(Consumer, self._fields[at])) if isinstance(at, slice) else Consumer(*self._fields[at])
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if type(other) is Consumers else other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +89,7 @@ class Leaf(Carded):
     group: int | None
     grad: str
     distance: int
-    consumers: tuple[Consumer, ...]
+    consumers: Sequence[Consumer]
     site: Site | None
     held: str
     number: int = field(repr=False)
@@ -90,7 +121,7 @@ class Leaf(Carded):
         return self.name.scope
 
     @property
-    def used_by(self) -> tuple[Consumer, ...]:
+    def used_by(self) -> Sequence[Consumer]:
         """The same as `consumers`."""
         return self.consumers
 
@@ -216,17 +247,43 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
     """The leaves of a walk that was made already."""
+    return leaves_among(walk, find_leaves(walk, Question([*models, *optimizers])), models, optimizers)
+
+
+def find_leaves(walk: Walk, question: Question) -> Findings:
+    """Look for the names of a walk's leaves."""
+    tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers())
+    return question.find(tensors, alone=_held_by_their_nodes_alone(tensors))
+
+
+def _held_by_their_nodes_alone(leaves: Targets) -> frozenset[int]:
+    """The ids of the leaves to which nothing refers but their nodes and this list: as the count of references says."""
+    counts = list(map(sys.getrefcount, leaves))
+    least = _references_to_a_lonely_leaf()
+    return frozenset([id(leaf) for leaf, count in zip(leaves, counts, strict=True) if count <= least])
+
+
+@lru_cache(maxsize=1)
+def _references_to_a_lonely_leaf() -> int:
+    """How many references Python counts to a leaf that its node and one list hold: PyTorch counts among them or not."""
+    with untouched():
+        node = accumulator(torch.empty(0, requires_grad=True, device="cpu"))
+        return next(map(sys.getrefcount, Targets([node.variable])))
+
+
+def leaves_among(
+    walk: Walk, findings: Findings, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()
+) -> Leaves:
+    """The leaves of a walk, after the search for their names."""
     numbers = walk.leaf_numbers()
     uses = walk.consumers(numbers)
-    lookup = walk.lookup()
-    tensors = Targets(walk.nodes[number].variable for number in numbers)
-    findings = find(tensors, given=[*models, *optimizers])
     groups = _groups(optimizers, models) if optimizers else None
     counts = walk.path_counts(numbers)
-    names = _Naming(walk, uses, findings, lookup)
+    names = _Naming(walk, uses, findings)
     items = []
     with untouched():
-        for number, tensor in zip(numbers, tensors, strict=True):
+        for number in numbers:
+            tensor = walk.nodes[number].variable
             named = names.of(number, tensor)
             group = None if groups is None else groups.get(id(tensor))
             leaf = Leaf(
@@ -237,9 +294,7 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
                 group=group,
                 grad="none" if fact(tensor, "grad") is None else "set",
                 distance=walk.distance(number),
-                consumers=tuple(
-                    Consumer(node_name(walk.nodes[user]), position, names.site(user)) for user, position in uses[number]
-                ),
+                consumers=names.consumers(number),
                 site=named[0].site,
                 held="graph" if findings.holds_only_the_graph(tensor) else "program",
                 number=number,
@@ -254,7 +309,7 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
     """A sentence for each kind of node that hides others."""
     kinds: dict[str, int] = {}
     for number, reason in walk.opaque():
-        words = f"{node_name(walk.nodes[number])} is opaque, {reason}"
+        words = f"{walk.name(number)} is opaque, {reason}"
         kinds[words] = kinds.get(words, 0) + 1
     return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
 
@@ -262,45 +317,42 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
 class _Naming:
     """Names the leaves of one walk: by what holds them now, else by what they were called, else by a neighbour."""
 
-    def __init__(
-        self, walk: Walk, uses: dict[int, list[tuple[int, int]]], findings: Findings, lookup: SiteLookup
-    ) -> None:
+    def __init__(self, walk: Walk, uses: dict[int, list[tuple[int, int]]], findings: Findings) -> None:
         self._walk = walk
         self._uses = uses
         self._findings = findings
-        self._lookup = lookup
+        self._lookup = walk.lookup()
         self._results = NamedResults(walk, findings)
 
-    def site(self, number: int) -> Site | None:
-        """Where the call stands that made a node."""
-        spot = self._lookup.spot(self._walk.nodes[number]) if self._lookup else None
-        return None if spot is None else spot.site
+    def consumers(self, number: int) -> Consumers:
+        """The uses of a leaf."""
+        name, uses = self._walk.name, self._uses[number]
+        site: Callable[[int], Site | None] = self._walk.site if self._lookup else lambda number: None
+        return Consumers(tuple([(name(user), position, site(user)) for user, position in uses]))
 
     def of(self, number: int, tensor: torch.Tensor) -> tuple[Name, ...]:
         """All names of a leaf, best first. To be called inside `untouched`."""
-        made = site_of_tensor(tensor, self._lookup)
+        made, past = origin_of(tensor, self._lookup)
         own = self._findings.own_names(tensor, made)
         if own:
             return own
-        former = self._overwritten(number, tensor, made)
+        former = self._overwritten(number, tensor, made) or past
         if former is None or not former.exact:
             near = None if former is not None else self._nearest(number)
             former = former or near or self._findings.related_name(tensor, made)
         return (former or unnamed(made),)
 
     def _overwritten(self, number: int, tensor: torch.Tensor, made: Site | None) -> Name | None:
-        """The name of a leaf whose variable was given to another tensor, as the log tells it.
-
-        Exact when a statement that took this leaf from the variable also rebound the variable.
-        """
-        former = history_of(tensor, self._lookup)
+        """The exact name of a leaf, if a statement that took this leaf from a variable also rebound the variable."""
+        if not self._lookup:
+            return None
         for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
-            call = self._lookup.call(self._walk.nodes[user]) if self._lookup else None
+            call = self._lookup.call(self._walk.nodes[user])
             inputs = self._walk.inputs(user)
             name = None if call is None else rebound_by(tensor, call, inputs, position)
             if name is not None:
                 return replace(name, site=made)
-        return former
+        return None
 
     def _nearest(self, number: int) -> Name | None:
         """The nearest node downstream whose result the program names."""

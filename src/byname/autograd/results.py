@@ -28,9 +28,16 @@ class NamedResults:
 
     def tensor(self, number: int) -> torch.Tensor | None:
         """The tensor that the program holds as a node's result."""
+        return self._every().get(number)
+
+    def numbers(self) -> list[int]:
+        """The nodes whose results the program holds, in their order."""
+        return sorted(self._every())
+
+    def _every(self) -> dict[int, torch.Tensor]:
         if self._tensors is None:
             self._tensors = self._find()
-        return self._tensors.get(number)
+        return self._tensors
 
     def _find(self) -> dict[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}

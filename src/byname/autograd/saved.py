@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, overload
 
@@ -10,18 +10,18 @@ import torch
 
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.slots import Slot, slots_of
-from byname.autograd.walk import Node, Walk, node_name
+from byname.autograd.walk import Node, Walk
 from byname.naming.name import Name, unnamed
-from byname.naming.names import Findings, find
+from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.naming.sites import SiteLookup, name_of_output, rebound_by, site_of_tensor
+from byname.naming.sites import name_of_output, origin_of, rebound_by, site_of_tensor
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, fact, facts_of
 from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 from byname.tracking.log import Call
 
-__all__ = ["Saved", "SavedTensor", "rows_of", "saved"]
+__all__ = ["Saved", "SavedTensor", "find_saved", "rows_among", "rows_of", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,10 @@ class Saved(Rows[SavedTensor]):
 
     __slots__ = ("_facts", "_fields", "_sharing", "opaque")
 
-    def __init__(
-        self,
-        fields: list[_Fields],
-        facts: list[Facts | None],
-        sharing: dict[Hashable, list[int]],
-        opaque: tuple[str, ...],
-    ) -> None:
+    def __init__(self, fields: list[_Fields], facts: list[Facts | None], opaque: tuple[str, ...]) -> None:
         self._fields = fields
         self._facts = facts
-        self._sharing = sharing
+        self._sharing: dict[Hashable, list[int]] | None = None
         self.opaque = opaque
 
     def __len__(self) -> int:
@@ -121,9 +115,17 @@ class Saved(Rows[SavedTensor]):
             return tuple(self[one] for one in range(*position.indices(len(self))))
         fields, facts = self._fields[position], self._facts[position]
         card = None if facts is None else card_from(facts)
-        rows = () if card is None else self._sharing.get(card.storage, ())
+        rows = () if card is None else self._rows_by_storage().get(card.storage, ())
         node, slot, state, name, site, module, number = fields
         return SavedTensor(node, slot, state, card, name, site, module, number, position % len(self), rows)
+
+    def _rows_by_storage(self) -> dict[Hashable, list[int]]:
+        if self._sharing is None:
+            self._sharing = {}
+            for position, facts in enumerate(self._facts):
+                if facts is not None and facts[STORAGE] is not None:
+                    self._sharing.setdefault(facts[STORAGE], []).append(position)
+        return self._sharing
 
     @property
     def bytes(self) -> int:
@@ -215,10 +217,15 @@ def saved(root: Any) -> Saved:
 def saved_of(walk: Walk) -> Saved:
     """The saved tensors of a walk that was made already."""
     with untouched(), collection_paused():
-        return rows_of(walk, list(slots_of(walk)))
+        return rows_of(walk, slots_of(walk))
 
 
-def rows_of(walk: Walk, slots: list[Slot], given: Iterable[object] = ()) -> Saved:
+def find_saved(slots: Sequence[Slot], question: Question) -> Findings:
+    """Look for the names of what is in some slots."""
+    return question.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
+
+
+def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
     """The rows of some slots of a walk. To be called inside `untouched`.
 
     Args:
@@ -226,16 +233,20 @@ def rows_of(walk: Walk, slots: list[Slot], given: Iterable[object] = ()) -> Save
         slots: what `slots_of` found there, or some of it.
         given: models and optimizers to find names in, even when no variable holds them.
     """
+    return rows_among(walk, slots, find_saved(slots, Question(given)))
+
+
+def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
+    """The same after the search for the names.
+
+    One loop, as a graph can have a million slots.
+    """
     lookup = walk.lookup()
-    numbers = {slot.number for slot in slots}
-    calls = {number: lookup.call(walk.nodes[number]) for number in numbers} if lookup else {}
-    sites = {number: call.spot() for number, call in calls.items() if call is not None}
-    findings = find(Targets(slot.tensor for slot in slots if slot.tensor is not None), given=given, deep=False)
-    naming = _Naming(walk, findings, lookup, calls)
-    names = {number: node_name(walk.nodes[number]) for number in numbers}
+    naming = _Naming(walk, findings)
+    knows, node_of, site_of = naming.knows(), walk.name, walk.site
     fields: list[_Fields] = []
     facts: list[Facts | None] = []
-    sharing: dict[Hashable, list[int]] = {}
+    add_fields, add_facts = fields.append, facts.append
     seen: dict[int, Facts] = {}
     for slot in slots:
         number, shown, state, tensor = slot
@@ -244,49 +255,55 @@ def rows_of(walk: Walk, slots: list[Slot], given: Iterable[object] = ()) -> Save
             fact = seen.get(id(tensor))
             if fact is None:
                 fact = seen[id(tensor)] = facts_of(tensor)
-            rows = sharing.get(fact[STORAGE])
-            if rows is None:
-                rows = sharing[fact[STORAGE]] = []
-            rows.append(len(facts))
-        spot = sites.get(number)
-        site = None if spot is None else spot.site
-        if fact is None or naming.knows(tensor, fact[STORAGE]):
-            fields.append((names[number], shown, state, naming.of(slot, fact), site, naming.module(slot), number))
+        add_facts(fact)
+        site = site_of(number) if lookup else None
+        if fact is None or knows(tensor, fact[STORAGE]):
+            add_fields((node_of(number), shown, state, naming.of(slot, fact), site, naming.module(slot), number))
         else:
-            fields.append((names[number], shown, state, _NAMELESS, site, "", number))
-        facts.append(fact)
-    sharing.pop(None, None)
-    return Saved(fields, facts, sharing, (*opaque_notes(walk), *findings.bound()))
+            add_fields((node_of(number), shown, state, _NAMELESS, site, "", number))
+    return Saved(fields, facts, (*opaque_notes(walk), *findings.bound()))
 
 
 class _Naming:
     """Names the saved tensors of one walk."""
 
-    def __init__(self, walk: Walk, findings: Findings, lookup: SiteLookup, calls: dict[int, Call | None]) -> None:
+    def __init__(self, walk: Walk, findings: Findings) -> None:
         self._walk = walk
         self._findings = findings
-        self._lookup = lookup
-        self._calls = calls
+        self._lookup = walk.lookup()
         self._modules: dict[int, str] = {}
+        self._views: dict[tuple[Node, int], Name | None] = {}
 
-    def knows(self, tensor: object, storage: int | None) -> bool:
-        """Whether there is anything to say about a tensor: a name, a name in the same memory, or a log."""
-        return bool(self._lookup) or self._findings.met(tensor) or bool(self._findings.sharing(storage))
+    def knows(self) -> Callable[[object, int | None], bool]:
+        """A function that says whether there is anything to say about a tensor in this storage.
+
+        There is with a log, with a name, or with a name in the same memory.
+        """
+        if self._lookup:
+            return lambda tensor, storage: True
+        met, storages = self._findings.met, self._findings.by_storage()
+        return lambda tensor, storage: storage in storages or met(tensor)
 
     def of(self, slot: Slot, facts: Facts | None) -> Name:
         """The name of what a slot holds. To be called inside `untouched`."""
         tensor = slot.tensor
         if tensor is None or facts is None:
             return _NAMELESS
-        met = self._findings.met(tensor)
-        named = self._findings.names(tensor, self._lookup)[0]
-        if met or (named.how != "unnamed" and not named.relation):
+        site, former = origin_of(tensor, self._lookup)
+        own = self._findings.own_names(tensor, site)
+        named = own[0] if own else former
+        if named is not None:
             return self._rebound(slot, named)
-        return self._result(slot, card_from(facts)) or self._viewed(tensor) or named
+        if self._findings.met(tensor):
+            return self._rebound(slot, self._related(tensor, site))
+        return self._result(slot, facts) or self._viewed(tensor) or self._related(tensor, site)
+
+    def _related(self, tensor: torch.Tensor, site: Site | None) -> Name:
+        return self._findings.related_name(tensor, site) or unnamed(site)
 
     def _rebound(self, slot: Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""
-        call = self._calls.get(slot.number)
+        call = self._call(slot)
         if named.exact or named.relation or call is None or slot.tensor is None:
             return named
         return self._rebinding(slot, call) or named
@@ -302,30 +319,40 @@ class _Naming:
     def _accumulates_into(self, number: int, tensor: torch.Tensor) -> bool:
         return getattr(self._walk.nodes[number], "variable", None) is tensor
 
-    def _result(self, slot: Slot, card: Card) -> Name | None:
+    def _result(self, slot: Slot, facts: Facts) -> Name | None:
         """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._walk.nodes[slot.number]
-        for tensor, other in self._findings.sharing(card.storage):
-            if fact(tensor, "grad_fn") is node and card.same_value(other):
+        for tensor, others in self._findings.sharing(facts[STORAGE]):
+            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
                 return self._findings.own_names(tensor)[0]
-        call = self._calls.get(slot.number)
-        return None if slot.name != "result" or call is None else name_of_output(call, node._sequence_nr(), 0)
+        call = self._call(slot) if slot.name == "result" else None
+        return None if call is None else name_of_output(call, node._sequence_nr(), 0)
+
+    def _call(self, slot: Slot) -> Call | None:
+        """The call that filled a slot."""
+        return self._lookup.call(self._walk.nodes[slot.number]) if self._lookup else None
 
     def _viewed(self, tensor: torch.Tensor) -> Name | None:
         """The name of the variable that a tensor is a view of, found by going back through nodes that only view."""
-        node, output = fact(tensor, "grad_fn"), fact(tensor, "output_nr")
+        node = fact(tensor, "grad_fn")
         for _ in range(_VIEWS_IN_A_ROW):
-            if node is None or not node_name(node).startswith(_VIEWS):
+            if node is None or not self._walk.name_of(node).startswith(_VIEWS):
                 return None
-            node, output = node.next_functions[0]
-            name = self._name_of_output(node, output)
+            before = node.next_functions[0]
+            if before not in self._views:
+                self._views[before] = self._view_of_output(*before)
+            name = self._views[before]
             if name is not None:
-                return replace(name, exact=False, relation="view of")
+                return name
+            node = before[0]
         return None
 
+    def _view_of_output(self, node: Node, output: int) -> Name | None:
+        """The name of a view of a node's output."""
+        name = None if node is None else self._name_of_output(node, output)
+        return None if name is None else replace(name, exact=False, relation="view of")
+
     def _name_of_output(self, node: Node, output: int) -> Name | None:
-        if node is None:
-            return None
         variable = getattr(node, "variable", None)
         if variable is not None:
             return next(iter(self._findings.own_names(variable)), None)
@@ -334,7 +361,7 @@ class _Naming:
 
     def module(self, slot: Slot) -> str:
         """The module that ran when the slot was filled, or that owns the tensor in it."""
-        call = self._calls.get(slot.number)
+        call = self._call(slot)
         running = None if call is None or call.module is None else call.module()
         if running is None:
             return "" if slot.tensor is None else self._findings.owner_of(slot.tensor)

@@ -40,16 +40,31 @@ class Slot(NamedTuple):
     tensor: torch.Tensor | None
 
 
-def slots_of(walk: Walk) -> Iterator[Slot]:
-    """Every saved tensor of every node. To be called inside `untouched`."""
+def slots_of(walk: Walk) -> list[Slot]:
+    """Every saved tensor of every node. To be called inside `untouched`.
+
+    One loop, as a graph can have a million slots: what is not simply a live tensor is left to `slots_of_node`.
+    """
     known: dict[type, Sequence[tuple[str, str]]] = {}
+    found: list[Slot] = []
+    add, make = found.append, tuple.__new__
     for number, node in enumerate(islice(walk.nodes, 1, None), 1):
         kind = type(node)
         fields = known.get(kind)
         if fields is None:
             fields = known[kind] = _saved_fields(kind)
-        if fields:
-            yield from slots_of_node(number, node, fields)
+        for field in fields:
+            name, attribute = field
+            try:
+                raw = getattr(node, attribute)
+                data = raw.data
+                if type(data) in PLAIN and raw.unpack_hook is None and not data._version:
+                    add(make(Slot, (number, name, "live", data)))
+                    continue
+            except (RuntimeError, AttributeError):  # freed; or several tensors, none, or an inference tensor
+                pass
+            found += slots_of_node(number, node, (field,))
+    return found
 
 
 def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tensor]]:

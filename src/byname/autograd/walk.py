@@ -7,20 +7,20 @@ numbers and words they need.
 from __future__ import annotations
 
 import bisect
-import random
-import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from itertools import chain, cycle, islice, repeat
-from typing import Any, TypeAlias
+from itertools import chain, compress, count, islice, repeat
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy
+import numpy.typing
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.autograd.freeing import Edges, gaps, mark
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.sites import SiteLookup, site_of_tensor
 from byname.reading.objects import found_in
@@ -40,8 +40,6 @@ __all__ = [
     "has_graph",
     "is_node",
     "leaf_tensors",
-    "lots",
-    "mark",
     "node_name",
     "nodes_behind",
     "nodes_from",
@@ -52,13 +50,14 @@ __all__ = [
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``; its children are looked at through private methods, which the stub does not know."""
 
+Numbers: TypeAlias = numpy.typing.NDArray[numpy.int64]
+
 
 class Walk:
     """The nodes behind some roots, numbered in the order of their distance.
 
     Attributes:
         nodes: the nodes; number 0 stands for "no node", an input that needs no gradient.
-        numbers: the number of each node.
         roots: the numbers of the roots.
         tensors: the root tensors themselves, where tensors were given.
     """
@@ -69,38 +68,50 @@ class Walk:
         start = list(dict.fromkeys(root_node(one) for one in given))
         self.nodes: list[Node] = [None, *start]
         self.roots: list[int] = list(range(1, len(start) + 1))
-        self.numbers: dict[Node, int] = {node: number for number, node in enumerate(self.nodes)}
-        # All edges in one list, node after node: where each node's begin, and to which nodes they lead.
-        self._begins: list[int] = [0]
-        self._targets: list[int] = []
-        self._levels: list[int] = []
+        # All edges in one list, node after node: how many each node has, and to which nodes they lead.
+        self._inputs: list[int] = [0]
+        self._below: list[Node] = []
+        self._names: dict[type, str] = {}
         with collection_paused():
             self._walk()
 
     def _walk(self) -> None:
-        nodes, number_for, add = self.nodes, self.numbers.setdefault, self.nodes.append
-        targets, add_target, add_begin = self._targets, self._targets.append, self._begins.append
-        count = level_end = len(nodes)
-        pairs = zip(islice(nodes, 1, None), lots(), strict=False)  # grows while it is walked
-        for at, (node, marked) in enumerate(pairs, 1):
-            if at == level_end:
-                self._levels.append(at)
-                level_end = count
-            add_begin(len(targets))
-            edges = node.next_functions
-            for below, _ in edges:
-                number = number_for(below, count)
-                if number == count:
-                    count += 1
-                    add(below)
-                add_target(number)
-            if marked and edges:
+        """Fill the lists of nodes and edges. One loop, as any call in it would cost as much as PyTorch takes."""
+        nodes, seen = self.nodes, set(self.nodes)
+        add, see, add_inputs, add_below = nodes.append, seen.add, self._inputs.append, self._below.append
+        waiting = islice(nodes, 1, None)  # grows while it is walked
+        edges: Edges = ()
+        for gap in gaps():
+            node = None
+            for node in islice(waiting, gap):
+                edges = node.next_functions
+                add_inputs(len(edges))
+                for below, _ in edges:
+                    add_below(below)
+                    if below not in seen:
+                        see(below)
+                        add(below)
+            if node is None:
+                return
+            if edges:
                 mark(node, edges)
+
+    @cached_property
+    def numbers(self) -> dict[Node, int]:
+        """The number of each node."""
+        return dict(zip(self.nodes, count(), strict=False))
+
+    @cached_property
+    def edges(self) -> NumberedEdges:
+        """The edges as numbers."""
+        targets = numpy.fromiter(map(self.numbers.__getitem__, self._below), numpy.int64, len(self._below))
+        inputs = numpy.fromiter(self._inputs, numpy.int64, len(self._inputs))
+        return NumberedEdges(numpy.cumsum(inputs) - inputs, targets)
 
     @cached_property
     def rows(self) -> list[list[int]]:
         """For each node the numbers of the nodes that its gradients go to, in the order of its inputs."""
-        return _rows(self._begins, self._targets)
+        return self.edges.rows()
 
     @cached_property
     def users(self) -> list[list[int]]:
@@ -113,46 +124,96 @@ class Walk:
 
     def path_counts(self, wanted: Iterable[int]) -> PathCounts:
         """Counts, when asked, the ways to the wanted nodes; it holds numbers only."""
-        return PathCounts(self._begins, self._targets, self.roots, wanted)
+        return PathCounts(self.edges, self.roots, wanted)
+
+    def name(self, number: int) -> str:
+        """PyTorch's name of a node."""
+        return self.name_of(self.nodes[number])
+
+    def name_of(self, node: Node) -> str:
+        """The same for a node; asked for once for each class that is named as its nodes are."""
+        kind = type(node)
+        known = self._names.get(kind)
+        if known is None:
+            known = node_name(node)
+            if known == kind.__name__:
+                self._names[kind] = known
+        return known
 
     def inputs(self, number: int) -> int:
         """How many inputs a node has."""
-        return len(self.nodes[number].next_functions)
+        return self._inputs[number]
 
     def distance(self, number: int) -> int:
         """The fewest steps from a root to a node."""
         return bisect.bisect_right(self._levels, number)
 
+    def distances(self) -> list[int]:
+        """The distance of every node, with 0 for "no node"."""
+        firsts = [1, *self._levels]
+        levels = enumerate(zip(firsts, [*self._levels, len(self.nodes)], strict=True))
+        return [0, *chain.from_iterable(repeat(distance, end - first) for distance, (first, end) in levels)]
+
+    @cached_property
+    def _levels(self) -> list[int]:
+        """The number of the first node of each distance, from 1: the next after all that the last level leads to."""
+        begins, targets = self.edges
+        furthest = numpy.maximum.accumulate(numpy.concatenate(([len(self.roots)], targets)))
+        after = (furthest[begins] + 1).tolist()
+        found, first = [], len(self.roots) + 1
+        while first < len(after):
+            found.append(first)
+            first = after[first]
+        return found
+
     def leaf_numbers(self) -> list[int]:
         """The numbers of the nodes that accumulate into a leaf."""
-        accumulate = accumulate_type()
-        return [number for number, kind in enumerate(map(type, self.nodes)) if kind is accumulate]
+        return self._leaf_numbers
+
+    @cached_property
+    def _leaf_numbers(self) -> list[int]:
+        return list(compress(count(), map(is_, self._kinds, repeat(accumulate_type()))))
+
+    @cached_property
+    def _kinds(self) -> list[type]:
+        """The class of each node."""
+        return list(map(type, self.nodes))
 
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
         """For each wanted node, who uses it: the number of the node and the position among its inputs."""
-        found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
+        order = sorted(set(wanted))
         is_wanted = numpy.zeros(len(self.nodes), dtype=bool)
-        is_wanted[list(found)] = True
-        targets, begins = numpy.array(self._targets, dtype=numpy.int64), numpy.array(self._begins)
-        edges = numpy.flatnonzero(is_wanted[targets])
-        users = numpy.searchsorted(begins, edges, side="right") - 1
-        places = zip(targets[edges].tolist(), users.tolist(), (edges - begins[users]).tolist(), strict=True)
-        for number, user, position in places:
-            found[number].append((user, position))
-        return found
+        is_wanted[order] = True
+        begins, targets = self.edges
+        found = numpy.flatnonzero(is_wanted[targets])
+        found = found[numpy.argsort(targets[found], kind="stable")]
+        users = numpy.searchsorted(begins, found, side="right") - 1
+        uses = list(zip(users.tolist(), (found - begins[users]).tolist(), strict=True))
+        ends = numpy.searchsorted(targets[found], order, side="right").tolist()
+        return {number: uses[start:end] for number, start, end in zip(order, [0, *ends], ends, strict=False)}
 
     def lookup(self) -> SiteLookup:
         """Finds where in the source the nodes were made."""
+        return self._lookup
+
+    @cached_property
+    def _lookup(self) -> SiteLookup:
         with untouched():
-            return SiteLookup(self.tensors, self.numbers.__contains__)
+            return SiteLookup(self.tensors, lambda node: node in self.numbers)
+
+    def site(self, number: int) -> Site | None:
+        """Where in the source the call stands that made a node."""
+        spot = self._lookup.spot(self.nodes[number]) if self._lookup else None
+        return None if spot is None else spot.site
 
     def opaque(self) -> list[tuple[int, str]]:
         """The nodes that hide others, with what each hides."""
-        kinds = dict(zip(map(type, self.nodes[1:]), self.nodes[1:], strict=True))
+        kinds = dict(zip(self._kinds, self.nodes, strict=True))
+        del kinds[type(None)]
         hiding = {kind: reason for kind, node in kinds.items() if (reason := opaque_reason(node))}
         if not hiding:
             return []
-        return [(number, hiding[type(node)]) for number, node in enumerate(self.nodes) if type(node) in hiding]
+        return [(number, hiding[kind]) for number, kind in enumerate(self._kinds) if kind in hiding]
 
 
 def nodes_behind(roots: Iterable[Any]) -> list[Node]:
@@ -165,14 +226,19 @@ def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
     nodes = [node for node in dict.fromkeys(roots) if node not in seen]
     seen.update(nodes)
     seen.add(None)
-    add, append = seen.add, nodes.append
-    for node, marked in zip(nodes, lots(), strict=False):  # grows while it is walked
-        edges = node.next_functions
-        for below, _ in edges:
-            if below not in seen:
-                add(below)
-                append(below)
-        if marked and edges:
+    add, append, waiting = seen.add, nodes.append, iter(nodes)  # grows while it is walked
+    edges: Edges = ()
+    for gap in gaps():
+        node = None
+        for node in islice(waiting, gap):
+            edges = node.next_functions
+            for below, _ in edges:
+                if below not in seen:
+                    add(below)
+                    append(below)
+        if node is None:
+            break
+        if edges:
             mark(node, edges)
     return nodes
 
@@ -191,27 +257,38 @@ def leaf_tensors(nodes: Iterable[Node]) -> list[torch.Tensor]:
     return [node.variable for node in nodes if type(node) is accumulate]
 
 
+class NumberedEdges(NamedTuple):
+    """Edges as numbers, node after node: where each node's begin, and to which nodes all of them lead."""
+
+    begins: Numbers
+    targets: Numbers
+
+    def rows(self) -> list[list[int]]:
+        """The targets of each node."""
+        begins, targets = self.begins.tolist(), self.targets.tolist()
+        return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
+
+
 class PathCounts:
     """In how many ways does a gradient reach each leaf? Counted when first asked, by dynamic programming."""
 
-    __slots__ = ("_begins", "_counts", "_roots", "_targets", "_wanted")
+    __slots__ = ("_counts", "_edges", "_roots", "_wanted")
 
-    def __init__(self, begins: list[int], targets: list[int], roots: list[int], wanted: Iterable[int]) -> None:
-        self._begins = begins
-        self._targets = targets
+    def __init__(self, edges: NumberedEdges, roots: list[int], wanted: Iterable[int]) -> None:
+        self._edges: NumberedEdges | None = edges
         self._roots = roots
         self._wanted = frozenset(wanted)
-        self._counts: dict[int, int] | None = None
+        self._counts: dict[int, int] = {}
 
     def of(self, number: int) -> int:
         """The exact number of paths from the roots to a leaf."""
-        if self._counts is None:
-            self._counts = self._count()
-            self._begins = self._targets = []
+        if self._edges is not None:
+            self._counts = self._count(self._edges.rows())
+            self._edges = None
         return self._counts[number]
 
-    def _count(self) -> dict[int, int]:
-        rows, wanted = _rows(self._begins, self._targets), self._wanted
+    def _count(self, rows: list[list[int]]) -> dict[int, int]:
+        wanted = self._wanted
         ways: dict[int, int] = dict.fromkeys(self._roots, 1)
         found: dict[int, int] = {}
         for number in _from_the_roots(rows, self._roots):
@@ -222,10 +299,6 @@ class PathCounts:
                 if below:
                     ways[below] = ways.get(below, 0) + here
         return found
-
-
-def _rows(begins: list[int], targets: list[int]) -> list[list[int]]:
-    return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
 
 
 def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
@@ -369,56 +442,3 @@ def accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
     with untouched(), _nothing_between():
         return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))
-
-
-Edges: TypeAlias = tuple[tuple[Any, int], ...]
-
-_KEY = "byname: freed after this node"
-_LOTS = random.Random(0).choices((True, False), (1, 7), k=10_007)
-_DEEP = (3, 13) <= sys.version_info < (3, 14)
-"""Python defers freeing a tuple inside of other tuples: from 50 of them on until 3.12, near the end of the stack since
-3.14. In 3.13 it is from 10,000 on, whatever the stack, and the nodes between them take 16 MB by then."""
-_UNMARKED = 500
-"""So many nodes are freed by recursion on any stack. Only Python 3.13 spares them the marks, which run Python code
-there: an interrupt that comes in this code is lost, as in any ``__del__``."""
-
-
-def lots() -> Iterator[bool]:
-    """Draw for each node of a walk, in its order, whether it is to be marked. There is no end of lots."""
-    return chain(repeat(False, _UNMARKED), cycle(_LOTS)) if _DEEP else cycle(_LOTS)
-
-
-def mark(node: Any, edges: Edges) -> None:
-    """Let what lies behind a node be freed after the node, and not inside of its freeing."""
-    node.metadata[_KEY] = _Deferred(edges) if _DEEP else edges
-
-
-class _Queue(threading.local):
-    """The edges that a thread has still to free, and whether it is about to."""
-
-    def __init__(self) -> None:
-        self.edges: list[Edges] = []
-        self.running = False
-
-
-class _Deferred:
-    """Edges that are freed one mark after the other, by the first mark of them all."""
-
-    __slots__ = ("edges",)
-
-    def __init__(self, edges: Edges) -> None:
-        self.edges = edges
-
-    def __del__(self, queue: _Queue = _Queue()) -> None:  # noqa: B008 - one for all, and there until the very end
-        waiting = queue.edges
-        waiting.append(self.edges)
-        del self.edges
-        if queue.running:
-            return
-        queue.running = True
-        while waiting:
-            try:
-                waiting.pop()
-            except KeyboardInterrupt:  # lost in a ``__del__`` in any case; the rest is not
-                continue
-        queue.running = False

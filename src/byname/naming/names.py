@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ from byname.naming.name import Name, unnamed
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search, written
-from byname.naming.sites import SiteLookup, history_of, site_of_tensor
+from byname.naming.sites import SiteLookup, origin_of
 from byname.reading.quiet import collection_paused, untouched
-from byname.reading.tensor import STORAGE, Card, card_from, fact, facts_of, is_tensor
+from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
 from byname.source.location import Site
 from byname.table import printable
 
-__all__ = ["Findings", "Named", "find", "find_near", "name", "names"]
+__all__ = ["Findings", "Named", "Question", "find", "find_near", "name", "names"]
 
 
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
@@ -95,10 +96,12 @@ class Findings:
     It holds the objects it came upon, so it lives only as long as the call that asks.
     """
 
-    def __init__(self, searches: Sequence[Reached], unheld: frozenset[int]) -> None:
+    def __init__(
+        self, searches: Sequence[Reached], unheld: frozenset[int] = frozenset(), known: _Known | None = None
+    ) -> None:
         self._searches = searches
         self._unheld = unheld
-        self._by_storage: dict[int, list[tuple[torch.Tensor, Card]]] | None = None
+        self._known = known or _Known()
         self._own: dict[int, tuple[Named, ...]] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
@@ -110,11 +113,10 @@ class Findings:
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
         with untouched():
-            site = site_of_tensor(tensor, lookup)
+            site, former = origin_of(tensor, lookup)
             own = self.own_names(tensor, site)
             if own:
                 return own
-            former = history_of(tensor, lookup)
             if former is not None:
                 return (former,)
             return (self.related_name(tensor, site) or unnamed(site),)
@@ -129,15 +131,20 @@ class Findings:
             return ()
         known = self._own.get(id(tensor))
         if known is None:
-            known = self._own[id(tensor)] = self._find_own(tensor, site)
+            known = self._known.own.get(id(tensor))
+            if known is None:
+                known = self._known.own[id(tensor)] = self._find_own(tensor)
+            if site is not None:
+                known = tuple([Named(replace(name, site=site), way) for name, way in known])
+            self._own[id(tensor)] = known
         return known
 
-    def _find_own(self, tensor: torch.Tensor, site: Site | None) -> tuple[Named, ...]:
+    def _find_own(self, tensor: torch.Tensor) -> tuple[Named, ...]:
         every = [way for reached in self._searches for way in reached.ways_to(tensor)]
         ways = [way for way in every if way.root.how != "given"] or every  # a given model is "model" for want of better
         found: dict[tuple[str, str], Named] = {}
         for way in sorted(ways, key=_rank) if len(ways) > 1 else ways:
-            one = self._written(way, site)
+            one = self._written(way)
             if one is not None:
                 found.setdefault((one.path, one.scope), Named(one, way))
         return tuple(found.values())
@@ -161,15 +168,20 @@ class Findings:
         """Every tensor that the searches came upon."""
         return [tensor for reached in self._searches for tensor in reached.tensors()]
 
-    def sharing(self, storage: int | None) -> list[tuple[torch.Tensor, Card]]:
-        """The tensors come upon whose memory is this storage, with their cards. To be called inside `untouched`."""
-        if self._by_storage is None:
-            self._by_storage = {}
+    def sharing(self, storage: int | None) -> Sequence[tuple[torch.Tensor, Facts]]:
+        """The tensors come upon whose memory is this storage, with their facts. To be called inside `untouched`."""
+        return self.by_storage().get(storage, ())
+
+    def by_storage(self) -> Mapping[int | None, Sequence[tuple[torch.Tensor, Facts]]]:
+        """The tensors come upon by their storages, with their facts. To be called inside `untouched`."""
+        found = self._known.by_storage
+        if found is None:
+            found = self._known.by_storage = {}
             for tensor in self.tensors():
-                card = card_from(facts_of(tensor))
-                if card.storage is not None:
-                    self._by_storage.setdefault(card.storage, []).append((tensor, card))
-        return [] if storage is None else self._by_storage.get(storage, [])
+                facts = facts_of(tensor)
+                if facts[STORAGE] is not None:
+                    found.setdefault(facts[STORAGE], []).append((tensor, facts))
+        return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
         """The name of a tensor in the same memory, said to be just that. To be called inside `untouched`."""
@@ -222,7 +234,7 @@ class Findings:
         best = min(owned, key=_rank)
         return printable(Way(best.root, best.steps[:-1]).source)
 
-    def _written(self, way: Way, site: Site | None) -> Name | None:
+    def _written(self, way: Way) -> Name | None:
         """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
         if any(step.kind == "state" for step in way.steps):
             steps = [self._with_parameter(step, way.root) for step in way.steps]
@@ -231,7 +243,7 @@ class Findings:
             way = Way(way.root, tuple(step for step in steps if step is not None))
         source, words = written(way)
         said = "" if words == source else printable(words)
-        return Name(printable(source), _how(way), way.root.scope, way.evaluates, site=site, text=said)
+        return Name(printable(source), _how(way), way.root.scope, way.evaluates, text=said)
 
     def _with_parameter(self, step: Step, root: Root) -> Step | None:
         """A step, written with the name of the parameter where it goes into an optimizer's state of it."""
@@ -252,6 +264,61 @@ class Findings:
         return (found[0].path, False) if found else None
 
 
+class _Known:
+    """What is known of the tensors of some searches, for all that ask these: names without a site, facts."""
+
+    __slots__ = ("by_storage", "own")
+
+    def __init__(self) -> None:
+        self.own: dict[int, tuple[Named, ...]] = {}
+        self.by_storage: dict[int | None, list[tuple[torch.Tensor, Facts]]] | None = None
+
+
+class Question:
+    """The searches for one question, however many sets of tensors it is about. Each is made once, when it is needed.
+
+    Args:
+        given: models and optimizers that the user gave: searched even when no variable holds them.
+    """
+
+    def __init__(self, given: Iterable[object] = ()) -> None:
+        roots = all_roots()
+        held = {id(root.value) for root in roots}
+        roots += [given_root(value) for value in given if id(value) not in held]
+        self._roots = roots
+        self._known: dict[int, _Known] = {}
+
+    @cached_property
+    def _near(self) -> Reached:
+        return search([root for root in self._roots if root.quality < FOREIGN])
+
+    @cached_property
+    def _far(self) -> Reached:
+        return search([root for root in self._roots if root.quality >= FOREIGN], depth=4, budget=100_000)
+
+    def find(self, tensors: Targets, *, deep: bool = True, alone: frozenset[int] = frozenset()) -> Findings:
+        """Look for the names of some tensors.
+
+        Args:
+            tensors: what to look for.
+            deep: whether what is not found from the variables may cost a pass over the heap.
+            alone: ids of those tensors that no Python object holds, as far as that is known before.
+        """
+        with collection_paused():
+            searches = [self._near]
+            missing = Targets(tensor for tensor in tensors if not self._near.has(tensor))
+            if missing:
+                searches.append(self._far)
+                missing = Targets(tensor for tensor in missing if not self._far.has(tensor))
+            unheld = alone.intersection(map(id, missing))
+            missing = Targets(tensor for tensor in missing if id(tensor) not in alone)
+            if missing and deep:
+                climbed = climb(missing)
+                return Findings([*searches, climbed.reached], unheld | climbed.unheld)
+        far = len(searches) > 1 and len(self._far) > 0
+        return Findings(searches, unheld, self._known.setdefault(far, _Known()))
+
+
 def find(
     tensors: Targets,
     *,
@@ -267,32 +334,15 @@ def find(
         given: models and optimizers that the user gave: searched even when no variable holds them.
         deep: whether what is not found from the variables may cost a pass over the heap.
     """
+    if roots is None:
+        return Question(given).find(tensors, deep=deep)
     with collection_paused():
-        return _find(tensors, roots, given, deep)
+        return Findings([search(given_roots(roots))])
 
 
 def find_near() -> Findings:
     """What the program's own variables lead to; for who has other ways to look for the rest."""
-    return Findings([search([root for root in all_roots() if root.quality < FOREIGN])], frozenset())
-
-
-def _find(tensors: Targets, roots: Any, given: Iterable[object], deep: bool) -> Findings:
-    if roots is not None:
-        return Findings([search(given_roots(roots))], frozenset())
-    everything = all_roots()
-    held = {id(root.value) for root in everything}
-    everything += [given_root(value) for value in given if id(value) not in held]
-    near = [root for root in everything if root.quality < FOREIGN]
-    searches = [search(near)]
-    missing = Targets(tensor for tensor in tensors if not searches[0].has(tensor))
-    if missing:
-        far = [root for root in everything if root.quality >= FOREIGN]
-        searches.append(search(far, depth=4, budget=100_000))
-        missing = Targets(tensor for tensor in missing if not searches[1].has(tensor))
-    if not missing or not deep:
-        return Findings(searches, frozenset())
-    climbed = climb(missing)
-    return Findings([*searches, climbed.reached], climbed.unheld)
+    return Findings([search([root for root in all_roots() if root.quality < FOREIGN])])
 
 
 class _Rank(NamedTuple):

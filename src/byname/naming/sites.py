@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +14,10 @@ from byname.naming.name import Name
 from byname.naming.roots import module_of
 from byname.reading.tensor import fact
 from byname.source.location import Site, Spot, binds_alone, locate, scope_of, statements_binding
-from byname.tracking.log import Call, CallFinder, Made, is_in_place
+from byname.tracking.log import Call, CallFinder, Log, Made, is_in_place
 from byname.tracking.tracker import TRACKERS
 
-__all__ = ["SiteLookup", "history_of", "name_at", "name_of_output", "rebound_by", "site_of_tensor"]
+__all__ = ["SiteLookup", "name_at", "name_of_output", "origin_of", "rebound_by", "site_of_tensor"]
 
 
 class SiteLookup:
@@ -33,23 +34,66 @@ class SiteLookup:
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
         known = list(roots)
-        logs = [CallFinder(log) for tracker in list(TRACKERS) for log in tracker.logs if log.calls]
+        logs = [CallFinder(log) for log in _every_log() if log.calls]
         self._logs = [log for log in logs if _belongs(log, known, holds)]
+        self._notes = [log.made for log in _every_log()]
+        self._calls: dict[Any, Call | None] = {}
+        self._spots: dict[tuple[int, int], Spot | None] = {}
+        self._names: dict[type, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._logs)
 
     def call(self, node: Any) -> Call | None:
         """The call that made a node, or None when that is not known."""
+        if node not in self._calls:
+            self._calls[node] = self._find_call(node)
+        return self._calls[node]
+
+    def _find_call(self, node: Any) -> Call | None:
         number = node._sequence_nr()
-        found = [call for log in self._logs if (call := log.at(number)) is not None and _can_make(call, node)]
-        places = {(id(call.code), call.instruction) for call in found}
-        return found[0] if len(places) == 1 else None
+        found = [call for log in self._logs if (call := log.at(number)) is not None and self._can_make(call, node)]
+        if len(found) > 1 and len({(id(call.code), call.instruction) for call in found}) > 1:
+            return None
+        return found[0] if found else None
 
     def spot(self, node: Any) -> Spot | None:
         """Where the call stands that made a node."""
         call = self.call(node)
-        return None if call is None else call.spot()
+        return None if call is None else self.spot_of(call)
+
+    def spot_of(self, call: Call) -> Spot | None:
+        """Where a call stands."""
+        key = id(call.code), call.instruction
+        if key not in self._spots:
+            self._spots[key] = call.spot()
+        return self._spots[key]
+
+    def made(self, tensor: torch.Tensor) -> Made | None:
+        """The note of the making of a tensor without a node."""
+        return _made(tensor, self._notes)
+
+    def _can_make(self, call: Call, node: Any) -> bool:
+        """Whether a call can have made such a node, as far as their names tell."""
+        if call.after != call.before + 1:
+            return True
+        asked, made = _asked_of(call.name), self._function_of(node)
+        return asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
+
+    def _function_of(self, node: Any) -> str:
+        """The function that a node is the backward of: ``mul`` of a ``MulBackward0``."""
+        known = self._names.get(type(node))
+        if known is None:
+            name = node.name().rpartition("::")[2]
+            known = name.lower().rpartition("backward")[0]
+            if name == type(node).__name__:  # else a class of nodes of many names
+                self._names[type(node)] = known
+        return known
+
+
+@lru_cache(maxsize=1024)
+def _asked_of(name: str) -> str:
+    return name.strip("_").lower().replace("truediv", "div")
 
 
 def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
@@ -62,15 +106,6 @@ def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[An
     if holds is None:
         return False
     return any((node := fact(result, "grad_fn")) is not None and holds(node) for result in log.living_results())
-
-
-def _can_make(call: Call, node: Any) -> bool:
-    """Whether a call can have made such a node, as far as their names tell."""
-    if call.after != call.before + 1:
-        return True
-    asked = call.name.strip("_").lower().replace("truediv", "div")
-    made = node.name().rpartition("::")[2].lower().rpartition("backward")[0]
-    return asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
 
 
 _OWN_NODE = frozenset(
@@ -88,15 +123,29 @@ def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Si
     return None if spot is None or spot.in_place else spot.site
 
 
-def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Name | None:
-    """The name that a tensor was given where it was made, though no variable holds it now.
+class Origin(NamedTuple):
+    """Where a tensor was made, and the name that it was given there, though no variable holds it now.
 
     The name is not `exact`: it was that of a variable which has gone or holds something else. Whoever knows a statement
     that read this tensor and rebound the variable can say more.
     """
+
+    site: Site | None
+    former: Name | None
+
+
+def origin_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Origin:
+    """Return where a tensor comes from, as far as the trackers know. To be called inside `untouched`."""
     spot, code = _making(tensor, lookup)
-    named = None if spot is None or code is None else name_at(spot, code)
-    return replace(named, site=None) if named is not None and spot is not None and spot.in_place else named
+    if spot is None:
+        return _UNKNOWN
+    named = None if code is None else name_at(spot, code)
+    if spot.in_place:
+        return Origin(None, None if named is None else replace(named, site=None))
+    return Origin(spot.site, named)
+
+
+_UNKNOWN = Origin(None, None)
 
 
 def name_at(spot: Spot, code: CodeType) -> Name | None:
@@ -149,7 +198,7 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> 
     """
     if not variable.isidentifier() or variable not in spot.reads:
         return False
-    made = _made(tensor)
+    made = _made(tensor, [log.made for log in _every_log()])
     if made is None or made.code is not call.code or call.code is None:
         return False
     making, _ = _making(tensor, None)
@@ -176,8 +225,9 @@ def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | Non
         return None, None
     node = fact(tensor, "grad_fn")
     if node is not None:
-        return _making_of_result(tensor, (lookup or SiteLookup([tensor])).call(node))
-    made = _made(tensor)
+        lookup = lookup or SiteLookup([tensor])
+        return _making_of_result(tensor, lookup.call(node), lookup)
+    made = _made(tensor, [log.made for log in _every_log()]) if lookup is None else lookup.made(tensor)
     if made is None:
         return None, None
     spot = locate(made.code, made.instruction, made.caller)
@@ -190,10 +240,12 @@ def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | Non
     return spot, made.code
 
 
-def _making_of_result(tensor: torch.Tensor, call: Call | None) -> tuple[Spot | None, CodeType | None]:
+def _making_of_result(
+    tensor: torch.Tensor, call: Call | None, lookup: SiteLookup
+) -> tuple[Spot | None, CodeType | None]:
     if call is None or (call.result is not None and call.result() is not tensor):
         return None, None
-    spot = call.spot()
+    spot = lookup.spot_of(call)
     if spot is None or call.inside:
         return (None if spot is None else replace(spot, whole=False)), call.code
     if is_in_place(call.name):
@@ -224,13 +276,16 @@ def _unpacked(spot: Spot, output: int) -> Spot:
     return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
-def _made(tensor: torch.Tensor) -> Made | None:
-    for tracker in list(TRACKERS):
-        for log in tracker.logs:
-            made = log.made.get(id(tensor))
-            if made is not None and made() is tensor:
-                return made
+def _made(tensor: torch.Tensor, notes: Iterable[Mapping[int, Made]]) -> Made | None:
+    for by_id in notes:
+        made = by_id.get(id(tensor))
+        if made is not None and made() is tensor:
+            return made
     return None
+
+
+def _every_log() -> list[Log]:
+    return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 
 def _making_before(code: CodeType, sight: Spot) -> Spot | None:
