@@ -11,6 +11,7 @@ import torchviz
 import byname
 from benchmarks.graphs import Built, chain, encoder, residual, rnn
 from benchmarks.timing import Rounds, Row, Variant, interleaved, small_heap, timed
+from byname.autograd.walk import Walk
 
 __all__ = ["bare_walk", "walking"]
 
@@ -26,7 +27,8 @@ def walking() -> list[Row]:
     }
     with small_heap():
         rows = [row for name, build in large.items() for row in _large(name, build)]
-        return rows + _encoder()
+        rows += _encoder() + _tracked()
+    return rows + _unheld()
 
 
 def bare_walk(loss: torch.Tensor) -> int:
@@ -47,10 +49,11 @@ def _large(name: str, build: Callable[[], Built], rounds: int = 21) -> list[Row]
     title = f"{name} of {nodes:,} nodes, {slots:,} slots"
     return [
         *_floor(title, took, nodes),
+        Row("  the walk alone / bare walk", took.ratio("walk", "bare"), "×", 2),
         Row("  leaves / bare walk", took.ratio("leaves", "bare"), "×", 2),
-        Row("  leaves, a node", took.each("leaves", nodes, _MICRO), "µs", 0.5),
+        Row("  leaves, a node", took.each("leaves", nodes, _MICRO), "µs"),
         Row("  leaves with paths / bare walk", took.ratio("paths", "bare"), "×"),
-        Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs", 1),
+        Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs", 2.5),
         Row("  saved less the bare walk, a slot", took.each("saved", slots, _MICRO, less="bare"), "µs"),
         Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs"),
     ]
@@ -58,19 +61,64 @@ def _large(name: str, build: Callable[[], Built], rounds: int = 21) -> list[Row]
 
 def _encoder(rounds: int = 31) -> list[Row]:
     nodes, slots = _size(encoder)
-    took = interleaved({**_variants(encoder), "torchviz": timed(encoder, _draw)}, rounds)
+    variants = {
+        **_variants(encoder),
+        "torchviz": timed(encoder, _draw),
+        "floor": timed(
+            _with_model, lambda given: (bare_walk(given[0]), list(given[1].named_parameters())), collector=False
+        ),
+        "model": timed(_with_model, lambda given: byname.leaves(given[0], model=given[1])),
+    }
+    took = interleaved(variants, rounds)
     title = f"12-layer encoder of {nodes:,} nodes, {slots:,} slots"
     return [
         *_floor(title, took, nodes),
         Row("  leaves", took.each("leaves", 1, _MILLI), "ms", 5),
         Row("  leaves / bare walk", took.ratio("leaves", "bare"), "×"),
+        Row("  leaves with model= / bare walk and named_parameters", took.ratio("model", "floor"), "×", 3),
         Row("  leaves with paths / bare walk", took.ratio("paths", "bare"), "×"),
-        Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs"),
-        Row("  saved less the bare walk, a slot", took.each("saved", slots, _MICRO, less="bare"), "µs"),
-        Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs"),
+        Row("  saved / bare walk", took.ratio("saved", "bare"), "×", 7),
+        Row("  graph / bare walk", took.ratio("graph", "bare"), "×", 10),
         Row("  torchviz.make_dot / leaves", took.ratio("torchviz", "leaves"), "×"),
         Row("  torchviz.make_dot / graph", took.ratio("torchviz", "graph"), "×"),
     ]
+
+
+def _with_model() -> tuple[tuple[torch.Tensor, Any], None]:
+    """The encoder's loss and the model, held by one variable as a program holds it."""
+    built = encoder()
+    return (built.loss, built.holds), None
+
+
+def _tracked(rounds: int = 7) -> list[Row]:
+    """A chain and a residual net that were made under a tracker."""
+    rows = []
+    for name, build in {"chain": chain, "residual": residual}.items():
+        nodes, slots = _size(build)
+
+        def prepare(build: Callable[[], Built] = build) -> tuple[torch.Tensor, object]:
+            tracker = byname.track()
+            with tracker:
+                return build().loss, tracker
+
+        took = interleaved({"saved": timed(prepare, byname.saved), "graph": timed(prepare, byname.graph)}, rounds)
+        rows += [
+            Row(f"{name} under a tracker: saved, a slot", took.each("saved", slots, _MICRO), "µs", 5),
+            Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs", 6),
+        ]
+    return rows
+
+
+def _unheld(rounds: int = 7) -> list[Row]:
+    """A chain whose leaf no variable holds, on the whole heap: nothing is spared that a search of it would read."""
+    took = interleaved(
+        {"bare": timed(_lonely, bare_walk, collector=False), "leaves": timed(_lonely, byname.leaves)}, rounds
+    )
+    return [Row("chain whose leaf no variable holds: leaves / bare walk", took.ratio("leaves", "bare"), "×", 5)]
+
+
+def _lonely() -> tuple[torch.Tensor, None]:
+    return chain().loss, None
 
 
 def _floor(title: str, took: Rounds, nodes: int) -> list[Row]:
@@ -84,6 +132,7 @@ def _variants(build: Callable[[], Built]) -> dict[str, Variant]:
     return {
         "bare": timed(build, bare_walk, collector=False),
         "bare again": timed(build, bare_walk, collector=False),
+        "walk": timed(build, Walk, collector=False),
         "leaves": timed(build, byname.leaves),
         "paths": timed(build, _paths),
         "saved": timed(build, byname.saved),

@@ -247,3 +247,20 @@ def test_rows_and_table_agree():
     assert "<table>" in found._repr_html_()
     assert list(found.to_pandas()["name"]) == ["x"]
     assert list(itertools.islice(found, 1)) == [found[0]]
+
+
+@pytest.mark.parametrize("look", [byname.leaves, lambda loss: byname.graph(loss).leaves])
+def test_a_leaf_that_nobody_holds_costs_no_pass_over_the_heap(monkeypatch, look):
+    loss = (torch.ones(2, requires_grad=True) * 2).sin().sum()
+    monkeypatch.setattr("byname.naming.names.climb", lambda _: pytest.fail("the heap was read"))
+    assert [leaf.held for leaf in look(loss)] == ["graph"]
+
+
+def test_a_leaf_that_only_an_iterator_holds_is_the_programs():
+    leaf = torch.ones(2, requires_grad=True)
+    kept = iter((leaf,))
+    loss = (leaf * 2).sum()
+    del leaf
+    assert [one.held for one in byname.leaves(loss)] == ["program"]
+    del kept
+    assert [one.held for one in byname.leaves(loss)] == ["graph"]

@@ -236,8 +236,8 @@ def graph(root: Any) -> Graph:
     """
     walk, question = Walk(root), Question()
     with untouched(), collection_paused():
-        slots = slots_of(walk)
         leaves = leaves_among(walk, find_leaves(walk, question))
+        slots = slots_of(walk)  # not before: these refer to leaves, and references to them are counted
         fields = _fields_of(walk, _tensor_names(walk, question, leaves))
         return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots, question)))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeAlias, overload
 
 import torch
@@ -243,24 +244,27 @@ def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
     """
     lookup = walk.lookup()
     naming = _Naming(walk, findings)
-    knows, node_of, site_of = naming.knows(), walk.name, walk.site
+    sites = walk.site if lookup else None
+    storages, met = findings.by_storage(), findings.met
     fields: list[_Fields] = []
     facts: list[Facts | None] = []
     add_fields, add_facts = fields.append, facts.append
     seen: dict[int, Facts] = {}
+    last, name, site = 0, "", None
     for slot in slots:
         number, shown, state, tensor = slot
+        if number != last:
+            last, name, site = number, walk.name(number), None if sites is None else sites(number)
         fact = None
         if tensor is not None:
             fact = seen.get(id(tensor))
             if fact is None:
                 fact = seen[id(tensor)] = facts_of(tensor)
         add_facts(fact)
-        site = site_of(number) if lookup else None
-        if fact is None or knows(tensor, fact[STORAGE]):
-            add_fields((node_of(number), shown, state, naming.of(slot, fact), site, naming.module(slot), number))
-        else:
-            add_fields((node_of(number), shown, state, _NAMELESS, site, "", number))
+        if fact is None or sites is not None or fact[STORAGE] in storages or met(tensor):
+            add_fields((name, shown, state, naming.of(slot, fact), site, naming.module(slot), number))
+        else:  # no log, no name, and no name in the same memory
+            add_fields((name, shown, state, _NAMELESS, site, "", number))
     return Saved(fields, facts, (*opaque_notes(walk), *findings.bound()))
 
 
@@ -271,18 +275,10 @@ class _Naming:
         self._walk = walk
         self._findings = findings
         self._lookup = walk.lookup()
+        self._leaves = frozenset(walk.leaf_numbers())
         self._modules: dict[int, str] = {}
         self._views: dict[tuple[Node, int], Name | None] = {}
-
-    def knows(self) -> Callable[[object, int | None], bool]:
-        """A function that says whether there is anything to say about a tensor in this storage.
-
-        There is with a log, with a name, or with a name in the same memory.
-        """
-        if self._lookup:
-            return lambda tensor, storage: True
-        met, storages = self._findings.met, self._findings.by_storage()
-        return lambda tensor, storage: storage in storages or met(tensor)
+        self._given: dict[tuple[Hashable, ...], Name | None] = {}
 
     def of(self, slot: Slot, facts: Facts | None) -> Name:
         """The name of what a slot holds. To be called inside `untouched`."""
@@ -290,16 +286,19 @@ class _Naming:
         if tensor is None or facts is None:
             return _NAMELESS
         site, former = origin_of(tensor, self._lookup)
-        own = self._findings.own_names(tensor, site)
+        met = self._findings.met(tensor)
+        own = self._findings.own_names(tensor, site) if met else ()
         named = own[0] if own else former
         if named is not None:
             return self._rebound(slot, named)
-        if self._findings.met(tensor):
-            return self._rebound(slot, self._related(tensor, site))
-        return self._result(slot, facts) or self._viewed(tensor) or self._related(tensor, site)
+        if met:
+            return self._rebound(slot, self._related(tensor, facts, site))
+        return self._result(slot, facts) or self._viewed(tensor) or self._related(tensor, facts, site)
 
-    def _related(self, tensor: torch.Tensor, site: Site | None) -> Name:
-        return self._findings.related_name(tensor, site) or unnamed(site)
+    def _related(self, tensor: torch.Tensor, facts: Facts, site: Site | None) -> Name:
+        shares = facts[STORAGE] in self._findings.by_storage()
+        related = self._findings.related_name(tensor, site) if shares else None
+        return related or (_NAMELESS if site is None else unnamed(site))
 
     def _rebound(self, slot: Slot, named: Name) -> Name:
         """Adds the statement that took the tensor from its variable and gave the variable to the result."""
@@ -311,13 +310,10 @@ class _Naming:
     def _rebinding(self, slot: Slot, call: Call) -> Name | None:
         """The exact former name of a leaf, if the call that saved it is also the one that rebound its variable."""
         assert slot.tensor is not None
-        row = self._walk.rows[slot.number]
-        uses = [at for at, below in enumerate(row) if self._accumulates_into(below, slot.tensor)]
+        row, nodes = self._walk.rows[slot.number], self._walk.nodes
+        uses = [at for at, below in enumerate(row) if below in self._leaves and nodes[below].variable is slot.tensor]
         name = rebound_by(slot.tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
         return None if name is None else replace(name, site=site_of_tensor(slot.tensor, self._lookup))
-
-    def _accumulates_into(self, number: int, tensor: torch.Tensor) -> bool:
-        return getattr(self._walk.nodes[number], "variable", None) is tensor
 
     def _result(self, slot: Slot, facts: Facts) -> Name | None:
         """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
@@ -325,8 +321,18 @@ class _Naming:
         for tensor, others in self._findings.sharing(facts[STORAGE]):
             if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
                 return self._findings.own_names(tensor)[0]
-        call = self._call(slot) if slot.name == "result" else None
-        return None if call is None else name_of_output(call, node._sequence_nr(), 0)
+        return self._name_at(node, 0) if slot.name == "result" else None
+
+    def _name_at(self, node: Node, output: int) -> Name | None:
+        """The name that an output of a node was given where its call stands."""
+        call = self._lookup.call(node) if self._lookup else None
+        if call is None:
+            return None
+        number = node._sequence_nr()
+        key = id(call.code), call.instruction, call.inside, call.result is None, call.after - number, output
+        if key not in self._given:
+            self._given[key] = name_of_output(call, number, output)
+        return self._given[key]
 
     def _call(self, slot: Slot) -> Call | None:
         """The call that filled a slot."""
@@ -336,7 +342,7 @@ class _Naming:
         """The name of the variable that a tensor is a view of, found by going back through nodes that only view."""
         node = fact(tensor, "grad_fn")
         for _ in range(_VIEWS_IN_A_ROW):
-            if node is None or not self._walk.name_of(node).startswith(_VIEWS):
+            if node is None or not _only_views(self._walk.name_of(node)):
                 return None
             before = node.next_functions[0]
             if before not in self._views:
@@ -356,8 +362,7 @@ class _Naming:
         variable = getattr(node, "variable", None)
         if variable is not None:
             return next(iter(self._findings.own_names(variable)), None)
-        call = self._lookup.call(node) if self._lookup else None
-        return None if call is None else name_of_output(call, node._sequence_nr(), output)
+        return self._name_at(node, output)
 
     def module(self, slot: Slot) -> str:
         """The module that ran when the slot was filled, or that owns the tensor in it."""
@@ -368,6 +373,11 @@ class _Naming:
         if id(running) not in self._modules:
             self._modules[id(running)] = self._findings.path_of(running) or type(running).__name__
         return self._modules[id(running)]
+
+
+@lru_cache(maxsize=4096)
+def _only_views(node: str) -> bool:
+    return node.startswith(_VIEWS)
 
 
 def _memory(card: Card | None) -> tuple[Hashable | None, int]:

@@ -236,7 +236,7 @@ class Findings:
 
     def _written(self, way: Way) -> Name | None:
         """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
-        if any(step.kind == "state" for step in way.steps):
+        if "state" in [step.kind for step in way.steps]:
             steps = [self._with_parameter(step, way.root) for step in way.steps]
             if None in steps:
                 return None
@@ -372,20 +372,20 @@ def _rank(way: Way) -> _Rank:
     how = _how(way)
     return _Rank(
         how != "tag",
-        way.root.quality >= LOOP or any(step.kind in _HIDDEN for step in way.steps),
+        way.root.quality >= LOOP or not _HIDDEN.isdisjoint([step.kind for step in way.steps]),
         _KINDS.get(how, 4),
         way.root.quality,
         len(way.steps),
         _ORDER.get(how, 5),
         way.root.distance,
-        sum(len(step.label) for step in way.steps),
+        sum([len(step.label) for step in way.steps]),
     )
 
 
 def _how(way: Way) -> str:
     if way.root.how == "tag":
         return "tag"
-    if any(step.kind == "state" for step in way.steps):
+    if "state" in [step.kind for step in way.steps]:
         return "optimizer"
     kind = way.steps[-1].kind if way.steps else way.root.how
     return _HOW.get(kind, kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -30,16 +29,24 @@ class SiteLookup:
     Args:
         roots: the living tensors at the root of the graph.
         holds: whether a node is in the graph.
+
+    Attributes:
+        origins: what is known of tensors made at a spot, by its ``id``, with the spot itself.
     """
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
         known = list(roots)
         logs = [CallFinder(log) for log in _every_log() if log.calls]
         self._logs = [log for log in logs if _belongs(log, known, holds)]
+        if holds is not None:  # a whole graph
+            for log in self._logs:
+                log.index()
         self._notes = [log.made for log in _every_log()]
+        self.origins: dict[int, tuple[Origin, Spot]] = {}
         self._calls: dict[Any, Call | None] = {}
         self._spots: dict[tuple[int, int], Spot | None] = {}
         self._names: dict[type, str] = {}
+        self._verdicts: dict[tuple[int, type], bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self._logs)
@@ -77,8 +84,14 @@ class SiteLookup:
         """Whether a call can have made such a node, as far as their names tell."""
         if call.after != call.before + 1:
             return True
-        asked, made = _asked_of(call.name), self._function_of(node)
-        return asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
+        key = id(call.called), type(node)  # the log keeps what was called
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            asked, made = call.name.strip("_").lower().replace("truediv", "div"), self._function_of(node)
+            verdict = asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
+            if type(node) in self._names:
+                self._verdicts[key] = verdict
+        return verdict
 
     def _function_of(self, node: Any) -> str:
         """The function that a node is the backward of: ``mul`` of a ``MulBackward0``."""
@@ -89,11 +102,6 @@ class SiteLookup:
             if name == type(node).__name__:  # else a class of nodes of many names
                 self._names[type(node)] = known
         return known
-
-
-@lru_cache(maxsize=1024)
-def _asked_of(name: str) -> str:
-    return name.strip("_").lower().replace("truediv", "div")
 
 
 def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
@@ -139,6 +147,15 @@ def origin_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Origin:
     spot, code = _making(tensor, lookup)
     if spot is None:
         return _UNKNOWN
+    if lookup is None:
+        return _origin_at(spot, code)
+    known = lookup.origins.get(id(spot))
+    if known is None:
+        known = lookup.origins[id(spot)] = _origin_at(spot, code), spot
+    return known[0]
+
+
+def _origin_at(spot: Spot, code: CodeType | None) -> Origin:
     named = None if code is None else name_at(spot, code)
     if spot.in_place:
         return Origin(None, None if named is None else replace(named, site=None))

@@ -385,10 +385,18 @@ class CallFinder:
 
     def __init__(self, log: Log) -> None:
         self._calls = list(log.calls)
+        self._ends: list[int] | None = None
+
+    def index(self) -> None:
+        """Prepare for many questions: one alone is answered sooner without."""
+        self._ends = list(map(_after, self._calls))
 
     def at(self, number: int) -> Call | None:
         """The innermost call that made the node of this number."""
-        position = bisect.bisect_right(self._calls, number, key=_after)
+        if self._ends is not None:
+            position = bisect.bisect_right(self._ends, number)
+        else:
+            position = bisect.bisect_right(self._calls, number, key=_after)
         for later in range(position, min(position + _NESTING, len(self._calls))):
             if self._calls[later][0] <= number:
                 return Call(*self._calls[later])
