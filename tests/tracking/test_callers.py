@@ -176,3 +176,18 @@ def test_callers_keep_no_tensor_alive(program, no_collection):
     )
     assert found["gone"]
     assert torch.equal(found["y"], torch.full((3,), 2.0))
+
+
+def test_a_helper_called_twice_is_told_with_each_caller(program):
+    found = program(
+        """
+        import torch, byname, helper
+        w = torch.ones(3, requires_grad=True)
+        with byname.track():
+            first = helper.update_params([w], 0.1)
+            second = helper.update_params(first, 0.1)
+            nodes = [node for node in byname.graph(second[0].sum()).nodes if node.name == "SubBackward0"]
+        """,
+        helper=HELPER,
+    )
+    assert {str(node.site.caller) for node in found["nodes"]} == {"train.py:5", "train.py:6"}

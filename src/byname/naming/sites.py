@@ -44,7 +44,7 @@ class SiteLookup:
         self._notes = [log.made for log in _every_log()]
         self.origins: dict[int, tuple[Origin, Spot]] = {}
         self._calls: dict[Any, Call | None] = {}
-        self._spots: dict[tuple[int, int], Spot | None] = {}
+        self._spots: dict[tuple[int, int, int, int], Spot | None] = {}
         self._names: dict[type, str] = {}
         self._verdicts: dict[tuple[int, type], bool] = {}
 
@@ -71,7 +71,8 @@ class SiteLookup:
 
     def spot_of(self, call: Call) -> Spot | None:
         """Where a call stands."""
-        key = id(call.code), call.instruction
+        by, at = call.caller or (None, -1)
+        key = id(call.code), call.instruction, id(by), at
         if key not in self._spots:
             self._spots[key] = call.spot()
         return self._spots[key]
