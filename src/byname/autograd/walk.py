@@ -326,7 +326,7 @@ def root_node(root: Any) -> Node:
     if is_tensor(root):
         with untouched():
             node = fact(root, "grad_fn")
-            if node is None and fact(root, "requires_grad"):
+            if node is None and fact(root, "requires_grad") and fact(root, "is_leaf"):
                 node = accumulator(root)
             if node is None:
                 raise NoGraphError(why_no_graph(root, site_of_tensor(root)))
@@ -410,9 +410,14 @@ def is_node(thing: object) -> bool:
 
 def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
     """Why a tensor has no graph, as far as it can be known, and where it was made, if a tracker saw it."""
-    asked = "this tensor belongs to no autograd graph: it has no grad_fn and does not require grad"
-    if site is not None:
-        asked += f" (made at {site}: {printable(site.statement)})"
+    made = "" if site is None else f" (made at {site}: {printable(site.statement)})"
+    if fact(tensor, "requires_grad") and not fact(tensor, "is_leaf"):
+        return (
+            f"PyTorch refuses the graph of this tensor{made}: it is one of several views that were made at once "
+            "(split, chunk, unbind), and the tensor that they are views of, or another of the views, was changed in "
+            "place since. Write that change out of place"
+        )
+    asked = f"this tensor belongs to no autograd graph: it has no grad_fn and does not require grad{made}"
     if torch._C.TensorBase.is_inference(tensor):
         return f"{asked}. It was made under torch.inference_mode(); compute it outside of that"
     tensor_type = fact(tensor, "dtype")

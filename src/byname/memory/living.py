@@ -103,7 +103,7 @@ class Living:
         """Adds what a tensor holds; the node that made it."""
         for role, held in _held_by(tensor):
             self._found(held, Link(tensor, role))
-        return tensor.grad_fn if type(tensor) in PLAIN else fact(tensor, "grad_fn")
+        return fact(tensor, "grad_fn")
 
 
 class _Links(list[Link]):
@@ -161,7 +161,7 @@ def _held_by(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a tensor holds in C++."""
     plain = type(tensor) in PLAIN
     read = getattr if plain else fact
-    if read(tensor, "is_leaf") or read(tensor, "retains_grad"):
+    if fact(tensor, "is_leaf") or fact(tensor, "retains_grad"):
         gradient = read(tensor, "grad")
         if gradient is not None:
             yield "grad", gradient

@@ -148,13 +148,21 @@ def is_tensor(thing: object) -> bool:
 def fact(tensor: torch.Tensor, name: str) -> Any:
     """One attribute of a tensor, past any property that its class puts in the way. To be called inside `untouched`.
 
-    Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does.
+    Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does. One of several
+    views that a function made at once (`split`, `unbind`) refuses to tell of its graph once its base was changed in
+    place: it is then no leaf, and has no node.
     """
-    if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
-        return getattr(tensor, name)
-    found = vars(torch._C.TensorBase)[name].__get__(tensor)
-    return found
+    try:
+        if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
+            return getattr(tensor, name)
+        return vars(torch._C.TensorBase)[name].__get__(tensor)
+    except RuntimeError:
+        if name not in _REFUSED:
+            raise
+        return _REFUSED[name]
 
+
+_REFUSED = {"grad_fn": None, "is_leaf": False, "retains_grad": False}
 
 _MODULE: Any = type.__dict__["__dict__"]
 

@@ -306,7 +306,7 @@ class Log:
         self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
     ) -> None:
         """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
-        node = tensor.grad_fn if type(tensor) is torch.Tensor else fact(tensor, "grad_fn")
+        node = fact(tensor, "grad_fn")
         if frame is None or node is not None:
             return
         earlier = self.made.get(id(tensor))

@@ -167,7 +167,7 @@ class Watch(TorchFunctionMode):
     @eager
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Calls a function that may change its arguments, or is seen for the first time."""
-        if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and args[0].is_leaf:
+        if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         if kind is None:
             kind = self._get_to_know(func)

@@ -23,7 +23,7 @@ from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_f
 from byname.reading.frames import caller
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import eager, untouched
-from byname.reading.tensor import PLAIN
+from byname.reading.tensor import PLAIN, fact
 from byname.source.tracebacks import STANDS_IN, is_byname
 from byname.tracking.functions import first_given, is_pytorchs
 from byname.tracking.log import is_in_place, name_of
@@ -211,7 +211,7 @@ class OriginsMode(TorchFunctionMode):
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     with untouched():
-        return tensor.is_leaf and tensor.requires_grad
+        return bool(fact(tensor, "is_leaf")) and tensor.requires_grad
 
 
 _sequence_number = torch._C._autograd._get_sequence_nr
