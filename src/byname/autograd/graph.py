@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import torch
 
 from byname.autograd.leaves import Leaves, find_leaves, leaves_among
-from byname.autograd.results import NamedResults
 from byname.autograd.saved import Saved, find_saved, rows_among
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
+from byname.naming.describe import Describer
 from byname.naming.names import Question
 from byname.naming.search import Targets
 from byname.reading.quiet import collection_paused, untouched
@@ -258,8 +258,8 @@ def _fields_of(walk: Walk, tensors: Mapping[int, str]) -> list[_Fields]:
 
 def _tensor_names(walk: Walk, question: Question, leaves: Leaves) -> dict[int, str]:
     """What the program calls the results of the nodes, and the leaves."""
-    results = NamedResults(walk, question.find(Targets(), deep=False))
-    named = ((number, results.name(number)) for number in results.numbers())
+    describer = Describer(walk, question.find(Targets(), deep=False))
+    named = ((number, describer.living_result(number)) for number in describer.numbers())
     found = {number: str(name) for number, name in named if name is not None}
     return found | {leaf.number: str(leaf.name) for leaf in leaves if leaf.name.how != "unnamed"}
 

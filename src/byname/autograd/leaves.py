@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import starmap
 from typing import Any, overload
@@ -12,17 +12,16 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from byname.autograd.results import NamedResults
 from byname.autograd.walk import PathCounts, Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
-from byname.naming.name import Name, unnamed
+from byname.naming.describe import Describer
+from byname.naming.name import Name
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.naming.sites import origin_of, rebound_by
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.quiet import untouched
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
-from byname.source.location import Site, statements_binding
+from byname.source.location import Site
 from byname.table import Rows, counted, grouped
 
 __all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
@@ -279,12 +278,13 @@ def leaves_among(
     uses = walk.consumers(numbers)
     groups = _groups(optimizers, models) if optimizers else None
     counts = walk.path_counts(numbers)
-    names = _Naming(walk, uses, findings)
+    describer = Describer(walk, findings)
+    site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
     items = []
     with untouched():
         for number in numbers:
             tensor = walk.nodes[number].variable
-            named = names.of(number, tensor)
+            named = describer.leaf(number, tensor, uses[number])
             group = None if groups is None else groups.get(id(tensor))
             leaf = Leaf(
                 card=card_from(facts_of(tensor)),
@@ -294,7 +294,7 @@ def leaves_among(
                 group=group,
                 grad="none" if fact(tensor, "grad") is None else "set",
                 distance=walk.distance(number),
-                consumers=names.consumers(number),
+                consumers=Consumers(tuple([(walk.name(user), at, site(user)) for user, at in uses[number]])),
                 site=named[0].site,
                 held="graph" if findings.holds_only_the_graph(tensor) else "program",
                 number=number,
@@ -312,70 +312,6 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
         words = f"{walk.name(number)} is opaque, {reason}"
         kinds[words] = kinds.get(words, 0) + 1
     return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
-
-
-class _Naming:
-    """Names the leaves of one walk: by what holds them now, else by what they were called, else by a neighbour."""
-
-    def __init__(self, walk: Walk, uses: dict[int, list[tuple[int, int]]], findings: Findings) -> None:
-        self._walk = walk
-        self._uses = uses
-        self._findings = findings
-        self._lookup = walk.lookup()
-        self._results = NamedResults(walk, findings)
-
-    def consumers(self, number: int) -> Consumers:
-        """The uses of a leaf."""
-        name, uses = self._walk.name, self._uses[number]
-        site: Callable[[int], Site | None] = self._walk.site if self._lookup else lambda number: None
-        return Consumers(tuple([(name(user), position, site(user)) for user, position in uses]))
-
-    def of(self, number: int, tensor: torch.Tensor) -> tuple[Name, ...]:
-        """All names of a leaf, best first. To be called inside `untouched`."""
-        made, past = origin_of(tensor, self._lookup)
-        own = self._findings.own_names(tensor, made)
-        if own:
-            return own
-        former = self._overwritten(number, tensor, made) or past
-        if former is None or not former.exact:
-            near = None if former is not None else self._nearest(number)
-            former = former or near or self._findings.related_name(tensor, made)
-        return (former or unnamed(made),)
-
-    def _overwritten(self, number: int, tensor: torch.Tensor, made: Site | None) -> Name | None:
-        """The exact name of a leaf, if a statement that took this leaf from a variable also rebound the variable."""
-        if not self._lookup:
-            return None
-        for user, position in sorted(self._uses[number], key=lambda use: self._walk.nodes[use[0]]._sequence_nr()):
-            call = self._lookup.call(self._walk.nodes[user])
-            inputs = self._walk.inputs(user)
-            name = None if call is None else rebound_by(tensor, call, inputs, position)
-            if name is not None:
-                return replace(name, site=made)
-        return None
-
-    def _nearest(self, number: int) -> Name | None:
-        """The nearest node downstream whose result the program names."""
-        level, seen = [number], {number}
-        distance = 0
-        while level:
-            distance += 1
-            level = [user for below in level for user in self._walk.users[below] if user not in seen]
-            seen.update(level)
-            for user in level:
-                name = self._results.name(user)
-                if name is not None:
-                    rebound = self._rebinding(name)
-                    return replace(name, how="graph", exact=False, distance=distance, rebound_at=rebound, site=None)
-        return None
-
-    def _rebinding(self, name: Name) -> Site | None:
-        """The one statement of the source that computes a variable from itself, if it is one."""
-        code = self._findings.code_of_scope(name)
-        if code is None or not name.path.isidentifier():
-            return None
-        own = [spot for spot in statements_binding(code, name.path) if name.path in spot.reads]
-        return own[0].site if len(own) == 1 else None
 
 
 def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
 import torch
 
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.slots import Slot, slots_of
-from byname.autograd.walk import Node, Walk
+from byname.autograd.walk import Walk
+from byname.naming.describe import Describer
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.naming.sites import name_of_output, origin_of, rebound_by, site_of_tensor
 from byname.reading.quiet import collection_paused, untouched
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, fact, facts_of
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
 from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
-from byname.tracking.log import Call
 
 __all__ = ["Saved", "SavedTensor", "find_saved", "rows_among", "rows_of", "saved"]
 
@@ -165,11 +163,6 @@ class Saved(Rows[SavedTensor]):
         return ("dtype", "shares with", "saved at", "module", "slot", "state", "shape")
 
 
-_VIEWS_IN_A_ROW = 8
-_SHAPING = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze")
-_VIEWS = tuple(f"{name}Backward" for name in (*_SHAPING, "Slice", "Select", "Alias"))
-"""Nodes whose result lies in the memory of their input."""
-
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
 """node, slot, state, name, site, module, number: a row without its card."""
 
@@ -243,7 +236,7 @@ def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
     One loop, as a graph can have a million slots.
     """
     lookup = walk.lookup()
-    naming = _Naming(walk, findings)
+    describer = Describer(walk, findings)
     sites = walk.site if lookup else None
     storages, met = findings.by_storage(), findings.met
     fields: list[_Fields] = []
@@ -262,122 +255,11 @@ def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
                 fact = seen[id(tensor)] = facts_of(tensor)
         add_facts(fact)
         if fact is None or sites is not None or fact[STORAGE] in storages or met(tensor):
-            add_fields((name, shown, state, naming.of(slot, fact), site, naming.module(slot), number))
+            called = _NAMELESS if tensor is None or fact is None else describer.saved(number, shown, tensor, fact)
+            add_fields((name, shown, state, called, site, describer.module(number, tensor), number))
         else:  # no log, no name, and no name in the same memory
             add_fields((name, shown, state, _NAMELESS, site, "", number))
     return Saved(fields, facts, (*opaque_notes(walk), *findings.bound()))
-
-
-class _Naming:
-    """Names the saved tensors of one walk."""
-
-    def __init__(self, walk: Walk, findings: Findings) -> None:
-        self._walk = walk
-        self._findings = findings
-        self._lookup = walk.lookup()
-        self._leaves = frozenset(walk.leaf_numbers())
-        self._modules: dict[int, str] = {}
-        self._views: dict[tuple[Node, int], Name | None] = {}
-        self._given: dict[tuple[Hashable, ...], Name | None] = {}
-
-    def of(self, slot: Slot, facts: Facts | None) -> Name:
-        """The name of what a slot holds. To be called inside `untouched`."""
-        tensor = slot.tensor
-        if tensor is None or facts is None:
-            return _NAMELESS
-        site, former = origin_of(tensor, self._lookup)
-        met = self._findings.met(tensor)
-        own = self._findings.own_names(tensor, site) if met else ()
-        named = own[0] if own else former
-        if named is not None:
-            return self._rebound(slot, named)
-        if met:
-            return self._rebound(slot, self._related(tensor, facts, site))
-        return self._result(slot, facts) or self._viewed(tensor) or self._related(tensor, facts, site)
-
-    def _related(self, tensor: torch.Tensor, facts: Facts, site: Site | None) -> Name:
-        shares = facts[STORAGE] in self._findings.by_storage()
-        related = self._findings.related_name(tensor, site) if shares else None
-        return related or (_NAMELESS if site is None else unnamed(site))
-
-    def _rebound(self, slot: Slot, named: Name) -> Name:
-        """Adds the statement that took the tensor from its variable and gave the variable to the result."""
-        call = self._call(slot)
-        if named.exact or named.relation or call is None or slot.tensor is None:
-            return named
-        return self._rebinding(slot, call) or named
-
-    def _rebinding(self, slot: Slot, call: Call) -> Name | None:
-        """The exact former name of a leaf, if the call that saved it is also the one that rebound its variable."""
-        assert slot.tensor is not None
-        row, nodes = self._walk.rows[slot.number], self._walk.nodes
-        uses = [at for at, below in enumerate(row) if below in self._leaves and nodes[below].variable is slot.tensor]
-        name = rebound_by(slot.tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
-        return None if name is None else replace(name, site=site_of_tensor(slot.tensor, self._lookup))
-
-    def _result(self, slot: Slot, facts: Facts) -> Name | None:
-        """The name of the node's own result, which PyTorch saves as a new object in the same memory."""
-        node = self._walk.nodes[slot.number]
-        for tensor, others in self._findings.sharing(facts[STORAGE]):
-            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
-                return self._findings.own_names(tensor)[0]
-        return self._name_at(node, 0) if slot.name == "result" else None
-
-    def _name_at(self, node: Node, output: int) -> Name | None:
-        """The name that an output of a node was given where its call stands."""
-        call = self._lookup.call(node) if self._lookup else None
-        if call is None:
-            return None
-        number = node._sequence_nr()
-        key = id(call.code), call.instruction, call.inside, call.result is None, call.after - number, output
-        if key not in self._given:
-            self._given[key] = name_of_output(call, number, output)
-        return self._given[key]
-
-    def _call(self, slot: Slot) -> Call | None:
-        """The call that filled a slot."""
-        return self._lookup.call(self._walk.nodes[slot.number]) if self._lookup else None
-
-    def _viewed(self, tensor: torch.Tensor) -> Name | None:
-        """The name of the variable that a tensor is a view of, found by going back through nodes that only view."""
-        node = fact(tensor, "grad_fn")
-        for _ in range(_VIEWS_IN_A_ROW):
-            if node is None or not _only_views(self._walk.name_of(node)):
-                return None
-            before = node.next_functions[0]
-            if before not in self._views:
-                self._views[before] = self._view_of_output(*before)
-            name = self._views[before]
-            if name is not None:
-                return name
-            node = before[0]
-        return None
-
-    def _view_of_output(self, node: Node, output: int) -> Name | None:
-        """The name of a view of a node's output."""
-        name = None if node is None else self._name_of_output(node, output)
-        return None if name is None else replace(name, exact=False, relation="view of")
-
-    def _name_of_output(self, node: Node, output: int) -> Name | None:
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            return next(iter(self._findings.own_names(variable)), None)
-        return self._name_at(node, output)
-
-    def module(self, slot: Slot) -> str:
-        """The module that ran when the slot was filled, or that owns the tensor in it."""
-        call = self._call(slot)
-        running = None if call is None or call.module is None else call.module()
-        if running is None:
-            return "" if slot.tensor is None else self._findings.owner_of(slot.tensor)
-        if id(running) not in self._modules:
-            self._modules[id(running)] = self._findings.path_of(running) or type(running).__name__
-        return self._modules[id(running)]
-
-
-@lru_cache(maxsize=4096)
-def _only_views(node: str) -> bool:
-    return node.startswith(_VIEWS)
 
 
 def _memory(card: Card | None) -> tuple[Hashable | None, int]:

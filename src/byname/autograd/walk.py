@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.freeing import Edges, gaps, mark
 from byname.errors import NoGraphError, NotATensorError
-from byname.naming.sites import SiteLookup, site_of_tensor
 from byname.reading.objects import found_in
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.table import printable
+from byname.tracking.lookup import SiteLookup, site_of_tensor
 
 __all__ = [
     "Node",

@@ -13,20 +13,18 @@ import torch
 from torch import nn
 
 from byname.autograd.order import engine_order, needed_for
-from byname.autograd.results import NamedResults
 from byname.autograd.walk import Walk, has_graph
 from byname.diagnose.engine import engine_call
-from byname.naming.name import Name, unnamed
+from byname.naming.describe import Describer
+from byname.naming.name import Name
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.naming.sites import name_at, name_of_output, site_of_tensor
 from byname.reading.arguments import living_optimizers
 from byname.reading.frames import Place, places_of
 from byname.reading.quiet import untouched
 from byname.source.location import Site, is_torch, locate
-from byname.tracking.log import Call
 
-__all__ = ["Scene", "base_name", "message_of", "name_around", "scene_of"]
+__all__ = ["Scene", "base_name", "message_of", "scene_of"]
 
 
 class Scene:
@@ -132,18 +130,14 @@ class Scene:
         return self.walk.lookup()
 
     @cached_property
-    def results(self) -> NamedResults:
-        """The nodes whose results the program names."""
-        return NamedResults(self.walk, self.findings)
+    def describer(self) -> Describer:
+        """Names the results of the nodes."""
+        return Describer(self.walk, self.findings)
 
     def site(self, number: int) -> Site | None:
         """Where the call stands that made a node."""
         with untouched():
-            spot = self.lookup.spot(self.walk.nodes[number]) if self.lookup else None
-            if spot is not None:
-                return spot.site  # type: ignore[no-any-return]
-            result = self.results.tensor(number)
-            return None if result is None else site_of_tensor(result, self.lookup)
+            return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
         """What the program calls the result of a node: its own name, or that of what the result is a part of.
@@ -153,38 +147,7 @@ class Scene:
             among: the nodes whose names will do too, where the node's own result has none.
         """
         with untouched():
-            return self._own(number) or self._around(number, among) or unnamed(self.site(number))
-
-    def _own(self, number: int) -> Name | None:
-        living = self.results.name(number)
-        if living is not None:
-            return replace(living, site=self.site(number))
-        node = self.walk.nodes[number]
-        call = self.lookup.call(node) if self.lookup else None
-        if call is None:
-            return None
-        return name_of_output(call, node._sequence_nr(), 0) or name_around(call)
-
-    def _around(self, number: int, among: Collection[int]) -> Name | None:
-        """The name of the nearest node downstream that will do."""
-        level, seen = [number], {number}
-        while level:
-            level = [user for below in level for user in self.walk.users[below] if user in among and user not in seen]
-            seen.update(level)
-            for user in level:
-                named = self._own(user)
-                if named is not None:
-                    return replace(named, exact=False, relation="part of", site=self.site(number))
-        return None
-
-
-def name_around(call: Call) -> Name | None:
-    """The variable that the statement of a call assigns, as the name of something that the call's result is part of."""
-    spot = call.spot()
-    if spot is None or spot.site.target is None or call.code is None:
-        return None
-    inside = name_at(replace(spot, whole=True), call.code)
-    return None if inside is None else replace(inside, relation="part of")
+            return self.describer.variable(number, among)
 
 
 def base_name(name: Name) -> Name:

@@ -20,11 +20,11 @@ import torch
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
-from byname.naming.sites import SiteLookup
 from byname.reading.frames import Caller, called_from, caller
 from byname.reading.quiet import collection_paused, eager, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate
+from byname.tracking.lookup import SiteLookup
 
 __all__ = ["ENGINE", "Ended", "Listener", "Run", "creating_run", "engine_call", "first_run", "freed_by", "stamp"]
 

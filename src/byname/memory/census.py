@@ -15,12 +15,13 @@ from byname.memory.blocks import Block, blocks_of, cuda_is_in_use, unattributed,
 from byname.memory.kinds import Kinds
 from byname.memory.living import Link, Living, living
 from byname.memory.snapshot import Look, looking
+from byname.naming.history import name_of_output
 from byname.naming.name import Name, quote, unnamed
-from byname.naming.sites import name_of_output, site_of_tensor
 from byname.reading.quiet import eager
 from byname.reading.tensor import Card, Carded, card_from, is_tensor
 from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
+from byname.tracking.lookup import site_of_tensor
 
 __all__ = ["Census", "Resident", "census"]
 

@@ -26,10 +26,10 @@ from byname.naming.names import Findings, Named, find_near
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root
 from byname.naming.search import Ours, OursById, Reached, Targets, search, written
-from byname.naming.sites import SiteLookup
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import PLAIN, fact
 from byname.table import printable
+from byname.tracking.lookup import SiteLookup
 
 __all__ = ["Look", "end_of", "held_inside", "holders_among", "looking", "reached_from_context", "where"]
 

@@ -12,15 +12,16 @@ import torch
 
 from byname.errors import NotATensorError
 from byname.naming.children.step import Step, suffix
+from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import Reached, Targets, Way, search, written
-from byname.naming.sites import SiteLookup, origin_of
 from byname.reading.quiet import collection_paused, untouched
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
 from byname.source.location import Site
 from byname.table import printable
+from byname.tracking.lookup import SiteLookup
 
 __all__ = ["Findings", "Named", "Question", "find", "find_near", "name", "names"]
 
@@ -113,7 +114,7 @@ class Findings:
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
         with untouched():
-            site, former = origin_of(tensor, lookup)
+            site, former = history_of(tensor, lookup)
             own = self.own_names(tensor, site)
             if own:
                 return own

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from byname.autograd.slots import packed_in
-from byname.diagnose.context import Scene, name_around
+from byname.diagnose.context import Scene
 from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.describe import name_around
+from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_at, unnamed
-from byname.naming.sites import name_at
 from byname.reading.frames import locals_of
 from byname.reading.quiet import untouched
 from byname.tracking.log import Call

@@ -18,7 +18,6 @@ from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
 from byname.diagnose.context import Scene, base_name, message_of
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_at, unnamed
-from byname.naming.sites import site_of_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import untouched
@@ -28,6 +27,7 @@ from byname.source.location import Site, Spot, locate, statements_binding
 from byname.table import counted
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
+from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
 __all__ = ["leaf_in_place", "modified", "non_leaf_grad"]

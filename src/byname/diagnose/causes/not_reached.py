@@ -21,14 +21,15 @@ from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_g
 from byname.diagnose.context import Scene, message_of
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
-from byname.naming.sites import name_at, site_of_tensor
 from byname.reading.frames import locals_of
 from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, Spot, locate, statements_binding
 from byname.tracking.log import Call, Cut, Log, Made
+from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
 __all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", "unreached", "unused_input", "why_cut"]

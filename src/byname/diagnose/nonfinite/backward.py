@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from byname.autograd.results import NamedResults
 from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Walk, node_name
 from byname.diagnose.context import Scene, message_of
 from byname.diagnose.finding import Finding, culprits_of, known_sites, quote_operation, site_of
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
+from byname.naming.describe import Describer
 from byname.naming.name import Name, at, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.naming.sites import SiteLookup, name_of_output
 from byname.reading.quiet import eager, untouched
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, Spot
+from byname.tracking.lookup import SiteLookup
 
 __all__ = ["WatchedRun", "anomaly", "of_backward"]
 
@@ -140,7 +140,7 @@ def of_backward(run: WatchedRun, offence: _Offence) -> tuple[tuple[Any, ...], Fi
     spot = None if call is None else call.spot()
     mask = _mask(walk, offence.number, lookup) if offence.masked else None
     if offence.how == "turned":
-        culprit = _result_name(walk, offence.number, lookup)
+        culprit = _result_name(walk, offence.number)
         message = _turned_in_backward(offence, operation_of(node_name(node)), spot, culprit, mask)
         remedy = _where_remedy(operation_of(node_name(node)), offence.remedy) if mask else offence.remedy
     else:
@@ -231,14 +231,11 @@ _MASKS = {
 }
 
 
-def _result_name(walk: Walk, number: int, lookup: SiteLookup) -> Name | None:
+def _result_name(walk: Walk, number: int) -> Name | None:
     """The name of a node's result: of the living tensor, else what its statement called it."""
-    node = walk.nodes[number]
     findings = find(Targets([]), deep=False)
     with untouched():
-        named = NamedResults(walk, findings).name(number)
-        call = lookup.call(node) if lookup else None
-        return named or (None if call is None else name_of_output(call, node._sequence_nr(), 0))
+        return Describer(walk, findings).result(number)
 
 
 def _leaf_name(walk: Walk, number: int) -> Name | None:

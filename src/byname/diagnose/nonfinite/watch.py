@@ -21,10 +21,10 @@ from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite
 from byname.errors import NoGraphError, NotATensorError
+from byname.naming.history import name_at
 from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.naming.sites import name_at
 from byname.reading.frames import caller
 from byname.reading.quiet import untouched
 from byname.reading.tensor import fact

@@ -1,22 +1,20 @@
-"""Where does a node or a tensor come from, and what was it called there? Answers from the logs of the trackers held."""
+"""Lookup: where a node or a tensor was made, as the logs of the trackers tell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from byname.naming.name import Name
-from byname.naming.roots import module_of
 from byname.reading.tensor import fact
-from byname.source.location import Site, Spot, binds_alone, locate, scope_of, statements_binding
+from byname.source.location import Site, Spot, binds_alone, locate, statements_binding
 from byname.tracking.log import Call, CallFinder, Log, Made, is_in_place
 from byname.tracking.tracker import TRACKERS
 
-__all__ = ["SiteLookup", "name_at", "name_of_output", "origin_of", "rebound_by", "site_of_tensor"]
+__all__ = ["SiteLookup", "making_of", "note_of", "output_spot", "site_of_tensor"]
 
 
 class SiteLookup:
@@ -31,7 +29,7 @@ class SiteLookup:
         holds: whether a node is in the graph.
 
     Attributes:
-        origins: what is known of tensors made at a spot, by its ``id``, with the spot itself.
+        memo: what those who ask keep for the time of this lookup.
     """
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
@@ -42,7 +40,7 @@ class SiteLookup:
             for log in self._logs:
                 log.index()
         self._notes = [log.made for log in _every_log()]
-        self.origins: dict[int, tuple[Origin, Spot]] = {}
+        self.memo: dict[Any, Any] = {}
         self._calls: dict[Any, Call | None] = {}
         self._spots: dict[tuple[int, int, int, int], Spot | None] = {}
         self._names: dict[type, str] = {}
@@ -79,7 +77,7 @@ class SiteLookup:
 
     def made(self, tensor: torch.Tensor) -> Made | None:
         """The note of the making of a tensor without a node."""
-        return _made(tensor, self._notes)
+        return note_of(tensor, self._notes)
 
     def _can_make(self, call: Call, node: Any) -> bool:
         """Whether a call can have made such a node, as far as their names tell."""
@@ -128,116 +126,11 @@ _OWN_NODE = frozenset(
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
     """Where a tensor was made, as far as the trackers that are held know. To be called inside `untouched`."""
-    spot, _ = _making(tensor, lookup)
+    spot, _ = making_of(tensor, lookup)
     return None if spot is None or spot.in_place else spot.site
 
 
-class Origin(NamedTuple):
-    """Where a tensor was made, and the name that it was given there, though no variable holds it now.
-
-    The name is not `exact`: it was that of a variable which has gone or holds something else. Whoever knows a statement
-    that read this tensor and rebound the variable can say more.
-    """
-
-    site: Site | None
-    former: Name | None
-
-
-def origin_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Origin:
-    """Return where a tensor comes from, as far as the trackers know. To be called inside `untouched`."""
-    spot, code = _making(tensor, lookup)
-    if spot is None:
-        return _UNKNOWN
-    if lookup is None:
-        return _origin_at(spot, code)
-    known = lookup.origins.get(id(spot))
-    if known is None:
-        known = lookup.origins[id(spot)] = _origin_at(spot, code), spot
-    return known[0]
-
-
-def _origin_at(spot: Spot, code: CodeType | None) -> Origin:
-    named = None if code is None else name_at(spot, code)
-    if spot.in_place:
-        return Origin(None, None if named is None else replace(named, site=None))
-    return Origin(spot.site, named)
-
-
-_UNKNOWN = Origin(None, None)
-
-
-def name_at(spot: Spot, code: CodeType) -> Name | None:
-    """The name that the value of an expression was given by its statement."""
-    target = spot.site.target
-    if not spot.whole or target is None:
-        return None
-    how, scope = _kept_as(target, code)
-    return Name(target, how, scope or spot.site.file, exact=False, site=spot.site)
-
-
-def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None = None) -> Name | None:
-    """The exact name that a tensor had, if this call took it from a variable and its statement rebound that variable.
-
-    Args:
-        tensor: a tensor without a node.
-        call: a call that used the tensor.
-        inputs: how many inputs the call's node has.
-        index: as which of them it took the tensor, where that is known.
-    """
-    spot = call.spot()
-    if spot is None or call.code is None:
-        return None
-    variable = spot.site.target
-    if variable is None:
-        return None
-    taken = None if index is None else _taken(call, spot, inputs, index)
-    if taken != variable and not (taken is None and _was_called(tensor, variable, call, spot)):
-        return None
-    if variable.endswith("]") and fact(tensor, "_base") is not None:
-        return None  # perhaps an item of a tensor: a view of what the statement then writes into
-    how, scope = _kept_as(variable, call.code)
-    return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
-
-
-def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
-    """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
-    operands = list(spot.operands)
-    if spot.receiver is not None and call.is_method:
-        operands.insert(0, spot.receiver)
-    if call.after != call.before + 1 or len(operands) != inputs:
-        return None
-    return operands[index]
-
-
-def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> bool:
-    """Whether the variable surely held the tensor just before a statement rebound it.
-
-    It did when the same function made the tensor as the value of that variable, and no third statement binds it.
-    """
-    if not variable.isidentifier() or variable not in spot.reads:
-        return False
-    made = _made(tensor, [log.made for log in _every_log()])
-    if made is None or made.code is not call.code or call.code is None:
-        return False
-    making, _ = _making(tensor, None)
-    if making is None or not making.whole or making.site.target != variable:
-        return False
-    binding = {one.site.line for one in statements_binding(call.code, variable)}
-    return binding <= {making.site.line, spot.site.line}
-
-
-def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
-    """Return how a target of this code keeps its value, and its scope; None where the code is no loaded module's."""
-    at_top = code.co_name == "<module>"
-    scope = module_of(code) if at_top else scope_of(code)
-    if not target.isidentifier():
-        return "item" if target.endswith("]") else "attribute", scope
-    if at_top or target not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-        return "global", module_of(code)
-    return "closure" if target in code.co_freevars else "local", scope
-
-
-def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:
+def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:
     """Where a tensor came from: the call that made its node, or the note of its making."""
     if not TRACKERS:
         return None, None
@@ -245,7 +138,7 @@ def _making(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | Non
     if node is not None:
         lookup = lookup or SiteLookup([tensor])
         return _making_of_result(tensor, lookup.call(node), lookup)
-    made = _made(tensor, [log.made for log in _every_log()]) if lookup is None else lookup.made(tensor)
+    made = note_of(tensor) if lookup is None else lookup.made(tensor)
     if made is None:
         return None, None
     spot = locate(made.code, made.instruction, made.caller)
@@ -269,33 +162,20 @@ def _making_of_result(
     if is_in_place(call.name):
         return replace(spot, in_place=True), call.code
     if call.result is None:
-        return _unpacked(spot, fact(tensor, "output_nr")), call.code
+        return output_spot(spot, fact(tensor, "output_nr")), call.code
     return spot, call.code
 
 
-def name_of_output(call: Call, number: int, output: int) -> Name | None:
-    """The name that a result of a call was given, though the result itself is gone.
-
-    Args:
-        call: the call.
-        number: the sequence number of the node whose output is meant; the last that a call makes is its result's.
-        output: which of the node's outputs is meant.
-    """
-    spot = call.spot()
-    if spot is None or call.code is None or call.inside or number != call.after - 1:
-        return None
-    return name_at(spot if call.result is not None else _unpacked(spot, output), call.code)
-
-
-def _unpacked(spot: Spot, output: int) -> Spot:
+def output_spot(spot: Spot, output: int) -> Spot:
     """The spot of one of several results: its target is one of those that the statement unpacks into."""
     if output >= len(spot.parts):
         return replace(spot, whole=False)
     return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
-def _made(tensor: torch.Tensor, notes: Iterable[Mapping[int, Made]]) -> Made | None:
-    for by_id in notes:
+def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, Made]] | None = None) -> Made | None:
+    """Return the note of the making of a tensor without a node; by default from all logs there are."""
+    for by_id in [log.made for log in _every_log()] if notes is None else notes:
         made = by_id.get(id(tensor))
         if made is not None and made() is tensor:
             return made

@@ -1,0 +1,313 @@
+"""Describer: what the program calls the tensors of one autograd graph, also those that no variable holds.
+
+Leaves, saved tensors, nodes, findings and gradients that are not finite are all named here, so that one tensor has one
+name wherever it is shown. The answers, the best first:
+
+1. a name by which the program reaches this very tensor (`byname.naming.names`);
+2. the name that it had until a statement took it from there and gave the name to the result, exact and with that line;
+3. the name that the statement gave it that made it, as the log tells: not exact, for it was given to something else;
+4. of a node's result that PyTorch saved as a new object, the name of that result;
+5. the variable that it is a view of, found by going back through nodes that only view;
+6. the nearest result downstream that has a name, with the distance: ``perhaps loss (2 steps away)``;
+7. a tensor in the same memory that has a name;
+8. none, and the line that made it, where a tracker saw that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from byname.naming.history import history_of, name_at, name_of_output, rebound_by
+from byname.naming.name import Name, unnamed
+from byname.naming.names import Findings
+from byname.reading.tensor import STORAGE, Facts, card_from, fact
+from byname.source.location import Site, statements_binding
+from byname.tracking.log import Call
+from byname.tracking.lookup import SiteLookup, site_of_tensor
+
+__all__ = ["Describer", "name_around"]
+
+
+class GraphView(Protocol):
+    """What a `Describer` asks of a graph whose nodes are numbered (`byname.autograd.walk.Walk`)."""
+
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """The nodes, by number."""
+
+    @property
+    def numbers(self) -> Mapping[Any, int]:
+        """The number of each node."""
+
+    @property
+    def rows(self) -> Sequence[Sequence[int]]:
+        """For each node the numbers of the nodes that its gradients go to."""
+
+    @property
+    def users(self) -> Sequence[Sequence[int]]:
+        """For each node the numbers of those that use it."""
+
+    def inputs(self, number: int) -> int:
+        """Return how many inputs a node has."""
+
+    def name_of(self, node: Any) -> str:
+        """Return PyTorch's name of a node."""
+
+    def leaf_numbers(self) -> Sequence[int]:
+        """Return the numbers of the nodes that accumulate into a leaf."""
+
+    def lookup(self) -> SiteLookup:
+        """Return what finds where the nodes were made."""
+
+
+class Describer:
+    """Names the tensors of one graph. All methods are to be called inside `untouched`.
+
+    Args:
+        graph: the graph.
+        findings: what a search for names came upon.
+    """
+
+    def __init__(self, graph: GraphView, findings: Findings) -> None:
+        self._graph = graph
+        self._findings = findings
+        self._lookup = graph.lookup()
+        self._living: dict[int, torch.Tensor] | None = None
+        self._leaves: frozenset[int] | None = None
+        self._views: dict[tuple[Any, int], Name | None] = {}
+        self._given: dict[tuple[Hashable, ...], Name | None] = {}
+        self._modules: dict[int, str] = {}
+
+    def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> tuple[Name, ...]:
+        """Return all names of a leaf, best first.
+
+        Args:
+            number: the node that accumulates into it.
+            leaf: the leaf.
+            uses: the nodes that take it, each with the position among its inputs.
+        """
+        made, former = history_of(leaf, self._lookup)
+        own = self._findings.own_names(leaf, made)
+        if own:
+            return own
+        name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
+        return (name or self._findings.related_name(leaf, made) or unnamed(made),)
+
+    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name:
+        """Return the name of a tensor that a node saved.
+
+        Args:
+            number: the node.
+            slot: what the node calls it.
+            tensor: the tensor.
+            facts: its facts.
+        """
+        site, former = history_of(tensor, self._lookup)
+        met = self._findings.met(tensor)
+        own = self._findings.own_names(tensor, site) if met else ()
+        named = own[0] if own else former
+        if named is not None:
+            return named if named.exact else self._taken_by(number, tensor) or named
+        name = None if met else self._same_result(number, slot, facts) or self._viewed(tensor)
+        return name or (self._taken_by(number, tensor) if met else None) or self._related(tensor, facts, site)
+
+    def result(self, number: int) -> Name | None:
+        """Return the name of a node's result: that of the living tensor, or the one that its statement gave it."""
+        return self.living_result(number) or self._name_at(self._graph.nodes[number], 0)
+
+    def living_result(self, number: int) -> Name | None:
+        """Return the best name of a node's result that the program holds, or None where it holds none."""
+        tensor = self.living(number)
+        named = () if tensor is None else self._findings.own_names(tensor)
+        return named[0] if named else None
+
+    def living(self, number: int) -> torch.Tensor | None:
+        """Return the tensor that the program holds as a node's result."""
+        return self._every_living().get(number)
+
+    def numbers(self) -> list[int]:
+        """Return the nodes whose results the program holds, in their order."""
+        return sorted(self._every_living())
+
+    def variable(self, number: int, among: Collection[int] = ()) -> Name:
+        """Return the name of a node's result, or of what it is a part of.
+
+        Args:
+            number: the node.
+            among: the nodes whose names will do too, where the node's own result has none.
+        """
+        return self._own(number) or self._around(number, among) or unnamed(self.site(number))
+
+    def site(self, number: int) -> Site | None:
+        """Return where the call stands that made a node, or where its living result was made."""
+        spot = self._lookup.spot(self._graph.nodes[number]) if self._lookup else None
+        if spot is not None:
+            return spot.site
+        result = self.living(number)
+        return None if result is None else site_of_tensor(result, self._lookup)
+
+    def module(self, number: int, tensor: torch.Tensor | None) -> str:
+        """Return the module that ran when a node was made, or that owns a tensor which the node holds."""
+        call = self._call(number)
+        running = None if call is None or call.module is None else call.module()
+        if running is None:
+            return "" if tensor is None else self._findings.owner_of(tensor)
+        if id(running) not in self._modules:
+            self._modules[id(running)] = self._findings.path_of(running) or type(running).__name__
+        return self._modules[id(running)]
+
+    def _overwritten(self, leaf: torch.Tensor, uses: Iterable[tuple[int, int]], made: Site | None) -> Name | None:
+        """Return the exact name of a leaf, if a statement that took it from a variable also rebound the variable."""
+        if not self._lookup:
+            return None
+        nodes = self._graph.nodes
+        for user, position in sorted(uses, key=lambda use: nodes[use[0]]._sequence_nr()):
+            call = self._call(user)
+            name = None if call is None else rebound_by(leaf, call, self._graph.inputs(user), position)
+            if name is not None:
+                return replace(name, site=made)
+        return None
+
+    def _taken_by(self, number: int, tensor: torch.Tensor) -> Name | None:
+        """Return the exact former name of a leaf, if the call that saved it is also the one that rebound its name."""
+        call = self._call(number)
+        if call is None:
+            return None
+        if self._leaves is None:
+            self._leaves = frozenset(self._graph.leaf_numbers())
+        row, nodes = self._graph.rows[number], self._graph.nodes
+        uses = [at for at, below in enumerate(row) if below in self._leaves and nodes[below].variable is tensor]
+        name = rebound_by(tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
+        return None if name is None else replace(name, site=site_of_tensor(tensor, self._lookup))
+
+    def _same_result(self, number: int, slot: str, facts: Facts) -> Name | None:
+        """Return the name of the node's own result, which PyTorch saves as a new object in the same memory."""
+        node = self._graph.nodes[number]
+        for tensor, others in self._findings.sharing(facts[STORAGE]):
+            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
+                return self._findings.own_names(tensor)[0]
+        return self._name_at(node, 0) if slot == "result" else None
+
+    def _viewed(self, tensor: torch.Tensor) -> Name | None:
+        """Return the name of the variable that a tensor is a view of, going back through nodes that only view."""
+        node = fact(tensor, "grad_fn")
+        for _ in range(_VIEWS_IN_A_ROW):
+            if node is None or not _only_views(self._graph.name_of(node)):
+                return None
+            before = node.next_functions[0]
+            if before not in self._views:
+                self._views[before] = self._view_of_output(*before)
+            name = self._views[before]
+            if name is not None:
+                return name
+            node = before[0]
+        return None
+
+    def _view_of_output(self, node: Any, output: int) -> Name | None:
+        if node is None:
+            return None
+        variable = getattr(node, "variable", None)
+        names = () if variable is None else self._findings.own_names(variable)
+        name = next(iter(names), None) if variable is not None else self._name_at(node, output)
+        return None if name is None else replace(name, exact=False, relation="view of")
+
+    def _related(self, tensor: torch.Tensor, facts: Facts, site: Site | None) -> Name:
+        shares = facts[STORAGE] in self._findings.by_storage()
+        related = self._findings.related_name(tensor, site) if shares else None
+        return related or (_NAMELESS if site is None else unnamed(site))
+
+    def _nearest(self, number: int) -> Name | None:
+        """Return the name of the nearest result downstream that the program holds."""
+        for distance, level in enumerate(self._downstream(number), 1):
+            for user in level:
+                name = self.living_result(user)
+                if name is not None:
+                    rebound = self._rebinding(name)
+                    return replace(name, how="graph", exact=False, distance=distance, rebound_at=rebound, site=None)
+        return None
+
+    def _downstream(self, number: int, among: Collection[int] | None = None) -> Iterable[list[int]]:
+        """Yield the nodes that use a node, those that use these, and so on, each node once."""
+        level, seen = [number], {number}
+        while level:
+            users = (user for below in level for user in self._graph.users[below])
+            level = list(dict.fromkeys(one for one in users if one not in seen and (among is None or one in among)))
+            seen.update(level)
+            yield level
+
+    def _rebinding(self, name: Name) -> Site | None:
+        """Return the one statement of the source that computes a variable from itself, if it is one."""
+        code = self._findings.code_of_scope(name)
+        if code is None or not name.path.isidentifier():
+            return None
+        own = [spot for spot in statements_binding(code, name.path) if name.path in spot.reads]
+        return own[0].site if len(own) == 1 else None
+
+    def _own(self, number: int) -> Name | None:
+        living = self.living_result(number)
+        if living is not None:
+            return replace(living, site=self.site(number))
+        call = self._call(number)
+        return None if call is None else self._name_at(self._graph.nodes[number], 0) or name_around(call)
+
+    def _around(self, number: int, among: Collection[int]) -> Name | None:
+        """Return the name of the nearest node downstream that will do."""
+        for level in self._downstream(number, among):
+            for user in level:
+                named = self._own(user)
+                if named is not None:
+                    return replace(named, exact=False, relation="part of", site=self.site(number))
+        return None
+
+    def _name_at(self, node: Any, output: int) -> Name | None:
+        """Return the name that an output of a node was given where its call stands."""
+        call = self._lookup.call(node) if self._lookup else None
+        if call is None:
+            return None
+        number = node._sequence_nr()
+        by, at = call.caller or (None, -1)
+        line = id(call.code), call.instruction, id(by), at
+        key = *line, call.inside, call.result is None, call.after - number, output
+        if key not in self._given:
+            self._given[key] = name_of_output(call, number, output)
+        return self._given[key]
+
+    def _call(self, number: int) -> Call | None:
+        return self._lookup.call(self._graph.nodes[number]) if self._lookup else None
+
+    def _every_living(self) -> dict[int, torch.Tensor]:
+        if self._living is None:
+            self._living = {}
+            for tensor in self._findings.tensors():
+                node = fact(tensor, "grad_fn")
+                number = None if node is None else self._graph.numbers.get(node)
+                if number is not None:
+                    self._living.setdefault(number, tensor)
+        return self._living
+
+
+def name_around(call: Call) -> Name | None:
+    """Return the variable that the statement of a call assigns, as the name of what the call's result is part of."""
+    spot = call.spot()
+    if spot is None or spot.site.target is None or call.code is None:
+        return None
+    inside = name_at(replace(spot, whole=True), call.code)
+    return None if inside is None else replace(inside, relation="part of")
+
+
+@lru_cache(maxsize=4096)
+def _only_views(node: str) -> bool:
+    return node.startswith(_VIEWS)
+
+
+_SHAPING = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze")
+_VIEWS = tuple(f"{name}Backward" for name in (*_SHAPING, "Slice", "Select", "Alias"))
+"""Nodes whose result lies in the memory of their input."""
+
+_VIEWS_IN_A_ROW = 8
+_NAMELESS = unnamed()

@@ -1,0 +1,137 @@
+"""History: the names that the logs of the trackers remember, of tensors that no variable holds now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import CodeType
+from typing import NamedTuple
+
+import torch
+
+from byname.naming.name import Name
+from byname.naming.roots import module_of
+from byname.reading.tensor import fact
+from byname.source.location import Site, Spot, scope_of, statements_binding
+from byname.tracking.log import Call
+from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
+
+__all__ = ["History", "history_of", "name_at", "name_of_output", "rebound_by"]
+
+
+class History(NamedTuple):
+    """Where a tensor was made, and the name that it was given there, though no variable holds it now.
+
+    The name is not `exact`: it was that of a variable which has gone or holds something else. Whoever knows a statement
+    that read this tensor and rebound the variable can say more.
+    """
+
+    site: Site | None
+    former: Name | None
+
+
+def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
+    """Return where a tensor comes from, as far as the trackers know. To be called inside `untouched`."""
+    spot, code = making_of(tensor, lookup)
+    if spot is None:
+        return _UNKNOWN
+    if lookup is None:
+        return _history_at(spot, code)
+    known: tuple[History, Spot] | None = lookup.memo.get(id(spot))
+    if known is None:
+        known = lookup.memo[id(spot)] = _history_at(spot, code), spot
+    return known[0]
+
+
+def _history_at(spot: Spot, code: CodeType | None) -> History:
+    named = None if code is None else name_at(spot, code)
+    if spot.in_place:
+        return History(None, None if named is None else replace(named, site=None))
+    return History(spot.site, named)
+
+
+_UNKNOWN = History(None, None)
+
+
+def name_at(spot: Spot, code: CodeType) -> Name | None:
+    """The name that the value of an expression was given by its statement."""
+    target = spot.site.target
+    if not spot.whole or target is None:
+        return None
+    how, scope = _kept_as(target, code)
+    return Name(target, how, scope or spot.site.file, exact=False, site=spot.site)
+
+
+def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None = None) -> Name | None:
+    """The exact name that a tensor had, if this call took it from a variable and its statement rebound that variable.
+
+    Args:
+        tensor: a tensor without a node.
+        call: a call that used the tensor.
+        inputs: how many inputs the call's node has.
+        index: as which of them it took the tensor, where that is known.
+    """
+    spot = call.spot()
+    if spot is None or call.code is None:
+        return None
+    variable = spot.site.target
+    if variable is None:
+        return None
+    taken = None if index is None else _taken(call, spot, inputs, index)
+    if taken != variable and not (taken is None and _was_called(tensor, variable, call, spot)):
+        return None
+    if variable.endswith("]") and fact(tensor, "_base") is not None:
+        return None  # perhaps an item of a tensor: a view of what the statement then writes into
+    how, scope = _kept_as(variable, call.code)
+    return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
+
+
+def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
+    """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
+    operands = list(spot.operands)
+    if spot.receiver is not None and call.is_method:
+        operands.insert(0, spot.receiver)
+    if call.after != call.before + 1 or len(operands) != inputs:
+        return None
+    return operands[index]
+
+
+def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> bool:
+    """Whether the variable surely held the tensor just before a statement rebound it.
+
+    It did when the same function made the tensor as the value of that variable, and no third statement binds it.
+    """
+    if not variable.isidentifier() or variable not in spot.reads:
+        return False
+    made = note_of(tensor)
+    if made is None or made.code is not call.code or call.code is None:
+        return False
+    making, _ = making_of(tensor, None)
+    if making is None or not making.whole or making.site.target != variable:
+        return False
+    binding = {one.site.line for one in statements_binding(call.code, variable)}
+    return binding <= {making.site.line, spot.site.line}
+
+
+def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
+    """Return how a target of this code keeps its value, and its scope; None where the code is no loaded module's."""
+    at_top = code.co_name == "<module>"
+    scope = module_of(code) if at_top else scope_of(code)
+    if not target.isidentifier():
+        return "item" if target.endswith("]") else "attribute", scope
+    if at_top or target not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return "global", module_of(code)
+    return "closure" if target in code.co_freevars else "local", scope
+
+
+def name_of_output(call: Call, number: int, output: int) -> Name | None:
+    """The name that a result of a call was given, though the result itself is gone.
+
+    Args:
+        call: the call.
+        number: the sequence number of the node whose output is meant; the last that a call makes is its result's.
+        output: which of the node's outputs is meant.
+    """
+    spot = call.spot()
+    if spot is None or call.code is None or call.inside or number != call.after - 1:
+        return None
+    return name_at(spot if call.result is not None else output_spot(spot, output), call.code)
