@@ -1,4 +1,4 @@
-"""What is the source of this code? Believed only where it compiles to the code that ran."""
+"""Code: the source of a code object, believed only where it compiles to the code that ran."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ __all__ = [
 ]
 
 HIDDEN = "_byname_"
-"""What the names begin with that byname puts into the code of a function to listen to its variables."""
+"""Prefix of the names that byname adds to the code of a function in order to listen to its variables."""
 
 one_at_a_time = threading.RLock()
-"""Held while syntax trees are made: Python 3.11 counts the depth of them for all threads together, and fails with a
-SystemError when two make one (python/cpython#106905)."""
+"""Lock to hold while syntax trees are made.
+
+Python 3.11 counts their depth for all threads together and raises SystemError when two threads make one at once
+(python/cpython#106905).
+"""
 
 
 class ThisCode:
-    """A code object as a key: equal to itself alone.
+    """A code object as a dictionary key, equal only to itself.
 
-    Python calls the code of a file and of its copy equal, since it leaves the file's name out. Whatever is known of
-    code, or counted for it, is known of this one object.
+    Python calls the code objects of a file and of its copy equal, because the comparison leaves the file name out.
+    Facts and counts about code belong to one code object, so they are kept under this key.
     """
 
     __slots__ = ("code",)
@@ -60,7 +63,7 @@ class ThisCode:
 
 
 class _StandIns:
-    """Code that byname made, each with the code that it stands for; kept as long as the made code is."""
+    """Map from code objects that byname made to those they stand for; an entry lives as long as the made code."""
 
     def __init__(self) -> None:
         self._own: dict[int, tuple[weakref.ref[CodeType], CodeType]] = {}
@@ -70,7 +73,7 @@ class _StandIns:
         own_of[key] = weakref.ref(made, lambda _: own_of.pop(key, None)), own
 
     def __getitem__(self, code: CodeType) -> CodeType:
-        """The code that this one stands for: itself, where it was not made."""
+        """Return the code that `code` stands for; `code` itself if byname did not make it."""
         made, own = self._own.get(id(code), (None, code))
         return own if made is not None and made() is code else code
 
@@ -79,21 +82,21 @@ class _StandIns:
 
 
 stands_for = _StandIns()
-"""Code that byname put into a function, and the function's own: its instructions have the lines and columns of that.
+"""Map from code that byname put into a function to the function's own code. Both have the same lines and columns.
 
-Process-wide, as code is: whoever meets such code in a frame knows nothing of who put it there.
+The map is process-wide, as code is: a reader that meets such code in a frame does not know who put it there.
 """
 
 
 class Expression(NamedTuple):
-    """An expression of the source (or an augmented assignment) and the statement that it stands in."""
+    """An expression of the source (or an augmented assignment) and the statement that contains it."""
 
     node: ast.AST
     statement: ast.stmt
 
 
 def expression(code: CodeType, instruction: int) -> Expression | None:
-    """The syntax tree of what an instruction computes; None where the source is not to be had or not what ran."""
+    """Return the syntax tree of an instruction's expression; None if its source is missing or has changed."""
     position = position_of(code, instruction)
     source = None if position[0] is None else source_of(code)
     node = None if source is None else expression_at(source, position)
@@ -104,29 +107,32 @@ Position = tuple[int | None, int | None, int | None, int | None]
 
 
 def position_of(code: CodeType, instruction: int) -> Position:
-    """First and last line, first and last column, of what an instruction computes; None where not known."""
+    """Return the first and last line, and first and last column, of an instruction's expression; None where unknown."""
     return next(islice(code.co_positions(), max(instruction, 0) // 2, None), (None, None, None, None))
 
 
 def source_of(code: CodeType) -> executing.Source | None:
-    """The source of a code object, if it is still what was compiled."""
+    """Return the source of a code object if it still compiles to that code, else None."""
     with one_at_a_time:
         source = text_of(code.co_filename)
         return source if source.tree is not None and is_what_ran(source, code) else None
 
 
 def text_of(file: str) -> executing.Source:
-    """What a file (or a notebook's cell) says now, as far as it can be read; one object for as long as it says that."""
+    """Return the present source of a file or notebook cell, as far as it can be read.
+
+    An unchanged file always gives one and the same `executing.Source` object, so results can be cached by it.
+    """
     with one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
+        warnings.simplefilter("ignore")  # Python gave these warnings when the program compiled the file
         return executing.Source.for_filename(file)
 
 
 def is_what_ran(source: executing.Source, code: CodeType) -> bool:
-    """Whether a text that could be parsed compiles to this code."""
+    """Return whether a source, which must have been parsed, compiles to this code."""
     code = stands_for[code]
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
-        # Of a cell's statements only the names are compared: what its last one displays is compiled otherwise.
+        # Only the names in a cell are compared: its last statement compiles differently, since its value is displayed.
         return set(code.co_names) <= _identifiers(source)
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
         return True
@@ -144,7 +150,7 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
 
 @lru_cache(maxsize=64)
 def _identifiers(source: Any) -> frozenset[str]:
-    """Every name that the source of a cell writes."""
+    """Return every name that occurs in the source of a notebook cell."""
     nodes = list(ast.walk(source.tree))
     found = [
         name
@@ -158,26 +164,26 @@ def _identifiers(source: Any) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
-    """The code objects that a file compiles to now."""
+    """Return the code objects that the file compiles to now, by qualified name and first line."""
     return _codes(source, [source.text])
 
 
 @lru_cache(maxsize=64)
 def _compiled_apart(source: Any) -> dict[tuple[str, int], list[CodeType]]:
-    """The same where each statement is compiled by itself, as notebooks do it.
+    """Return the code objects of each statement compiled by itself, as notebooks compile them.
 
-    CPython compiles ``torch.relu(x)`` in another way where the same unit imports ``torch``.
+    CPython compiles ``torch.relu(x)`` differently where the same unit imports ``torch``.
     """
     return _codes(source, [ast.Module([statement], []) for statement in source.tree.body])
 
 
 def _codes(source: Any, units: Iterable[Any]) -> dict[tuple[str, int], list[CodeType]]:
-    """The code objects of some units of a source, by qualified name and first line."""
+    """Return the code objects of some units of a source, by qualified name and first line."""
     found: dict[tuple[str, int], list[CodeType]] = {}
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
     waiting = []
     for unit in units:
-        with suppress(SyntaxError):  # what can be parsed cannot always be compiled: a return outside of a function
+        with suppress(SyntaxError):  # some text parses but does not compile: a return outside of a function
             waiting.append(compile(unit, source.filename, "exec", flags, dont_inherit=True))
     while waiting:
         code = waiting.pop()
@@ -188,7 +194,7 @@ def _codes(source: Any, units: Iterable[Any]) -> dict[tuple[str, int], list[Code
 
 @lru_cache(maxsize=64)
 def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
-    """Two indexes of a file: every expression by its four coordinates, and calls by where they end."""
+    """Return two indexes of a file: expressions by their four coordinates, and calls by their end."""
     exact: dict[Position, ast.AST] = {}
     calls: dict[tuple[int, int], list[ast.Call]] = {}
     for node in ast.walk(source.tree):
@@ -202,18 +208,18 @@ def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], 
 
 
 def expression_at(source: executing.Source, position: Position) -> ast.AST | None:
-    """The expression at exactly these coordinates."""
+    """Return the expression at exactly these coordinates, or None."""
     exact, calls = _nodes(source)
     node = exact.get(position)
     if node is None and position[1] is not None and position[3] is not None:
-        # A method call over several lines is located from the method's name on, not from the start of its object.
+        # The compiler locates a method call over several lines from the method's name on, not from its object.
         ending = calls.get((position[1], position[3]), [])
         node = ending[0] if len(ending) == 1 else None
     return node
 
 
 def enclosing_statement(node: ast.AST) -> ast.stmt:
-    """The statement that an expression stands in."""
+    """Return the statement that contains an expression."""
     while not isinstance(node, ast.stmt):
         node = node.parent  # type: ignore[attr-defined]  # set by executing
     return node

@@ -1,4 +1,4 @@
-"""Where in the user's source did this happen? From a code object and an instruction to a statement and a variable."""
+"""Location: the file, line, statement and variable in the user's source behind an instruction of a code object."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in the source.
+    """A line of the source, with its statement and the variable that the statement assigns.
 
     Attributes:
-        file: the file's full name, as Python knows it.
+        file: the full name of the file, as Python knows it.
         line: the line, from 1.
         function: the qualified name of the function, ``<module>`` at the top level of a file.
-        statement: the source of the statement on one line; empty where the source is not to be had.
-        target: what the statement assigns (``h``, ``self.state``, ``cache['k']``), None when it assigns nothing.
-        caller: of a line in a helper, the line of the program that called the helper, when that is known. Sites that
-            differ only in their callers are equal.
+        statement: the source of the statement on one line; empty if the source is not available.
+        target: the source of the variable that the statement assigns (``h``, ``self.state``, ``cache['k']``); None if
+            it assigns nothing.
+        caller: for a line in a helper, the line of the program that called the helper, if known. Sites that differ only
+            in their callers are equal.
     """
 
     file: str
@@ -61,12 +62,12 @@ class Site:
 
     @property
     def with_caller(self) -> str:
-        """The line, and in a helper its caller: ``helper.py:3 in update_params, called at train.py:41``."""
+        """The line, in a helper with its caller: ``helper.py:3 in update_params, called at train.py:41``."""
         return str(self) if self.caller is None else f"{self} in {self.helper}, called at {self.caller}"
 
     @property
     def helper(self) -> str:
-        """The function's own name: without the functions around it, and of a comprehension the function it is in."""
+        """The function's name without the enclosing functions; for a comprehension, the function that contains it."""
         return printable(_COMPREHENSIONS.sub("", self.function).rpartition("<locals>.")[2])
 
 
@@ -75,16 +76,18 @@ _COMPREHENSIONS = re.compile(r"(\.<locals>\.<\w+>)+$")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A `Site` and what the source says of the one expression there.
+    """A `Site` and facts about one expression on it.
 
     Attributes:
-        site: where.
-        whole: whether the value of that expression is, as it stands, what ``site.target`` names.
-        operands: the source of its operands, where that is a plain name, attribute or item; None for others.
-        receiver: the source of what stands before the dot of a call, with the same restriction.
+        site: the line of the expression.
+        whole: whether the statement assigns exactly this expression's value to ``site.target``.
+        operands: the source of each operand that is a plain name, attribute or item; None for any other operand.
+        receiver: the source of the object whose method is called, if that is a plain name, attribute or item; else
+            None.
         parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
-        made_here: whether the expression makes its object on the spot: ``torch.FloatTensor([1.0]).requires_grad_()``.
-        in_place: whether the expression gave back a tensor that was there before, changed.
+        made_here: whether the statement creates the tensor with a constructor that no function mode sees, as in
+            ``torch.FloatTensor([1.0]).requires_grad_()``.
+        in_place: whether the expression changed an existing tensor in place and returned it.
         reads: the plain variable names that the statement reads.
     """
 
@@ -99,20 +102,20 @@ class Spot:
 
 
 Instruction: TypeAlias = tuple[CodeType, int]
-"""A code object, and the byte offset of an instruction in it."""
+"""A code object and the byte offset of an instruction in it."""
 
 
 def locate(code: CodeType, instruction: int, caller: Instruction | None = None) -> Spot:
     """Find the statement and the expression that an instruction belongs to.
 
     The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
-    are exactly those that the compiler wrote down for the instruction: a file edited since it was loaded gives no
+    are exactly those that the compiler recorded for the instruction. A file edited since it was loaded thus gives no
     statement rather than a wrong one.
 
     Args:
         code: the code object that ran.
         instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
-        caller: where the function that ran was called, when it is a helper.
+        caller: the instruction that called the function, if the function is a helper.
     """
     spot = _located(ThisCode(code), instruction)
     return spot if caller is None else replace(spot, site=replace(spot.site, caller=locate(*caller).site))
@@ -144,7 +147,10 @@ def _located(this: ThisCode, instruction: int) -> Spot:
 
 
 def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
-    """The source of what an operation in place changes: ``h`` of ``h[0] = 1``, of ``h.add_(1)`` and of ``relu_(h)``."""
+    """Return the source of the tensor that an in-place operation changes.
+
+    That is ``h`` in ``h[0] = 1``, in ``h.add_(1)`` and in ``relu_(h)``; None if the instruction has no such expression.
+    """
     found = expression(code, instruction)
     node: Any = None if found is None else found.node
     if isinstance(node, ast.Subscript) and operation == "__setitem__":
@@ -164,9 +170,9 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
 
 
 def statements_binding(code: CodeType, variable: str) -> list[Spot]:
-    """The statements of one function or module body that assign a plain variable, in the order of the source.
+    """Return the statements of a function or module body that assign a plain variable, in source order.
 
-    Nested functions and classes are left out: a variable of theirs is another variable.
+    Nested functions and classes are left out, because a variable of theirs is a different variable.
     """
     source = source_of(code)
     body = None if source is None or source.tree is None else _body_of(source.tree, code)
@@ -199,14 +205,14 @@ def binds_alone(code: CodeType, variable: str) -> bool:
 
 
 def short_names(sites: Iterable[Site]) -> dict[Site, str]:
-    """Each place as ``net.py:2``; where files of one name are among them, with as many folders as tell them apart."""
+    """Return each site as ``net.py:2``, with as many folders as it takes to tell files of one name apart."""
     every = list(dict.fromkeys(sites))
     shown = _told_apart({site.file for site in every})
     return {site: f"{shown[site.file]}:{site.line}" for site in every}
 
 
 def _told_apart(files: Collection[str]) -> dict[str, str]:
-    """Each file by the shortest end of its full name that no other has."""
+    """Return for each file the shortest end of its full name that no other file shares."""
     found: dict[str, str] = {}
     waiting, length = {file: re.split(r"[\\/]", file) for file in files}, 1
     while waiting:
@@ -219,23 +225,23 @@ def _told_apart(files: Collection[str]) -> dict[str, str]:
 
 
 def scope_of(code: CodeType) -> str:
-    """A function as the scope of a name: ``train (train.py:14)``."""
+    """Return the name of a function as the scope of a variable: ``train (train.py:14)``."""
     return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
 
 
 def is_byname(filename: str) -> bool:
-    """Whether a file is part of byname."""
+    """Return whether a file is part of byname."""
     return filename.startswith(_HERE)
 
 
 def is_torch(filename: str) -> bool:
-    """Whether a file is part of PyTorch or of byname, neither of which is a place in the user's program."""
+    """Return whether a file is part of PyTorch or byname, and so is no place in the user's program."""
     return filename.startswith(_NOT_THE_USERS)
 
 
 @lru_cache(maxsize=4096)
 def is_library(filename: str) -> bool:
-    """Whether a file is installed (standard library, site-packages) rather than written by the user."""
+    """Return whether a file is installed (standard library, site-packages) rather than written by the user."""
     if is_torch(filename) or filename.startswith("<frozen"):
         return True
     return filename.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(filename.replace("\\", "/").split("/"))
@@ -253,11 +259,11 @@ _INSTALLED = (
     *([str(_BESIDE_TORCH) + os.sep] if any(_BESIDE_TORCH.glob("torch-*.dist-info")) else []),  # pip install --target
 )
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Folders that pip and Debian install into: the environment's, the user's, and those of the Python below it."""
+"""Names of the folders into which pip and Debian install: the environment's, the user's and the base Python's."""
 
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
-    """What the statement assigns, and whether the value of `node` is exactly that."""
+    """Return the source of the variable that a statement assigns, and whether its value is exactly `node`'s."""
     parent: Any = getattr(node, "parent", None)
     if isinstance(parent, ast.NamedExpr) and parent.value is node:
         return parent.target.id, True
@@ -288,7 +294,7 @@ def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
 
 
 def _operands(node: ast.AST) -> tuple[str | None, ...]:
-    """The operands in the order in which PyTorch receives them."""
+    """Return the source of the operands in the order in which PyTorch receives them."""
     if isinstance(node, ast.BinOp):
         parts: list[ast.expr] = [node.left, node.right]
     elif isinstance(node, ast.AugAssign):
@@ -305,7 +311,7 @@ def _operands(node: ast.AST) -> tuple[str | None, ...]:
 
 
 def _receiver(node: ast.AST) -> str | None:
-    """The source of the object of a method call."""
+    """Return the source of the object whose method is called."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     return _path(node.func.value)
@@ -324,14 +330,14 @@ def _made_here(node: ast.AST) -> bool:
 
 
 def _makes_unseen(value: object) -> bool:
-    """Whether an expression is a call of a constructor that no function mode sees, such as ``torch.FloatTensor``."""
+    """Return whether an expression calls a constructor that no function mode sees, such as ``torch.FloatTensor``."""
     called = _dotted(value.func) if isinstance(value, ast.Call) else None
     name = "" if called is None else called.rpartition(".")[2]
     return name.endswith("Tensor") or name in ("Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load")
 
 
 def _dotted(node: ast.expr) -> str | None:
-    """The source of ``a`` or ``a.b.c``; None for anything that computes."""
+    """Return the source of ``a`` or ``a.b.c``; None for an expression that computes something."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
@@ -340,7 +346,7 @@ def _dotted(node: ast.expr) -> str | None:
 
 
 def _path(node: ast.expr) -> str | None:
-    """The source of ``a``, ``a.b`` or an item such as ``a['k']`` and ``a.b[i][-1]``; None for what computes."""
+    """Return the source of ``a``, ``a.b`` or an item such as ``a['k']`` and ``a.b[i][-1]``; else None."""
     if isinstance(node, ast.Attribute):
         return None if _path(node.value) is None else ast.unparse(node)
     if isinstance(node, ast.Subscript):
@@ -349,14 +355,14 @@ def _path(node: ast.expr) -> str | None:
 
 
 def _is_key(node: ast.expr) -> bool:
-    """Whether an index or a key is a constant or a plain name, which give the same each time they are read."""
+    """Return whether an index or key is a constant or a plain name, which give equal values each time they are read."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant | ast.Name)
 
 
 def _reads(statement: ast.stmt) -> frozenset[str]:
-    """The names that the statement reads; for one with a body, its head's."""
+    """Return the names that a statement reads; for a statement with a body, only those in its head."""
     heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
     found = {
         node.id
@@ -370,7 +376,7 @@ def _reads(statement: ast.stmt) -> frozenset[str]:
 
 
 def _text(source: executing.Source, node: Any, limit: int = 160) -> str:
-    """The source of a node on one line; of a statement with a body, its head."""
+    """Return the source of a node on one line; for a statement with a body, only its head."""
     first, last = node.lineno, node.end_lineno
     end = node.end_col_offset
     body = getattr(node, "body", None)
@@ -399,7 +405,7 @@ def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement of a body in source order, going into blocks and not into functions and classes."""
+    """Yield every statement of a body in source order, entering blocks but neither functions nor classes."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -411,7 +417,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names_bound(statement: ast.stmt) -> set[str]:
-    """The plain names that a simple statement, or the head of a compound one, binds or deletes."""
+    """Return the plain names that a simple statement, or the head of a compound one, binds or deletes."""
     heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
     nodes = [node for head in heads for node in ast.walk(head)]
     found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}

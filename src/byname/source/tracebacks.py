@@ -1,4 +1,4 @@
-"""What of a traceback is the program's own? Tracebacks without byname, and the frames in them."""
+"""Tracebacks: the frames of the user's program in a traceback, and tracebacks without byname's own frames."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 __all__ = ["STANDS_IN", "Entry", "clean", "frames", "is_byname", "users_frame", "warn", "without_byname"]
 
 STANDS_IN = "<byname>"
-"""The name of a function that stands in for a line of the program, with the file of that line."""
+"""Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
 
 
 class Entry(NamedTuple):
-    """One line of a traceback: a frame, and where in its code it was when the error passed."""
+    """One entry of a traceback: a frame, and the instruction and line that it was at when the error passed."""
 
     frame: FrameType
     lasti: int
@@ -26,19 +26,19 @@ class Entry(NamedTuple):
 
 
 def clean(error: BaseException) -> None:
-    """Takes byname out of the tracebacks of an error, of its causes and contexts, and of the errors it groups."""
+    """Remove byname's frames from the tracebacks of an error, its causes, its contexts and the errors it groups."""
     for one in _related(error):
         before = _TRACEBACK.__get__(one)
         after = without_byname(before)
-        if after is not before:  # past a frozen class, or one with a __setattr__ of its own
+        if after is not before:  # works for frozen classes and for those with their own __setattr__
             _TRACEBACK.__set__(one, after)
 
 
 def without_byname(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback that the program would have had without byname; the given one is changed.
+    """Return the traceback that the program would have had without byname; the given one is changed.
 
-    Under a function mode, PyTorch goes through `handle_torch_function` and enters the function that was called a second
-    time. That detour is byname's doing, and goes with the frames of byname.
+    Under a function mode, PyTorch goes through `handle_torch_function` and enters the called function a second time.
+    byname causes that detour, so it is removed together with byname's frames.
     """
     chain = list(_chain(traceback))
     ours = [_is_ours(one) for one in chain]
@@ -52,25 +52,25 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def frames(error: BaseException) -> list[Entry]:
-    """The frames an error passed through, the outermost first."""
+    """Return the frames that an error passed through, outermost first, without functions that stand in for a line."""
     chain = (one for one in _chain(error.__traceback__) if one.tb_frame.f_code.co_name != STANDS_IN)
     return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in chain]
 
 
 def users_frame(error: BaseException) -> Entry | None:
-    """The innermost frame that is neither PyTorch's nor byname's; None where the error passed through no such frame."""
-    from byname.source.location import is_torch  # and with it PyTorch, which the help of a command can do without
+    """Return the innermost frame that is neither PyTorch's nor byname's; None if the error passed through none."""
+    from byname.source.location import is_torch  # here, since it imports PyTorch, which a command's help does not need
 
     theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
     return theirs[-1] if theirs else None
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
-    """Warns; the place of the warning is the nearest line that is neither byname's nor that of an exit stack.
+    """Issue a warning at the nearest line that is neither byname's nor an exit stack's.
 
     Args:
-        sentence: what there is to say.
-        category: a class of warnings.
+        sentence: the text of the warning.
+        category: the class of the warning.
     """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, contextlib.__file__)):
@@ -85,7 +85,7 @@ def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _related(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()  # an error can be its own distant cause; each is alive as long as the first one is
+    seen: set[int] = set()  # an error can be its own distant cause; the first one keeps all of them alive
     waiting: list[BaseException | None] = [error]
     while waiting:
         one = waiting.pop()
@@ -105,12 +105,12 @@ def _is_ours(one: TracebackType) -> bool:
 
 
 def is_byname(filename: str) -> bool:
-    """Whether a file is one of byname's."""
+    """Return whether a file is part of byname."""
     return filename.startswith(_HERE)
 
 
 def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> None:
-    """Marks the first entry into the function that the frame at `entered` is in, and the dispatch in between."""
+    """Mark in `ours` the first entry into the function of the frame at `entered`, and the dispatch in between."""
     before = entered - 1
     while before >= 0 and ours[before]:
         before -= 1
