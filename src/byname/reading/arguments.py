@@ -1,4 +1,4 @@
-"""Which models and optimizers is the question about? What the user gave, or else what there is."""
+"""Arguments: the models and optimizers that a question is about, as given by the user or as found in the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ __all__ = ["living_optimizers", "models_of", "optimizers_of", "parameters_of"]
 
 
 def models_of(model: Any) -> list[nn.Module]:
-    """The modules given as ``model=``: none, one, or a list of them."""
+    """Return the modules given as ``model=``: none, one, or a list or tuple of them.
+
+    Raises:
+        NotAModuleError: one of them is not an ``nn.Module``.
+    """
     given = [] if model is None else list(model) if type(model) in (list, tuple) else [model]
     for one in given:
         if not issubclass(type(one), nn.Module):
@@ -24,7 +28,11 @@ def models_of(model: Any) -> list[nn.Module]:
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
-    """The optimizers given as ``optimizer=``: none, one, or a list of them."""
+    """Return the optimizers given as ``optimizer=``: none, one, or a list or tuple of them.
+
+    Raises:
+        NotAnOptimizerError: one of them has no list of ``param_groups``.
+    """
     given = [] if optimizer is None else list(optimizer) if type(optimizer) in (list, tuple) else [optimizer]
     for one in given:
         if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
@@ -36,12 +44,12 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 
 def living_optimizers() -> list[Any]:
-    """Every optimizer that is alive in the process."""
+    """Return every optimizer that is alive in the process."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """The parameters of all groups of an optimizer."""
+    """Return the parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

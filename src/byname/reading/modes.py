@@ -1,4 +1,4 @@
-"""How does a mode of ours get off PyTorch's stacks, and back on, while others are entered and left?"""
+"""Modes: taking byname's modes off PyTorch's mode stacks and putting them back, while others come and go."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["DISPATCHES", "FUNCTIONS", "Stack"]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One of PyTorch's stacks of modes, as the running thread has it.
+    """One of PyTorch's mode stacks, as the running thread has it.
 
     Attributes:
-        depth: how many modes are on it.
-        at: the mode at a level, from the bottom.
+        depth: returns the number of modes on the stack.
+        at: returns the mode at a level, counted from the bottom.
         push: puts a mode on top.
-        pop: takes the mode on top off, and returns it.
+        pop: takes the top mode off and returns it.
     """
 
     depth: Callable[[], int]
@@ -28,31 +28,31 @@ class Stack:
     pop: Callable[[], Any]
 
     def holds(self, mode: Any) -> bool:
-        """Whether a mode is on this thread's stack; PyTorch takes it off while the mode handles a call."""
+        """Return whether a mode is on this thread's stack. PyTorch takes a mode off while it handles a call."""
         return any(self.at(level) is mode for level in range(self.depth()))
 
     def remove(self, mode: Any) -> None:
-        """Takes a mode off this thread's stack, wherever it stands; another thread's stack cannot be reached."""
+        """Take a mode off this thread's stack, at whatever level it is. Another thread's stack cannot be reached."""
         if self.holds(mode):
             self.take_off([mode])
 
     def put_in(self, mode: Any, level: int) -> None:
-        """Puts a mode on this thread's stack at a level, below those that stand there and above."""
+        """Put a mode on this thread's stack at a level, below the modes that are now at that level and above."""
         now = self.modes()
         self._become([*now[:level], mode, *now[level:]])
 
     def take_off(self, modes: Collection[Any]) -> list[Any]:
-        """Takes these modes off this thread's stack; the stack as it was, for `put_back`."""
+        """Take modes off this thread's stack, and return the stack as it was before, for `put_back`."""
         before = self.modes()
         self._become([mode for mode in before if not _among(mode, modes)])
         return before
 
     def put_back(self, modes: Collection[Any], before: list[Any]) -> None:
-        """Puts modes back where they stood; below the others, where these have changed since.
+        """Put modes back at their levels, or below all others if those have changed since.
 
         Args:
-            modes: those of the modes taken off that are still wanted.
-            before: the stack as it was, of which everything but our modes has stayed.
+            modes: the removed modes that are still wanted.
+            before: the stack as `take_off` returned it.
         """
         now = self.modes()
         wanted = [mode for mode in before if _among(mode, modes) or _among(mode, now)]
@@ -61,11 +61,11 @@ class Stack:
         self._become(wanted if same else [*(mode for mode in before if _among(mode, modes)), *now])
 
     def modes(self) -> list[Any]:
-        """The modes on this thread's stack, from the bottom."""
+        """Return the modes on this thread's stack, bottom first."""
         return [self.at(level) for level in range(self.depth())]
 
     def _become(self, wanted: Sequence[Any]) -> None:
-        """Makes the stack this one. No mode of the program's is lost where an interrupt comes meanwhile."""
+        """Set this thread's stack to these modes. If an interrupt comes meanwhile, no mode of the program's is lost."""
         try:
             self._make(wanted)
         finally:
@@ -96,7 +96,7 @@ FUNCTIONS = Stack(
     torch._C._push_on_torch_function_stack,
     torch._C._pop_torch_function_stack,
 )
-"""The stack of those that see calls of PyTorch's functions."""
+"""The stack of function modes, which see calls of PyTorch's functions."""
 
 DISPATCHES = Stack(
     torch._C._len_torch_dispatch_stack,
@@ -104,4 +104,4 @@ DISPATCHES = Stack(
     torch._C._push_on_torch_dispatch_stack,
     _pop_dispatch,
 )
-"""The stack of those that see operators. PyTorch keeps its own modes at the bottom."""
+"""The stack of dispatch modes, which see operators. PyTorch keeps its own modes at the bottom."""

@@ -1,4 +1,7 @@
-"""Which modules and parameters are in a model? Read from its registries, past whatever its class has overridden."""
+"""Modules: the modules, parameters and buffers of a model.
+
+They are read from the registries (``_modules``, ``_parameters``, ``_buffers``), whatever the model's class overrides.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ __all__ = ["modules_in", "own_parameters", "parameters_in", "registered", "state
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
-    """A module and all inside it, each once, in the order in which they were registered."""
+    """Return a module and all its submodules, each once, in the order of their registration."""
     return [module for module, _ in _with_attributes(model)]
 
 
 def parameters_in(model: nn.Module) -> list[torch.Tensor]:
-    """The parameters of a module and of all inside it, each once."""
+    """Return the parameters of a module and all its submodules, each once."""
     found: dict[int, torch.Tensor] = {}
     for _, attributes in _with_attributes(model):
         for one in _registered(attributes, "_parameters"):
@@ -30,12 +33,12 @@ def parameters_in(model: nn.Module) -> list[torch.Tensor]:
 
 
 def own_parameters(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters that a module has itself."""
+    """Return the parameters registered on a module itself, without those of its submodules."""
     return [one for one in registered(module, "_parameters") if is_tensor(one)]
 
 
 def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module and of all inside it, under their keys in ``state_dict()``."""
+    """Yield each parameter and buffer of a module and all its submodules, after its key in ``state_dict()``."""
     waiting = [(module, "")]
     seen: set[int] = set()
     while waiting:
@@ -54,7 +57,7 @@ def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def registered(module: nn.Module, registry: str) -> list[Any]:
-    """What a module has in a registry of its own: ``_parameters``, ``_buffers`` or ``_modules``."""
+    """Return the values of one of a module's own registries: ``_parameters``, ``_buffers`` or ``_modules``."""
     return _registered(_attributes(module, "__dict__"), registry)
 
 
@@ -73,7 +76,7 @@ def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, An
 
 
 def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
-    """The values of a registry, which other threads may be changing."""
+    """Return the values of a registry, which other threads may be changing."""
     held = attributes.get(registry)
     return [value for _, value in snapshot(held)] if type(held) is dict and held else []
 

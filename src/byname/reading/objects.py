@@ -1,4 +1,4 @@
-"""How is an object read without running anything of the user's? Past its class, its metaclass and its overrides."""
+"""Objects: reading any object without running the user's code, past its class, its metaclass and its overrides."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ __all__ = ["attributes_of", "found_in", "namespace_of", "parents_of", "plain", "
 
 
 def plain(kind: type, family: type, *methods: str) -> bool:
-    """Whether a class reads its items as its builtin family does."""
+    """Return whether a class has these methods unchanged from a builtin family such as ``dict``."""
     return all(found_in(kind, method) is found_in(family, method) for method in methods)
 
 
 def found_in(kind: type, name: str) -> object:
-    """What a class defines under a name, without asking its metaclass."""
+    """Return the attribute that a class defines or inherits, without asking its metaclass; None if it has none."""
     return next((space[name] for parent in parents_of(kind) if name in (space := namespace_of(parent))), None)
 
 
 def namespace_of(kind: type) -> Mapping[str, Any]:
-    """What a class itself defines; nothing for a type of C that nobody has made ready, which has no namespace yet."""
+    """Return the attributes that a class itself defines.
+
+    A C type that was never made ready (``PyType_Ready``) has no namespace yet, and so defines nothing.
+    """
     return _namespace(kind) or _NOTHING
 
 
 def parents_of(kind: type) -> tuple[type, ...]:
-    """A class and those it stems from, in the order of lookup; none for a type that nobody has made ready."""
+    """Return a class and its base classes in lookup order; an empty tuple for a C type that was never made ready."""
     return _parents(kind) or ()
 
 
@@ -36,7 +39,7 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def snapshot(mapping: Any) -> list[tuple[Any, Any]]:
-    """The items of a dict that other threads may be changing."""
+    """Return the items of a dict that other threads may be changing; empty if it changes too fast."""
     for _ in range(5):
         try:
             return list((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items(mapping))
@@ -46,7 +49,7 @@ def snapshot(mapping: Any) -> list[tuple[Any, Any]]:
 
 
 def attributes_of(obj: object) -> dict[str, Any]:
-    """An object's ``__dict__``, read past any ``__getattribute__`` or property of its class."""
+    """Return an object's ``__dict__``, past any ``__getattribute__`` or property of its class; empty if it has none."""
     for parent in parents_of(type(obj)):
         descriptor: Any = namespace_of(parent).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
@@ -56,5 +59,5 @@ def attributes_of(obj: object) -> dict[str, Any]:
 
 
 def reads_plainly(kind: type) -> bool:
-    """Whether the class reads attributes as Python does, not by a ``__getattribute__`` that somebody wrote."""
+    """Return whether a class reads attributes as Python does, without a ``__getattribute__`` written in Python."""
     return type(found_in(kind, "__getattribute__")) is types.WrapperDescriptorType

@@ -1,4 +1,4 @@
-"""How does byname look at a program without disturbing it? Contexts and marks under which it reads and listens."""
+"""Quiet: the contexts and marks under which byname reads and listens without disturbing the program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from byname.errors import NotInstalledError
 __all__ = ["OLDEST", "check_version", "collection_paused", "eager", "is_untouched", "untouched"]
 
 OLDEST = (2, 10)
-"""The first PyTorch in whose graphs a saved tensor can be read without unpacking it."""
+"""The first version of PyTorch in whose graphs a saved tensor can be read without unpacking it."""
 
 
 def check_version(version: str) -> None:
-    """Refuse a PyTorch that is too old: byname would read things in it that are not there, or not so.
+    """Refuse a version of PyTorch that is too old for byname to read its graphs.
+
+    Raises:
+        NotInstalledError: `version` is older than `OLDEST`.
 
     >>> check_version("2.13.0+cpu")
     """
@@ -37,14 +40,14 @@ untouched = torch._C.DisableTorchFunction
 
 
 is_untouched: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
-"""Whether this thread is inside `untouched`: what byname computes there for itself is no part of the program."""
+"""Whether this thread is inside `untouched`. What runs there is byname's own computation, not the program's."""
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keeps the garbage collector from running over and over because of the many objects that a look makes at once.
+    """Keep the garbage collector from running while byname makes many objects at once.
 
-    On a graph of 100,000 nodes the collector would take ten times as long as the look itself.
+    On a graph of 100,000 nodes the collector would take ten times as long as byname's own work.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -59,10 +62,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def eager(function: F) -> F:
-    """Marks a function that PyTorch calls, so that ``torch.compile`` neither traces it nor compiles what it calls.
+    """Mark a function that PyTorch calls, so that ``torch.compile`` neither traces it nor compiles its callees.
 
-    ``torch.compiler.disable`` would do the same, but imports the compiler. Without the mark a function mode around a
-    compiled function sets off several compilations, of the mode's own code (PyTorch 2.13).
+    ``torch.compiler.disable`` would do so too, but imports the compiler. Without the mark, a function mode around a
+    compiled function causes several compilations of the mode's own code (PyTorch 2.13).
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     compiler = getattr(torch._C, "_dynamo", None)

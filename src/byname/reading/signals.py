@@ -1,4 +1,7 @@
-"""How does Ctrl-C not tear what is being stored or put back? It is passed on when that is done, a moment later."""
+"""Signals: holding back Ctrl-C and other signals while something is stored or put back.
+
+A signal that arrives meanwhile is raised a moment later, when the work is done.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ __all__ = ["interrupts_wait"]
 
 Handler = Callable[[int, FrameType | None], Any]
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
-"""Signals that programs handle in Python: Ctrl-C, time limits, the notices of a cluster's scheduler, and the death of a
-``DataLoader`` worker, of which PyTorch's handler raises an error."""
+"""Names of signals that programs handle in Python.
+
+These are Ctrl-C, time limits, a cluster scheduler's notices, and the death of a ``DataLoader`` worker, for which
+PyTorch's handler raises an error.
+"""
 
 _NUMBERS = tuple(int(getattr(signal, name)) for name in NAMES if hasattr(signal, name))
 _handler_of: Callable[[int], Any] = import_module("_signal").getsignal
@@ -25,15 +31,15 @@ _set_handler: Callable[[int, Any], Any] = import_module("_signal").signal
 
 
 def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[None]:
-    """Holds back the signals that Python functions handle until the context ends, which then raises what they raise.
+    """Hold back the signals that Python functions handle until the context ends, then let them be handled.
 
-    Else one that comes at the wrong moment is lost, in a callback of a weak reference as h5py has many, or loses values
-    that are on their way from the open window to the file. Only the main thread runs such functions; in another thread
-    there is nothing to do.
+    Otherwise a signal that arrives at the wrong moment is lost, as in a callback of a weak reference (h5py has many),
+    or it loses values on their way from the current flush batch to the file. Only the main thread runs signal handlers;
+    in any other thread this context does nothing.
 
     Args:
-        also_repeated: whether a signal that comes again waits as well. Inside of HDF5 it has to: HDF5 calls back into
-            Python to write, takes what a handler raises there for a failed write, and its state is broken from then on.
+        also_repeated: whether a repeated signal waits as well. Inside HDF5 it must: HDF5 calls back into Python to
+            write, takes an error raised by a handler there for a failed write, and its state is broken from then on.
 
     Examples:
         >>> import signal
@@ -50,10 +56,10 @@ def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[No
 
 
 class _Held:
-    """The context of `interrupts_wait`: what came while it was on.
+    """The context of `interrupts_wait`, with the signals that have arrived inside it.
 
-    A class of its own, because a signal that comes in a generator's context manager can come between two lines of
-    `contextlib`, where the generator is not told of it.
+    It is a class, because a signal in a generator's context manager can arrive between two lines of `contextlib`, and
+    the generator would then never learn of it.
     """
 
     def __init__(self, also_repeated: bool) -> None:
@@ -85,32 +91,32 @@ class _Held:
         finally:
             self._put_back(errors)  # an interrupt may have come in between
         came, self.came = self.came, []
-        with ExitStack() as stack:  # all that came, whatever the others raise
+        with ExitStack() as stack:  # handles every signal that arrived, whatever the others raise
             stack.callback(_raise_one, errors)
             for number in reversed(came):
                 stack.callback(signal.raise_signal, number)
 
     def _put_back(self, errors: list[BaseException]) -> None:
-        """Puts all handlers back that nobody has replaced meanwhile, and gathers what they raise from then on."""
+        """Put back all handlers that nobody has replaced meanwhile, and gather what they raise from then on."""
         while self.on:
             try:
                 for number, handler in self._replaced.items():
                     if _handler_of(number) is self._later:
                         _set_handler(number, handler)
                 self.on = False
-            except BaseException as error:  # noqa: BLE001 - of a handler that is back already; `__exit__` raises it
+            except BaseException as error:  # noqa: BLE001 - from a handler that is back already; `__exit__` raises it
                 errors.append(error)
 
 
 def _holds(handler: Any) -> bool:
-    """Whether a context around this one holds the signal already, up to its own end, and hears of one that repeats."""
+    """Return whether an enclosing `interrupts_wait` already holds this handler's signal, and so sees it repeated."""
     context = getattr(handler, "_context", None)
     held = context() if type(context) is weakref.ref else None
     return type(held) is _Held and held.on
 
 
 def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
-    """What handles signals meanwhile; one that comes when the context was torn down is handled as ever."""
+    """Return the handler that holds signals back. Once `held` is gone, it passes signals to the replaced handler."""
     context = weakref.ref(held)
 
     def later(number: int, frame: FrameType | None) -> None:
@@ -130,7 +136,7 @@ def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
 
 
 def _raise_one(errors: list[BaseException]) -> None:
-    """Raises the last of some errors, if there are any, and keeps none."""
+    """Raise the last of some errors, if there are any, and empty the list."""
     try:
         if errors:
             raise errors[-1]

@@ -1,4 +1,4 @@
-"""What are the plain facts of one tensor? Shape, type, place and storage, while the tensor itself is held weakly."""
+"""Tensor facts: shape, dtype, device and storage of one tensor, which itself is held weakly."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ __all__ = [
 ]
 
 STORAGE, STORAGE_BYTES = 5, 4
-"""Where in a tensor's facts its storage stands, and that storage's size."""
+"""Positions in a tensor's `Facts` of its storage key and of the size of that storage in bytes."""
 
 Facts: TypeAlias = tuple[Any, ...]
-"""The fields of a `Card` in order: cheap to take by the hundred thousand; `card_from` makes the card."""
+"""The fields of a `Card` in order. A tuple is cheap to make for 100,000 tensors; `card_from` makes a card of one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Card:
-    """The facts of one tensor at the moment it was looked at. It does not keep the tensor alive.
+    """Facts about one tensor at the moment it was read. A card does not keep the tensor alive.
 
-    Two cards are equal when they have the same facts of the same tensor object; the tensors are not compared.
+    Two cards are equal if they have equal facts about one tensor object; the tensors' values are not compared.
 
     Attributes:
-        shape: the sizes; empty for a scalar, None where the tensor has none (a nested one).
+        shape: the sizes; empty for a scalar, None for a nested tensor, which has none.
         dtype, device: PyTorch's own objects.
-        bytes: what the elements of this tensor take; a view counts its own elements only.
-        storage_bytes: what the whole storage takes, 0 where there is no memory behind it (meta, fake).
-        storage: a key that is equal for tensors of one storage. It compares cards of one result, not of two.
-        offset: where in the storage the tensor begins, in elements.
-        strides: steps between neighbours, in elements; None where the layout has none.
-        version: how many in-place changes the tensor had seen; None where it counts none (inference tensors).
-        requires_grad: as the tensor says.
-        reference: the weak reference behind `tensor`.
+        bytes: size of this tensor's elements; a view counts its own elements only.
+        storage_bytes: size of the whole storage; 0 if it has no memory (meta and fake tensors).
+        storage: a key that is equal for tensors of one storage. Compare it within one result, not between two.
+        offset: index in the storage of the tensor's first element.
+        strides: steps between neighbours, in elements; None for a layout without strides.
+        version: number of in-place changes so far; None for a tensor that counts none (an inference tensor).
+        requires_grad: the tensor's attribute of this name.
+        reference: the weak reference from which `tensor` is read.
 
     >>> card = card_of(torch.zeros(2, 3))
     >>> card.shape, card.bytes
@@ -73,7 +73,7 @@ class Card:
     reference: Callable[[], torch.Tensor | None]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a file or in another process it is the facts alone: the tensor is not there."""
+        """Pickle the facts alone, because a file or another process does not have the tensor."""
         return _without_tensor, self._facts()
 
     def __eq__(self, other: object) -> bool:
@@ -89,11 +89,15 @@ class Card:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The tensor, or None once the program has let go of it."""
+        """The tensor, or None once the program has released it."""
         return self.reference()
 
     def alive(self) -> torch.Tensor:
-        """The tensor; raises `DeadTensorError` once the program has let go of it."""
+        """Return the tensor.
+
+        Raises:
+            DeadTensorError: the program has released the tensor.
+        """
         tensor = self.reference()
         if tensor is None:
             raise DeadTensorError(
@@ -107,7 +111,7 @@ class Card:
         return f"{str(self.dtype).removeprefix('torch.')} {shape}"
 
     def same_value(self, other: Card) -> bool:
-        """Whether both describe the same elements in the same memory, seen in the same way."""
+        """Return whether both cards describe the same elements of one storage, with equal shape, strides and dtype."""
         return (
             self.storage is not None
             and (self.storage, self.offset, self.shape, self.strides, self.dtype)
@@ -116,19 +120,19 @@ class Card:
 
 
 class Carded:
-    """A row about a tensor: the columns that its card fills; None where there is no card."""
+    """A row about a tensor, with columns read from its card; each is None if there is no card."""
 
     __slots__ = ()
     card: Card | None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The sizes; empty for a scalar, None where the tensor has none (a nested one)."""
+        """The sizes; empty for a scalar, None for a nested tensor, which has none."""
         return None if self.card is None else self.card.shape
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """PyTorch's own object, such as ``torch.float32``."""
+        """The tensor's dtype, such as ``torch.float32``."""
         return None if self.card is None else self.card.dtype
 
 
@@ -137,20 +141,20 @@ def _without_tensor(*facts: Any) -> Card:
 
 
 def _gone() -> None:
-    """Stands for a reference to a tensor that is gone."""
+    """Return None, as a weak reference does whose tensor is gone."""
 
 
 def is_tensor(thing: object) -> bool:
-    """Whether this is a tensor, judged by its class alone: ``isinstance`` would ask the object's own ``__class__``."""
+    """Return whether an object is a tensor, judged by its class; ``isinstance`` would ask its ``__class__``."""
     return issubclass(type(thing), torch.Tensor)
 
 
 def fact(tensor: torch.Tensor, name: str) -> Any:
-    """One attribute of a tensor, past any property that its class puts in the way. To be called inside `untouched`.
+    """Return one attribute of a tensor, past any property of its class. Callers hold `untouched`.
 
-    Classes of PyTorch itself are believed: a ``FakeTensor`` knows its device better than its base does. One of several
-    views that a function made at once (`split`, `unbind`) refuses to tell of its graph once its base was changed in
-    place: it is then no leaf, and has no node.
+    The classes of PyTorch itself are trusted: a ``FakeTensor`` knows its device better than its base class does. One of
+    several views that a function made at once (`split`, `unbind`) raises when asked about its graph once its base was
+    changed in place: it counts as no leaf, without a node.
     """
     try:
         if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
@@ -168,13 +172,17 @@ _MODULE: Any = type.__dict__["__dict__"]
 
 
 def card_from(facts: Facts) -> Card:
-    """The card of these facts."""
+    """Return the card that has these facts."""
     shape, *others = facts
     return Card(None if shape is None else tuple(shape), *others)
 
 
 def card_of(tensor: torch.Tensor) -> Card:
-    """Takes the facts of a tensor without touching its values, its attributes or its subclass's methods."""
+    """Return the facts of a tensor, read without touching its values, its attributes or its subclass's methods.
+
+    Raises:
+        NotATensorError: the argument is not a tensor.
+    """
     if not is_tensor(tensor):
         raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
     with untouched():
@@ -182,7 +190,7 @@ def card_of(tensor: torch.Tensor) -> Card:
 
 
 def facts_of(tensor: torch.Tensor) -> Facts:
-    """The fields of a tensor's card. To be called inside `untouched`."""
+    """Return the fields of a tensor's card. Callers hold `untouched`."""
     if type(tensor) not in PLAIN or tensor.is_meta:
         return _guarded_facts(tensor)
     try:
@@ -205,16 +213,16 @@ def facts_of(tensor: torch.Tensor) -> Facts:
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""The classes of tensors that have no code of their own."""
+"""The classes whose tensors are read directly, because no subclass's code runs."""
 
 
 def _memory(storage: torch.UntypedStorage) -> int:
-    """The bytes of a storage; 0 where it stands for none: meta and fake tensors, and wrappers around others."""
+    """Return the size of a storage in bytes; 0 if it has no memory, as for meta, fake and wrapper tensors."""
     return 0 if storage.device.type == "meta" or _attempt(storage.data_ptr) is None else storage.nbytes()
 
 
 def _guarded_facts(tensor: torch.Tensor) -> Facts:
-    """The same for sparse, nested, inference and subclassed tensors, each of which lacks some of these facts."""
+    """Return the facts of a sparse, nested, inference or subclassed tensor, which lacks some of them."""
     base = torch._C.TensorBase
     with _disable_current_modes():
         storage = _attempt(base.untyped_storage, tensor)
@@ -238,7 +246,7 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
 
 
 def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The dense tensors that hold a sparse one's memory, by the methods that give them; none for a subclass."""
+    """Return the dense tensors that hold a sparse tensor's memory, by accessor name; empty for any other tensor."""
     if type(tensor) not in PLAIN or tensor.layout not in _PARTS or tensor.is_meta:
         return {}
     with _disable_current_modes(), torch.no_grad():
@@ -256,5 +264,5 @@ _PARTS: dict[torch.layout, tuple[str, ...]] = {
 def _attempt(read: Any, *args: Any) -> Any:
     try:
         return read(*args)
-    except Exception:  # noqa: BLE001 - a fact that this kind of tensor does not have; the others still stand
+    except Exception:  # noqa: BLE001 - this kind of tensor lacks this fact; the other facts still hold
         return None
