@@ -1,6 +1,6 @@
-"""What can go wrong in a question put to byname? One family of errors, each saying what to try.
+"""Errors: one family of exceptions, whose messages say what to try.
 
-Every error is a ``BynameError`` and also the builtin error that fits, so that code which knows nothing of byname can
+Every error is a ``BynameError`` and also the builtin error that fits, so that code that knows nothing of byname can
 catch it.
 """
 
@@ -44,114 +44,117 @@ __all__ = [
 
 
 class _Printable:
-    """An error or a warning whose text steers no terminal, whatever names and files it speaks of."""
+    """Mixin that escapes control characters in the message of an error or warning; names and files may hold some."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*(printable_lines(one) if isinstance(one, str) else one for one in args), **kwargs)
 
 
 class BynameError(_Printable, Exception):
-    """The parent of every error that byname raises on purpose."""
+    """Base class of every error that byname raises on purpose."""
 
 
 class NotATensorError(BynameError, TypeError):
-    """A tensor (or a node, or a sequence of these) was asked for and something else was given."""
+    """Raised when an argument is not a tensor (or a node, or a sequence of these)."""
 
 
 class NotAModuleError(BynameError, TypeError):
-    """``model=`` was given something that is not an ``nn.Module``."""
+    """Raised when ``model=`` is not an ``nn.Module``."""
 
 
 class NotAnOptimizerError(BynameError, TypeError):
-    """``optimizer=`` was given something that has no parameter groups."""
+    """Raised when ``optimizer=`` has no parameter groups."""
 
 
 class NotAnErrorError(BynameError, TypeError):
-    """`explain` was given something that is not an exception."""
+    """Raised when `explain` is given something that is not an exception."""
 
 
 class NotASelectorError(BynameError, TypeError):
-    """A selector was asked for, or used as a truth value: ``and``, ``or`` and ``not`` do not combine selectors."""
+    """Raised when an argument is not a selector, or when a selector is used as a truth value.
+
+    Python's ``and``, ``or`` and ``not`` do not combine selectors.
+    """
 
 
 class NotAnInterjectionError(BynameError, TypeError):
-    """`interject` was given something that it cannot call with a value."""
+    """Raised when `interject` is given something that it cannot call with a value."""
 
 
 class BadExampleError(BynameError, TypeError):
-    """``example=`` was given something that stands for no arguments."""
+    """Raised when ``example=`` does not stand for the arguments of a call."""
 
 
 class BadArgumentError(BynameError, ValueError):
-    """An argument has the right type and an impossible value."""
+    """Raised when an argument has the right type and an invalid value."""
 
 
 class BadPathError(BynameError, ValueError):
-    """A path that cannot be read."""
+    """Raised when a text is not a path."""
 
 
 class NoMatchError(BynameError, LookupError):
-    """A path or selector matches nothing in the model; the message names what comes close."""
+    """Raised when a path or selector matches nothing in the model; the message names the closest matches."""
 
 
 class NotInstalledError(BynameError, ImportError):
-    """Something of byname needs a package that is not installed, or is too old; the message says how to get it."""
+    """Raised when a package that byname needs is missing or too old; the message says how to install it."""
 
 
 class NoGraphError(BynameError, ValueError):
-    """The tensor belongs to no autograd graph; the message says why, as far as it can be known."""
+    """Raised when a tensor belongs to no autograd graph; the message says why, as far as that is known."""
 
 
 class DeadTensorError(BynameError, ReferenceError):
-    """The tensor that a result speaks of is no longer alive."""
+    """Raised when the tensor that a result describes is no longer alive."""
 
 
 class InterjectionError(BynameError, ValueError):
-    """An interjection returned what cannot take the place of the value, or of the gradient, it was given."""
+    """Raised when an interjection returns something that cannot replace the value or gradient it was given."""
 
 
 class RewriteError(BynameError, ValueError):
-    """A model cannot be written as a graph; the message says which statement of it is in the way."""
+    """Raised when a model cannot be written as a graph; the message names the statement that prevents it."""
 
 
 class NotStorableError(BynameError, TypeError):
-    """A value at a recorded place is of a type that no recording can hold."""
+    """Raised when a value at a recorded place has a type that no recording can hold."""
 
 
 class NotReducibleError(NotStorableError, BadArgumentError):
-    """A value at a recorded place has no such figure as was asked for with ``reduce=``."""
+    """Raised when a value at a recorded place has no such metric as ``reduce=`` asks for."""
 
 
 class RecordingError(BynameError, OSError):
-    """A recording could not be written to its end, or cannot be read; the message says what is in the file."""
+    """Raised when a recording cannot be read or completely written; the message says what the file holds."""
 
 
 class NoRecordingError(RecordingError, FileNotFoundError):
-    """There is no file where a recording was to be opened."""
+    """Raised when the recording to be opened does not exist."""
 
 
 class NoFolderError(RecordingError, FileNotFoundError):
-    """A recording was to be written into a folder that is not there."""
+    """Raised when the folder of a recording to be written does not exist."""
 
 
 class IsAFolderError(RecordingError, IsADirectoryError):
-    """A recording was to be written to a path that is a folder."""
+    """Raised when a recording is to be written to a path that is a folder."""
 
 
 class NotAFolderError(RecordingError, NotADirectoryError):
-    """A recording was to be written below a path that is a file, not a folder."""
+    """Raised when a recording is to be written below a path that is a file, not a folder."""
 
 
 class NotPermittedError(RecordingError, PermissionError):
-    """A recording may not be written, read or changed, by the permissions of its file or folder."""
+    """Raised when the permissions of a file or folder forbid writing, reading or changing a recording."""
 
 
 class RecordingExistsError(RecordingError, FileExistsError):
-    """A recording was to be written to a file that is there already; ``overwrite=True`` replaces it."""
+    """Raised when a recording is to be written to an existing file; ``overwrite=True`` replaces it."""
 
 
 class NothingSeenWarning(_Printable, UserWarning):
-    """A place that something was attached to has told nothing; the message says why, and what to do."""
+    """Issued when a place that something is attached to was never observed; the message says why, and what to do."""
 
 
 _ALSO: dict[type[OSError], type[RecordingError]] = {
@@ -164,7 +167,7 @@ _ALSO: dict[type[OSError], type[RecordingError]] = {
 
 
 def recording_error(message: str, reason: BaseException) -> RecordingError:
-    """The error about a recording that is also the operating system's error behind it, with its number."""
+    """Return a recording error that has also the type and the ``errno`` of the operating system's error behind it."""
     error = next((kind for also, kind in _ALSO.items() if isinstance(reason, also)), RecordingError)(message)
     if isinstance(reason, OSError):
         error.errno = reason.errno
@@ -172,8 +175,8 @@ def recording_error(message: str, reason: BaseException) -> RecordingError:
 
 
 class RecordingWarning(_Printable, UserWarning):
-    """Something is missing in a recording; the program that is recorded goes on."""
+    """Issued when a recording lacks something; the recorded program goes on."""
 
 
 class NotARecordingError(BynameError, ValueError):
-    """A file was to be opened that is no recording of byname."""
+    """Raised when the file to be opened is not a recording of byname."""

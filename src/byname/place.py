@@ -1,4 +1,4 @@
-r"""How is a point of a running model written? The path language: parse, print, match.
+r"""Places: the path language that addresses points of a running model, with parsing, printing and matching.
 
 A path is made of segments: names between dots, and items in brackets.
 
@@ -12,12 +12,12 @@ A path is made of segments: names between dots, and items in brackets.
 |---|---|
 | ``fc1`` | the name itself |
 | ``layer?``, ``h_*``, ``*`` | one name: ``?`` stands for one character, ``*`` for any number |
-| ``**`` | any number of segments, also none |
+| ``**`` | any number of segments, including none |
 | ``[0]``, ``['k']`` | the item under that key; the key is a Python literal |
 | ``[*]`` | any item |
 
-In a name that itself holds one of ``. * ? [ ] \``, a backslash stands before it. What the segments mean is up to the
-model, see `byname.watch.places.resolve`.
+In a name, a backslash escapes each of ``. * ? [ ] \``. The model decides what the segments mean: see
+`byname.watch.places.resolve`.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ _SPECIAL = re.compile(r"([.*?\[\]\\])")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    r"""One name, or a pattern of one.
+    r"""A name, or a pattern for names.
 
     Attributes:
-        text: as it is written in the path, with its backslashes.
+        text: the name as written in the path, with its backslashes.
     """
 
     text: str
 
     def matches(self, name: str) -> bool:
-        """Whether a name, as a program has it, fits."""
+        """Return whether a name, as a program has it, fits."""
         return _matches(_pieces(self.text), name)
 
     @property
     def wild(self) -> bool:
-        """Whether it can match more than one name."""
+        """Whether this segment can match more than one name."""
         return bool(re.search(r"(?<!\\)(?:\\\\)*[*?]", self.text))
 
     @property
@@ -80,7 +80,7 @@ class Name:
 
     @classmethod
     def of(cls, name: str) -> Name:
-        """The segment that matches just this name."""
+        """Return the segment that matches exactly this name."""
         return cls(_SPECIAL.sub(r"\\\1", name))
 
 
@@ -90,17 +90,17 @@ class Item:
 
     Attributes:
         key: the index or key.
-        text: how it is written, without the brackets.
+        text: the key as written in the path, without the brackets.
     """
 
     key: Hashable
     text: str = field(default="", compare=False)
 
     def counted(self, length: int) -> Item:
-        """An index from the end as one from the beginning, as Python counts; any other key as it is.
+        """Return an index from the end as one from the beginning, as Python counts; any other key stays as it is.
 
         Args:
-            length: of the list.
+            length: the length of the list.
         """
         if type(self.key) is int and -length <= self.key < 0:
             return Item(self.key + length)
@@ -112,7 +112,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    """Any number of segments, also none."""
+    """Any number of segments, including none."""
 
     def __str__(self) -> str:
         return "**"
@@ -132,21 +132,21 @@ ANY, ANY_ITEM = Any(), AnyItem()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path that has been parsed: a point of a model, or a pattern of such points.
+    """A parsed path: a point of a model, or a pattern of such points.
 
     Attributes:
-        segments: its parts, in order.
+        segments: the parts of the path, in order.
     """
 
     segments: tuple[Segment, ...]
 
     @property
     def wild(self) -> bool:
-        """Whether it can match more than one path."""
+        """Whether this path can match more than one path."""
         return any(is_wild(one) for one in self.segments)
 
     def matches(self, path: str | Place) -> bool:
-        """Whether a path without wildcards fits this one.
+        """Return whether a path without wildcards fits this one.
 
         Args:
             path: the path of one point, such as ``"layers.3.attn"``.
@@ -159,13 +159,13 @@ class Place:
 
 
 def parse(path: str) -> Place:
-    """Reads a path.
+    """Return the parsed form of a path.
 
     Args:
         path: such as ``"layers.*.attn.forward.scores"``.
 
     Raises:
-        BadPathError: if it is none; the message points at the character.
+        BadPathError: the text is not a path; the message points at the character.
     """
     if not isinstance(path, str):
         raise BadPathError(f"a path is text such as 'layers.*.attn', not {type(path).__name__}")
@@ -173,7 +173,7 @@ def parse(path: str) -> Place:
 
 
 def join(segments: Iterable[Segment]) -> str:
-    """The text of segments."""
+    """Return the text of segments."""
     text = ""
     for one in segments:
         text += f".{one}" if text and isinstance(one, Name | Any) else str(one)
@@ -181,19 +181,19 @@ def join(segments: Iterable[Segment]) -> str:
 
 
 def is_wild(segment: Segment) -> bool:
-    """Whether a segment can match more than one thing."""
+    """Return whether a segment can match more than one name or item."""
     return isinstance(segment, Any | AnyItem) or (isinstance(segment, Name) and segment.wild)
 
 
 def fits(pattern: Segment, segment: Segment) -> bool:
-    """Whether one segment of a pattern, other than ``**``, fits one without wildcards."""
+    """Return whether a segment of a pattern, other than ``**``, fits a segment without wildcards."""
     if isinstance(pattern, Name):
         return isinstance(segment, Name) and pattern.matches(segment.plain)
     return isinstance(segment, Item) and (pattern == segment or isinstance(pattern, AnyItem))
 
 
 def ends_of(pattern: Sequence[Segment], concrete: Sequence[Segment]) -> set[int]:
-    """After how many segments of a concrete path the whole pattern can be used up; empty if it fits no beginning."""
+    """Return each number of leading segments of a concrete path that the whole pattern can match."""
     reached = {0}
     for one in pattern:
         if isinstance(one, Any):
@@ -204,7 +204,7 @@ def ends_of(pattern: Sequence[Segment], concrete: Sequence[Segment]) -> set[int]
 
 
 def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
-    """The positions in a pattern that are reached together with these, because ``**`` may stand for nothing."""
+    """Return these positions in a pattern, and those reached along with them because ``**`` may stand for nothing."""
     found = set(reached)
     for position in sorted(reached):
         while position < len(pattern) and isinstance(pattern[position], Any):
@@ -214,7 +214,7 @@ def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
 
 
 class _Piece(NamedTuple):
-    """What stands between two stars of a pattern of a name; each of its characters fits just one."""
+    """The part of a name pattern between two stars; each of its characters matches exactly one character."""
 
     expression: re.Pattern[str]
     size: int
@@ -232,10 +232,10 @@ def _pieces(text: str) -> tuple[_Piece, ...]:
 
 
 def _matches(pieces: Sequence[_Piece], name: str) -> bool:
-    """Whether a name has these pieces, one after another: the first at its beginning and the last at its end.
+    """Return whether a name has these pieces in order, the first at its beginning and the last at its end.
 
-    The first place at which a piece fits is as good as any later one, so that nothing is ever tried again; one
-    expression of all pieces with ``.*`` between them would try every way to cut the name.
+    The first position at which a piece fits is as good as any later one, so nothing is tried twice. A single expression
+    with ``.*`` between the pieces would try every way to cut the name.
     """
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:

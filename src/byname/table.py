@@ -1,4 +1,4 @@
-"""How are results shown? Rows of plain values become a table in a terminal, in a notebook, or a DataFrame."""
+"""Tables: rows of plain values, shown in a terminal, in a notebook or as a DataFrame."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ R = TypeVar("R")
 Row = dict[str, Any]
 
 SHOWN = 60
-"""Rows of a longer table that are printed; ``rows()`` has all of them."""
+"""Number of rows that are printed of a longer table; ``rows()`` has all of them."""
 
 
 class Rows(Sequence[R], Generic[R]):
     """A result that is a sequence of row objects and prints as a table.
 
-    A child class holds its row objects as `items` and says by `rows` what each shows; everything else is here.
+    A subclass holds its row objects in `items`, returns their plain values from `rows` and the heading from `_title`.
     """
 
     __slots__ = ()
@@ -37,18 +37,18 @@ class Rows(Sequence[R], Generic[R]):
         return len(self.items)
 
     def rows(self) -> list[Row]:
-        """One dict of plain values a row."""
+        """Return one dict of plain values per row."""
         raise NotImplementedError
 
     def _shown(self) -> list[Row]:
-        """The rows as the table has them."""
+        """Return the dicts to show in the table; by default those of `rows`."""
         return self.rows()
 
     def _title(self) -> str:
         raise NotImplementedError
 
     def _notes(self) -> Sequence[str]:
-        """Sentences under the table: what the result does not show."""
+        """Return sentences to print under the table, such as what the result does not show."""
         return ()
 
     @overload
@@ -59,18 +59,18 @@ class Rows(Sequence[R], Generic[R]):
         return self.items[position]
 
     def _spare(self) -> Sequence[str]:
-        """The columns that a narrow terminal may do without, the first one first."""
+        """Return the columns that a narrow terminal may leave out, in the order in which to drop them."""
         return ()
 
     def __str__(self) -> str:
         return self.head()
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
-        """The table with its first rows.
+        """Return the table with its first rows.
 
         Args:
-            most: how many rows.
-            width: in characters; by default that of the terminal which shows the standard output.
+            most: number of rows.
+            width: in characters; by default that of the terminal on standard output, or 160 where that is no terminal.
         """
         rows = self._shown()
         return text(rows, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
@@ -82,7 +82,11 @@ class Rows(Sequence[R], Generic[R]):
         return to_html(self._shown(), title=self._title(), notes=self._notes())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a DataFrame; needs pandas (``pip install byname[frames]``)."""
+        """Return the rows as a DataFrame.
+
+        Raises:
+            NotInstalledError: pandas is not installed (``pip install byname[frames]``).
+        """
         try:
             import pandas
         except ImportError as missing:
@@ -99,15 +103,17 @@ def text(
     width: int | None = None,
     most: int = SHOWN,
 ) -> str:
-    """The rows as a table for a terminal. No cell is broken: what does not fit is left out, and said to be.
+    """Return the rows as a table for a terminal.
+
+    No cell is broken: columns that do not fit are left out, and a line below names them.
 
     Args:
         rows: dicts of plain values with the same keys.
-        title: one line above.
-        notes: lines below.
-        spare: the columns that may be left out where the terminal is narrow, the first one first.
+        title: one line above the table.
+        notes: lines below the table.
+        spare: the columns that may be left out where the terminal is narrow, in the order in which to drop them.
         width: in characters; by default the terminal's, or 160 where the text goes to no terminal.
-        most: how many rows are shown.
+        most: number of rows shown.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -139,13 +145,13 @@ def _rendered(table: RichTable) -> str:
     from rich.console import Console
 
     page = io.StringIO()
-    # Not as rich would have it in Jupyter: there it displays whatever is printed, wherever that was to go.
+    # In Jupyter, rich would display the table instead of writing it to the file that it was given.
     Console(file=page, width=10_000, color_system=None, legacy_windows=False, force_jupyter=False).print(table)
     return page.getvalue()
 
 
 def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], width: int) -> tuple[list[str], list[str]]:
-    """The columns that fit side by side, and those that were left out for them."""
+    """Return the columns that fit side by side, and those that are left out."""
     needed = {name: max([len(name), *(len(cell(name, row.get(name))) for row in rows)]) + 3 for name in columns}
     kept, left_out = list(columns), []
     for name in spare:
@@ -154,14 +160,14 @@ def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], widt
         if name in kept:
             kept.remove(name)
             left_out.append(name)
-    for name in left_out[::-1]:  # a wide one has made room for smaller ones
+    for name in left_out[::-1]:  # leaving out a wide column may have made room for narrower ones
         if sum(needed[one] for one in (*kept, name)) - 3 <= width:
             kept.append(name)
     return [name for name in columns if name in kept], [name for name in left_out if name not in kept]
 
 
 def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:
-    """The rows as an HTML table, with every text escaped."""
+    """Return the rows as an HTML table, with all text escaped."""
     columns = _columns(rows)
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(
@@ -174,11 +180,11 @@ def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) 
 
 
 _SIZES = ("bytes", "used", "each")
-"""Columns that are numbers of bytes."""
+"""Columns whose values are numbers of bytes."""
 
 
 def cell(column: str, value: object) -> str:
-    """One value as it is shown."""
+    """Return the text that shows one value."""
     if value is None:
         return ""
     if column in _SIZES and type(value) is int:
@@ -193,12 +199,12 @@ def cell(column: str, value: object) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: ``1 node``, ``2 nodes``."""
+    """Return a number with its noun: ``1 node``, ``2 nodes``."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes for people.
+    """Return a number of bytes in a unit that people can read.
 
     >>> bytes_text(1536)
     '1.5 KiB'
@@ -214,10 +220,12 @@ def bytes_text(count: int) -> str:
 def grouped(
     members: Iterable[tuple[Hashable, Hashable | None, int]],
 ) -> list[tuple[Any, int, int]]:
-    """Totals by key: ``(key, count, bytes)``, most bytes first; each storage counts once, for the first key with it.
+    """Return ``(key, count, bytes)`` for each key, most bytes first.
+
+    Each storage counts once, for the first key that has it.
 
     Args:
-        members: for each row its key, its storage (None when it has none) and the bytes of that storage.
+        members: for each row its key, its storage (None if it has none) and the size of that storage in bytes.
     """
     counts: dict[Hashable, int] = {}
     sizes: dict[Hashable, int] = {}
@@ -231,7 +239,7 @@ def grouped(
 
 
 def grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
-    """The same for places in the source: by line of a file, whatever its statement; ``""`` for no place."""
+    """Return totals by line of a file, as `grouped` does by key, with ``""`` for rows without a site."""
     from byname.source.location import short_names
 
     rows = list(members)
@@ -240,7 +248,11 @@ def grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]])
 
 
 def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Callable[[Any], Hashable]:
-    """The function that reads a column, or an error that names the columns there are."""
+    """Return the function that reads a column.
+
+    Raises:
+        BadArgumentError: there is no such column; the message names the columns there are.
+    """
     if type(column) is not str or column not in known:
         asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
         raise BadArgumentError(f"there is no column {asked} to group by; there are {closest(str(asked), known)}")
@@ -248,11 +260,11 @@ def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Calla
 
 
 _COMPARED = 300
-"""Letters of a name that is compared with others."""
+"""The longest name that is compared with others, in characters."""
 
 
 def closest(wanted: str, there: Iterable[str]) -> str:
-    """The names there are, those most like the wanted one first; says how many more there are than it names.
+    """Return up to twelve of the names there are, those most like the wanted one first, and the number of others.
 
     >>> closest("relv", ["tanh", "relu"])
     'relu, tanh'
@@ -260,27 +272,27 @@ def closest(wanted: str, there: Iterable[str]) -> str:
     import difflib
 
     every = list(there)
-    comparable = [one for one in every if len(one) <= _COMPARED]  # it takes the square of their lengths
+    comparable = [one for one in every if len(one) <= _COMPARED]  # comparing takes time quadratic in the length
     near = difflib.get_close_matches(str(wanted)[:_COMPARED], comparable, n=3, cutoff=0.4)
     return listed(list(dict.fromkeys([*near, *every])), 12)
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Names side by side, and how many there are besides.
+    """Return names side by side, and the number of those that are left out.
 
     >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
     ('a, b, and 1 more', 'a, b')
 
     Args:
-        names: all of them.
-        most: how many are named.
+        names: all names.
+        most: number of names that are listed.
     """
     more = len(names) - most
     return ", ".join([*names[:most], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """The columns in which some row has something to show."""
+    """Return the columns that have a value to show in some row."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
 

@@ -1,8 +1,8 @@
-"""How is something entered and left whole, whatever is raised on the way? By steps that are noted before they are due.
+"""Undo: entering and leaving something completely, whatever is raised on the way.
 
-Two things stop Python anywhere: an error, and an interrupt, which the signals of the main thread raise. So what puts
-something in place first notes how to take it off, each step can be done again, and none is forgotten before it has come
-to its end: who was stopped calls the same function again, which does what is left.
+Two things stop Python anywhere: an error, and an interrupt, which a signal raises in the main thread. So code that puts
+something in place first notes the step that takes it off. Each step can be repeated, and none is forgotten before it
+has finished: a caller that was stopped calls the function again, which does the steps that are left.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Step = Callable[[], object]
 
 
 class Undo:
-    """The steps that undo what was done, the latest first. Signals wait while they are done.
+    """Steps that undo what was done, run latest first. Signals wait while the steps run.
 
-    Each step is tried, also if another raises; the first error is raised when all were. Those that have raised are left
-    for the next call; a call without any left does nothing.
+    Each step is tried, even if another one raises; the first error is raised after all were tried. Steps that raised
+    are left for the next call. A call with no steps left does nothing.
 
         >>> def stubborn():
         ...     print("not yet")
@@ -48,16 +48,20 @@ class Undo:
         self._under_way: Callable[[], object] = _nothing
 
     def add(self, step: Callable[..., object], *args: Any) -> None:
-        """Notes how to undo what is about to be done.
+        """Note how to undo an action that is about to be done.
 
         Args:
-            step: can be called also if it was not done, or in part, and again where it was stopped.
-            args: what it is called with.
+            step: a function that can be called even if the action was not done, or only in part, and again if it was
+                stopped.
+            args: its arguments.
         """
         self._steps.append(_Step(step, args))
 
     def register(self, register: Callable[..., Any], *args: Any) -> None:
-        """Registers something, such as a hook, which is taken off by the ``remove`` of the handle that is returned."""
+        """Call ``register(*args)``, such as a function that adds a hook, and note how to undo it.
+
+        The function returns a handle; its ``remove`` method is the step that undoes it.
+        """
         handles: list[Any] = []
         self.add(_remove_all, handles)
         handles.append(register(*args))
@@ -66,22 +70,22 @@ class Undo:
         return len(self._steps)
 
     def __call__(self) -> None:
-        """Does the steps that are left."""
-        if self._under_way() is not None:  # one of the steps, or what it calls, asks for it
+        """Run the steps that are left."""
+        if self._under_way() is not None:  # a step, or a function that it calls, has called this again
             return
         this_call, waiting = _Call(), self._steps[::-1]
         errors: list[BaseException] = []
         try:
             try:
-                self._under_way = weakref.ref(this_call)  # weakly, for what may stop even the last line here
+                self._under_way = weakref.ref(this_call)  # weak, since an interrupt may stop even the last line here
                 with interrupts_wait():
                     self._do(waiting, errors)
                     raise_first(errors)
             finally:
-                self._do(waiting, errors)  # those that an interrupt from elsewhere has kept from being tried
+                self._do(waiting, errors)  # the steps that an interrupt kept from being tried
         finally:
             self._under_way = _nothing
-            errors.clear()  # else they would hold this frame, and it them
+            errors.clear()  # otherwise the errors and this frame would keep each other alive
 
     def _do(self, waiting: list[Step], errors: list[BaseException]) -> None:
         while waiting:
@@ -89,7 +93,7 @@ class Undo:
             try:
                 step()
                 self._forget(step)
-            except BaseException as error:  # noqa: BLE001 - whatever it is; raised when the others are done
+            except BaseException as error:  # noqa: BLE001 - of any kind; raised after the other steps
                 errors.append(error)
             del waiting[:1]
 
@@ -98,17 +102,17 @@ class Undo:
 
 
 class _Call:
-    """A call of an `Undo` that has not come to its end."""
+    """A call of an `Undo` that has not finished."""
 
     __slots__ = ("__weakref__",)
 
 
 def _nothing() -> None:
-    """No call is under way."""
+    """Return None: no call is under way."""
 
 
 class _Step:
-    """A step with what it is called with."""
+    """A step: a function and its arguments."""
 
     __slots__ = ("_args", "_function")
 
@@ -121,12 +125,12 @@ class _Step:
 
 
 class _Block:
-    """One block that was entered.
+    """A block that was entered.
 
     Attributes:
         thread: the identifier of the thread that entered it.
-        undo: leaves it.
-        leaving: whether that has begun.
+        undo: the steps that leave it.
+        leaving: whether leaving it has begun.
     """
 
     __slots__ = ("leaving", "thread", "undo")
@@ -138,19 +142,19 @@ class _Block:
 
 
 class Blocks:
-    """The blocks of a context that can be entered several times, also by several threads."""
+    """The entered blocks of a context that can be entered several times, also by several threads."""
 
     def __init__(self) -> None:
         self._entered: list[_Block] = []
 
     def enter(self, begin: Callable[[Undo], T]) -> T:
-        """Enters a block; nothing of it is left where this raises.
+        """Enter a block; if this raises, nothing of the block is left.
 
         Args:
-            begin: does it, and notes each step that undoes it before the step is due.
+            begin: enters the block, and notes the undo step of each action before the action.
 
         Returns:
-            What `begin` has returned.
+            The value that `begin` returned.
         """
         block = _Block()
         try:
@@ -162,9 +166,11 @@ class Blocks:
             raise
 
     def leave(self) -> None:
-        """Leaves the block that was entered last, in this thread if there is one: a generator can be closed by another.
+        """Leave the block that was entered last, if possible one that this thread entered.
 
-        Blocks that could not be left to their end are so now. Without any block it does nothing.
+        Another thread may close a generator, and so leave a block that it did not enter.
+
+        Blocks whose leaving was stopped are left completely now. Without any block, nothing happens.
         """
         here = threading.get_ident()
         with interrupts_wait():
@@ -175,7 +181,7 @@ class Blocks:
             for block in [*(mine or ([] if begun else entered))[-1:], *begun]:
                 try:
                     self._leave(block)
-                except BaseException as error:  # noqa: BLE001 - raised when all were left
+                except BaseException as error:  # noqa: BLE001 - raised after all blocks were left
                     errors.append(error)
             raise_first(errors)
 
@@ -191,7 +197,7 @@ def _remove_all(handles: Sequence[Any]) -> None:
 
 
 def raise_first(errors: list[BaseException]) -> None:
-    """Raises the first of some errors, if there are any, and keeps none."""
+    """Raise the first of some errors, if there are any, and empty the list."""
     try:
         if errors:
             raise errors[0]
