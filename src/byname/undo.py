@@ -112,8 +112,6 @@ def _nothing() -> None:
 
 
 class _Step:
-    """A step: a function and its arguments."""
-
     __slots__ = ("_args", "_function")
 
     def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -190,7 +190,11 @@ def statements_binding(code: CodeType, variable: str) -> list[Spot]:
 
 
 def binds_alone(code: CodeType, variable: str) -> bool:
-    """Whether only the statements of this function or module body can bind a variable of it."""
+    """Return whether only statements of this function or module body can bind one of its variables.
+
+    An argument, a variable that a nested function shares, and a module's variable that some function declares
+    ``global`` can be bound elsewhere.
+    """
     shared = variable in code.co_cellvars or variable in code.co_freevars
     arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     if shared or variable in code.co_varnames[:arguments]:
