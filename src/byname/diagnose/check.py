@@ -1,4 +1,4 @@
-"""What will go wrong in this backward, or silently do nothing? Found before it runs."""
+"""Check: the problems of a backward call, found before it runs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ __all__ = ["check"]
 
 
 def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Finding]:
-    """What will go wrong in the backward of a loss, or silently do nothing: to be called before ``loss.backward()``.
+    """Return the problems that a backward call will have; call it before ``loss.backward()``.
 
-    Compares the graph with the model and the optimizer: parameters that the loss does not reach, that no optimizer
-    has, that the optimizer has and the model has no more; leaves whose gradient nobody uses; saved tensors that are
-    freed or were changed; a graph that carries earlier iterations along. Under `track` or `explaining` it also
-    knows the lines.
-    Reads only: no hook is called, nothing is computed.
+    It compares the graph with the model and the optimizer, and finds: parameters that the loss does not reach, that no
+    optimizer has, or that an optimizer has and the model no longer does; leaves whose gradient nobody uses; saved
+    tensors that are freed or were changed; a graph that carries earlier iterations along. Under `track` or `explaining`
+    it also knows the lines. It only reads: no hook is called, nothing is computed.
 
     Args:
-        loss: the tensor to backward, or a list, tuple or set of them.
+        loss: the tensor to call backward on, or a list, tuple or set of tensors.
         model: the model (or models) whose parameters should all learn from this loss.
-        optimizer: the optimizer (or optimizers) that should have them.
+        optimizer: the optimizer (or optimizers) that should update them.
 
     Returns:
         A list of `Finding`, empty when all is well.
@@ -48,7 +47,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     Raises:
         NotATensorError: `loss` is not a tensor.
         NoGraphError: `loss` is an empty sequence.
-        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+        NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is of another type.
 
     >>> import byname, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
@@ -69,7 +68,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
 
 
 class _Check:
-    """One look at a graph. Names are looked for only where there is something to say."""
+    """One check of a graph. It searches for names only if there is something to report."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -81,7 +80,6 @@ class _Check:
         self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
 
     def findings(self) -> list[Finding]:
-        """Everything there is to say."""
         scene = self._scene
         grown = graph_grows(scene, self._nodes)
         found = [*self._spoilt(bool(grown)), *graph_in_grad(scene, self._tensors), *grown]
@@ -92,7 +90,11 @@ class _Check:
         return [*found, *self._unowned()]
 
     def _spoilt(self, is_grown: bool) -> list[Finding]:
-        """What this backward needs and will not find; that a running total cannot be backwarded follows from it."""
+        """Return findings about saved tensors that this backward call needs and that were freed or changed.
+
+        If the graph grows, freed tensors are left out: a running total that cannot be backwarded follows from the
+        growth.
+        """
         with untouched():
             if not doubtful(self._kinds):
                 return []
@@ -100,7 +102,10 @@ class _Check:
         return [*([twice] if twice is not None else []), *modified(self._scene)]
 
     def _missing(self) -> list[torch.Tensor]:
-        """The model's parameters that should learn and that the loss does not reach, where the whole graph is seen."""
+        """Return the model's parameters that require grad and that the loss does not reach.
+
+        The list is empty if a node hides its part of the graph, since nobody knows which parameters that part reaches.
+        """
         if any("parameters used in it" in opaque_reason(same[0]) for same in self._kinds.values()):
             return []
         with untouched():
@@ -108,7 +113,7 @@ class _Check:
             return [one for key, one in wanted.items() if key not in self._reached]
 
     def _unowned(self) -> list[Finding]:
-        """What gathers a gradient that no optimizer uses, and what an optimizer has in vain."""
+        """Return findings about gradients that no optimizer uses, and parameters that an optimizer has in vain."""
         scene = self._scene
         if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
             return []
@@ -122,13 +127,13 @@ class _Check:
         return leaves_of(self._scene.walk, self._scene.models, self._scene.optimizers)
 
     def _is_unowned(self, tensor: torch.Tensor) -> bool:
-        """Whether a leaf is in no optimizer; without one, whether it is no parameter."""
+        """Return whether a leaf is in no optimizer; without optimizers, whether it is no parameter."""
         if self._scene.optimizers:
             return id(tensor) not in self._optimized
         return not issubclass(type(tensor), nn.Parameter)
 
     def _strangers(self) -> list[torch.Tensor]:
-        """The optimizers' parameters that are not the models' and that the loss does not reach."""
+        """Return the optimizers' parameters that belong to none of the models and that the loss does not reach."""
         scene = self._scene
         if not scene.models or not scene.optimizers:
             return []
@@ -138,7 +143,7 @@ class _Check:
 
 
 def _learning(model: nn.Module) -> list[torch.Tensor]:
-    """The parameters of a model that require grad; of a sharded module those that its forward used."""
+    """Return the parameters of a model that require grad; for a sharded module, those that its forward used."""
     modules = modules_in(model)
     kinds = set(filter(is_sharded, set(map(type, modules))))
     sharded = [module for module in modules if type(module) in kinds] if kinds else []

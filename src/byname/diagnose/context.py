@@ -1,4 +1,4 @@
-"""What is there to look at, when a backward fails or is about to run? The graph, the names, the log, the error."""
+"""Context: the graph, the names, the log and the error of a backward that has failed or is about to run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["Scene", "base_name", "message_of", "scene_of"]
 
 
 class Scene:
-    """A graph with what the program and the log know of it. Everything is looked up when it is first asked for.
+    """A graph with everything that the program and the log know about it, each looked up on first use.
 
-    It holds nodes and tensors, so it lives only as long as the call that asks.
+    It holds nodes and tensors, so it lives only as long as the call that uses it.
 
     Attributes:
-        roots: the tensors that backward was asked for, or is going to be.
-        inputs: the inputs that gradients are asked for; empty for all.
+        roots: the tensors that backward is or will be called on.
+        inputs: the inputs that gradients are asked for; empty for all leaves.
         models, optimizers: those that the user gave.
-        places: where the error passed, the innermost first; empty without an error.
+        places: the frames and instructions that the error passed, innermost first; empty without an error.
     """
 
     def __init__(
@@ -55,62 +55,63 @@ class Scene:
 
     @cached_property
     def walk(self) -> Walk:
-        """The graph behind the roots that have one."""
+        """The graph behind those roots that have one."""
         with untouched():
             return Walk([root for root in self.roots if has_graph(root)])
 
     @cached_property
     def needed(self) -> set[int] | None:
-        """The nodes that the engine runs, where gradients are asked for some inputs only."""
+        """The nodes that the engine runs if gradients are asked for some inputs only, else None."""
         return needed_for(self.walk, self.inputs)
 
     def order(self) -> Iterator[int]:
-        """The nodes in the order in which the engine runs them."""
+        """Yield the nodes in the order in which the engine runs them."""
         return engine_order(self.walk, self.needed)
 
     @cached_property
     def noticed(self) -> Site | None:
-        """The user's line at which the error came up; of a failed backward, the line that called it."""
+        """The user's line at which the error came up; for a failed backward, the line that called it."""
         frame = self.users_place
         return None if frame is None else locate(frame.frame.f_code, frame.instruction).site
 
     @cached_property
     def users_place(self) -> Place | None:
-        """The user's innermost function that the error passed, outside of the engine."""
+        """The innermost of the user's frames that the error passed outside of the engine."""
         engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
         outside = self.places[engine[-1] :] if engine else self.places
         return next((place for place in outside if not _is_torch(place.frame)), None)
 
     @cached_property
     def _failed_in_python(self) -> bool:
-        """Whether the error came from the backward of a custom function, inside of the engine."""
+        """Whether the error came from the backward of a custom function, inside the engine."""
         engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
         return any(not _is_torch(place.frame) for place in self.places[: engine[0] if engine else 0])
 
     def can_fail_at(self, number: int) -> bool:
-        """Whether a node without its saved tensors fails. A custom function does only if it asks for them.
+        """Return whether a node whose saved tensors are gone, or were changed, can be the node that failed.
 
-        So without an error that comes out of one, a custom function is not blamed.
+        A custom function fails only if it asks for its saved tensors. So one is blamed only for an error that came out
+        of a custom function, and PyTorch's own nodes are blamed for all other errors.
         """
         is_custom = issubclass(type(self.walk.nodes[number]), torch._C._FunctionBase)
         return is_custom == self._failed_in_python
 
     @cached_property
     def all_optimizers(self) -> list[Any]:
-        """The optimizers given, or else every one that is alive."""
+        """The optimizers that were given, or else every living one."""
         return list(self.optimizers) or living_optimizers()
 
     @cached_property
     def findings(self) -> Findings:
-        """What the program's variables lead to."""
+        """The tensors that the program's variables lead to, with their names."""
         return self._find(())
 
     def name(self, tensor: torch.Tensor) -> Name:
-        """The best name of a tensor."""
+        """Return the best name of a tensor."""
         return self.names([tensor])[0]
 
     def names(self, tensors: Sequence[torch.Tensor]) -> list[Name]:
-        """The best name of each of some tensors, in one search."""
+        """Return the best name of each of some tensors, found in one search."""
         with untouched():
             findings = self._find(tensors)
             lookup = self.lookup if self.has_graph else None
@@ -126,48 +127,48 @@ class Scene:
 
     @cached_property
     def lookup(self) -> Any:
-        """Finds where in the source the nodes were made."""
+        """The lookup of the lines of the source that made the nodes."""
         return self.walk.lookup()
 
     @cached_property
     def describer(self) -> Describer:
-        """Names the results of the nodes."""
+        """The names of the results of the nodes."""
         return Describer(self.walk, self.findings)
 
     def site(self, number: int) -> Site | None:
-        """Where the call stands that made a node."""
+        """Return the line of the call that made a node, or None."""
         with untouched():
             return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
-        """What the program calls the result of a node: its own name, or that of what the result is a part of.
+        """Return the program's name for the result of a node: its own, or that of a value it is part of.
 
         Args:
             number: the node.
-            among: the nodes whose names will do too, where the node's own result has none.
+            among: the nodes whose names may be used if the node's own result has none.
         """
         with untouched():
             return self.describer.variable(number, among)
 
 
 def base_name(name: Name) -> Name:
-    """The name of the tensor that another one is a view of, as the name to blame."""
+    """Return the name of the base tensor for the name of a view, and any other name as it is."""
     return replace(name, relation="") if name.relation == "view of" else name
 
 
 def _is_torch(frame: FrameType) -> bool:
-    """Whether a frame is none that the user looks for a mistake in: PyTorch's, or one that a context manager adds."""
+    """Return whether a frame is PyTorch's or a context manager's, where the user looks for no mistake."""
     file = frame.f_code.co_filename
     return is_torch(file) or file.startswith("<frozen") or file == contextlib.__file__
 
 
 def message_of(error: BaseException) -> str:
-    """The words of an error, without asking its class for them."""
+    """Return the text of an error, without running its class's ``__str__``."""
     return " ".join(part for part in error.args if type(part) is str)
 
 
 def scene_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Scene:
-    """The scene of an error, with the graph that the engine was working on, read from the traceback."""
+    """Return the scene of an error, with the graph that the engine was working on, as read from the traceback."""
     places = places_of(error)
     called = next((call for place in places if (call := engine_call(place.frame)) is not None), ((), ()))
     return Scene(called[0], called[1], models, optimizers, places)

@@ -1,4 +1,4 @@
-"""Why was this exception raised? PyTorch's words are recognised, and the graph behind them is asked for its own."""
+"""Explain: the cause of an exception of autograd, found from PyTorch's message and the graph behind it."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ __all__ = ["explain"]
 
 
 def explain(error: BaseException | None = None, *, model: Any = None, optimizer: Any = None) -> Explanation:
-    """Why an exception was raised by autograd, in the program's own words.
+    """Return why autograd raised an exception, in the program's own words.
 
-    Needs no preparation: the graph is taken from the exception's traceback. Inside `explaining`, or with the log of a
-    `track`, it also knows which line changed, freed or cut off what.
+    No preparation is needed: the graph is read from the exception's traceback. Inside `explaining`, or with the log of
+    a `track`, the explanation also names the line that changed, freed or cut off a tensor.
 
     Args:
         error: the exception; by default the one that is being handled, or the last one that reached the prompt.
-        model, optimizer: where names are looked for first, and whose parameters to expect.
+        model, optimizer: the model and the optimizer concerned, or lists of them; names are searched there first.
 
     Returns:
-        An `Explanation`. Its ``cause`` is ``"unknown"``, and it blames nobody, where byname does not know.
+        An `Explanation`. If byname does not know the cause, it is ``"unknown"`` and there are no culprits.
 
     Raises:
         BadArgumentError: no error was given, and none is being handled.
-        NotAnErrorError, NotAModuleError, NotAnOptimizerError: an argument is something else.
+        NotAnErrorError, NotAModuleError, NotAnOptimizerError: an argument is of another type.
 
     >>> import byname, torch
     >>> weight = torch.ones(3, requires_grad=True)
@@ -87,7 +87,7 @@ _Explains = Callable[[Scene, BaseException], Finding | None]
 
 
 def _understood(error: BaseException, scene: Scene) -> Finding | None:
-    """The first explanation whose words are in the error's message and whose evidence is there."""
+    """Return the first finding whose pattern is in the error's message and whose evidence is found."""
     message = message_of(error)
     if not scene.places or _is_raised_by_the_user(scene):
         return None
@@ -100,7 +100,7 @@ def _understood(error: BaseException, scene: Scene) -> Finding | None:
 
 
 def _is_raised_by_the_user(scene: Scene) -> bool:
-    """Whether the error comes from a ``raise`` of the program's own, whatever its words are."""
+    """Return whether a ``raise`` of the program itself raised the error, whatever its message says."""
     if is_torch(scene.places[0].frame.f_code.co_filename):
         return False
     code, instruction = scene.places[0].frame.f_code, scene.places[0].instruction
@@ -112,7 +112,7 @@ def _modified(scene: Scene, error: BaseException) -> Finding | None:
 
 
 def _out_of_memory(scene: Scene, error: BaseException) -> Finding:
-    """That there was no memory left, for which line, and what is alive at that moment."""
+    """Return a finding about the line that ran out of memory, with the tensors that are alive now."""
     message = f"there was not enough memory left for {_asked(message_of(error))}{at(scene.noticed)}"
     remedy = (
         "let go of what is no longer needed: byname.growth() tells what piles up from step to step, "
@@ -122,7 +122,7 @@ def _out_of_memory(scene: Scene, error: BaseException) -> Finding:
 
 
 def _asked(message: str) -> str:
-    """How much was asked for, where the message tells it."""
+    """Return the amount of memory that was asked for, as words; the message may tell it."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
     if found is None:
         return "what was asked for"
@@ -144,4 +144,4 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (ValueError, r"can't optimize a non-leaf Tensor", non_leaf_grad),
     ((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf", non_leaf_grad),
 )
-"""Which errors are recognised, by type and by words of PyTorch 2.7 to 2.13, and what explains them."""
+"""The known errors, by type and message pattern (PyTorch 2.7 to 2.13), with the function that explains each."""

@@ -1,4 +1,4 @@
-"""What has byname to say about a failure? A finding: its cause, the variables, the lines of the story, the remedy."""
+"""Finding: the cause of a problem, the variables concerned, the lines of the story and the remedy."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """One thing that goes wrong, or silently does nothing.
+    """One problem: something that goes wrong, or that silently does nothing.
 
     Attributes:
-        cause: what it is, one of a fixed set of identifiers, such as ``modified-in-place``.
-        message: the same in a sentence, in the program's words.
+        cause: its identifier, one of a fixed set, such as ``modified-in-place``.
+        message: a sentence that describes it in the program's words.
         culprits: the names of the variables concerned, first the one to look at first.
-        sites: the lines of the story in its order: where made or saved, where spoilt, where noticed.
-        remedy: what to write instead.
-        details: more lines, such as a list of what fills the memory.
+        sites: the lines of the story in order: where a tensor was made or saved, where it was spoilt, where the problem
+            was noticed.
+        remedy: the code to write instead.
+        details: further lines, such as a list of what fills the memory.
 
     >>> print(Finding("free-leaf", "Nobody reads the gradient of `delta`.", remedy="delta.detach()"))
     free-leaf: Nobody reads the gradient of `delta`.
@@ -74,13 +75,13 @@ class Finding:
     details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Names of modules, classes and files may hold what steers a terminal."""
+        """Escape control characters, which the names of modules, classes and files may hold."""
         for name in ("message", "remedy"):
             object.__setattr__(self, name, printable_lines(getattr(self, name)))
         object.__setattr__(self, "details", tuple(map(printable, self.details)))
 
     def row(self) -> dict[str, Any]:
-        """The finding as plain values."""
+        """Return the finding as plain values."""
         return {
             "cause": self.cause,
             "message": self.message,
@@ -91,7 +92,7 @@ class Finding:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The same in a list, as every result of byname has it."""
+        """Return the row of the finding in a list, since every result of byname has ``rows()``."""
         return [self.row()]
 
     def __str__(self) -> str:
@@ -109,35 +110,35 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Finding):
-    """Why an exception was raised. ``cause`` is ``unknown``, with no culprits, where byname does not know."""
+    """The reason for an exception. If byname does not know it, ``cause`` is ``unknown`` and there are no culprits."""
 
 
 class Note(str):
-    """What is written below an exception, with the explanation that it says."""
+    """A note below an exception, with the explanation that it states."""
 
     explanation: Explanation
 
     @classmethod
     def of(cls, explanation: Explanation) -> Note:
-        """The note that gives an explanation."""
+        """Return the note that states an explanation."""
         note = cls(f"byname: {explanation}")
         note.explanation = explanation
         return note
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it is text alone, and needs no byname."""
+        """Pickle the text alone, so that another process needs no byname to load it."""
         return str, (str(self),)
 
 
 def explained(error: BaseException) -> Explanation | None:
-    """The explanation that an exception carries as a note already; None when it has none."""
+    """Return the explanation that an exception already carries as a note, or None."""
     notes = attributes_of(error).get("__notes__")
     found = [note for note in notes if type(note) is Note] if type(notes) is list else []
     return found[0].explanation if found else None
 
 
 def can_take_a_note(error: BaseException) -> bool:
-    """Whether ``add_note`` will work: a program may have put something else in its place."""
+    """Return whether ``add_note`` will work: a program may have replaced the list of notes by something else."""
     return type(attributes_of(error).get("__notes__", [])) is list
 
 
@@ -152,7 +153,7 @@ def known_sites(*sites: Site | None) -> tuple[Site, ...]:
 
 
 def quote_operation(operation: str, spot: Spot | None, culprit: Name | None) -> str:
-    """Write an operation with its line and the variable that it made."""
+    """Return a phrase for an operation, with its line and the variable that it made."""
     words = f"`{operation}`"
     if spot is not None:
         words += f" at {spot.site}" + (f" (`{spot.site.statement}`)" if spot.site.statement else "")
@@ -167,7 +168,7 @@ def site_of(spot: Spot | None) -> Site | None:
 
 
 def _shown(sites: Iterable[Site]) -> list[str]:
-    """The lines of a story, each place once."""
+    """Return the printed lines of a story, each site once."""
     each = list({(site.file, site.line, site.statement): site for site in sites}.values())
     places = [_place(site, each) for site in each]
     width = max(map(len, places), default=0)
@@ -176,12 +177,12 @@ def _shown(sites: Iterable[Site]) -> list[str]:
 
 
 def _called(site: Site) -> str:
-    """The caller of a helper, behind the statement."""
+    """Return a phrase for the caller of a helper, to follow the statement."""
     return "" if site.caller is None else f"  (in {site.helper}, called at {site.caller})"
 
 
 def _place(site: Site, others: Iterable[Site]) -> str:
-    """A place as it is written, with its folder where two files have the same name."""
+    """Return a site as it is printed, with its folder if two files have the same name."""
     folder, name = os.path.split(site.file)  # not a path for notebooks and exec
     same = {other.file for other in others if os.path.basename(other.file) == name}  # noqa: PTH119
     return f"{os.path.basename(folder)}/{site}" if len(same) > 1 else str(site)  # noqa: PTH119

@@ -1,4 +1,4 @@
-"""What is to be said about a program that runs unattended? `check` for each new loss, careful not to cry wolf."""
+"""Unattended: `check` for each new loss of a running program, careful not to raise a false alarm."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["RunningCheck"]
 
 
 class RunningCheck:
-    """Checks the first backward of each new loss: of each line of the program that asks for one.
+    """Checks the first backward call on each new loss, that is, of each line of the program that calls backward.
 
-    Nobody told it which model should learn from which loss. So it asks only about the optimizers that have a parameter
-    of the graph; and of their parameters that the loss does not reach it tells only those that a line was seen to cut
-    off, and that have no gradient from any other loss when the optimizer makes its step.
+    Nobody has said which model should learn from which loss. So it asks only about the optimizers that have a parameter
+    of the graph. Of their parameters that the loss does not reach, it reports only those that a recorded call cut off,
+    and that have no gradient from any other loss when the optimizer makes its step.
     """
 
     def __init__(
@@ -46,11 +46,14 @@ class RunningCheck:
         self._waiting: list[_Waiting] = []
 
     def begin(self, block: Undo) -> None:
-        """Looks at the steps of optimizers from now on, until the block is left."""
+        """Watch the steps of optimizers until the block is left."""
         block.register(register_optimizer_step_pre_hook, self._before_step)
 
     def before(self, run: Run, roots: Sequence[Any]) -> None:
-        """Checks the roots of a backward that is about to run: its line's first, and one some steps later."""
+        """Check the roots of a backward call that is about to run.
+
+        Each line's first call is checked fully, and a later one for a graph that has grown.
+        """
         place = (ThisCode(run.code), run.instruction)
         self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial or self._runs[place] not in (1, _GROWN_BY):
@@ -65,7 +68,7 @@ class RunningCheck:
             self._waiting += _cut_off_from(roots, optimizers)
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
-        """Tells what only shows after some iterations: of these losses, and of results that variables hold."""
+        """Report problems that only show after some iterations, of these losses and of results that variables hold."""
         for one in filter(has_graph, [*roots, *_held_results()]):
             nodes = nodes_behind([one])
             scene = Scene([one])
@@ -74,7 +77,7 @@ class RunningCheck:
 
     @eager
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Tells what was found of an optimizer's parameters, if they have no gradient when it makes its step."""
+        """Report the waiting findings about an optimizer's parameters that have no gradient when it makes its step."""
         mine = [one for one in self._waiting if one.optimizer() is optimizer]
         self._waiting = [one for one in self._waiting if one.optimizer() not in (optimizer, None)]
         with untouched():
@@ -83,7 +86,7 @@ class RunningCheck:
             self.tell(one.finding)
 
     def tell(self, finding: Finding) -> None:
-        """Reports a finding that was not reported before."""
+        """Report a finding, unless it was reported before."""
         key = (finding.cause, tuple(map(str, finding.culprits)))
         if key not in self._told:
             self._told.add(key)
@@ -91,7 +94,7 @@ class RunningCheck:
 
 
 _GROWN_BY = 4
-"""At which backward of a line to look for a graph that has grown: three iterations lie behind it then."""
+"""The number of the backward call of a line that is checked for a grown graph, three iterations after the first."""
 
 
 class _Waiting(NamedTuple):
@@ -102,13 +105,13 @@ class _Waiting(NamedTuple):
     parameters: list[weakref.ref[torch.Tensor]]
 
     def have_no_gradient(self) -> bool:
-        """Whether none of the parameters has a gradient."""
+        """Return whether none of the living parameters has a gradient; False if no parameter is alive."""
         alive = [tensor for reference in self.parameters if (tensor := reference()) is not None]
         return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
 
 
 def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_Waiting]:
-    """What a line was seen to cut off from a loss, among the parameters of some optimizers."""
+    """Yield a finding for each group of these optimizers' parameters that recorded calls cut off from a loss."""
     behind = [root for root in roots if has_graph(root)]
     if not behind or not optimizers:
         return
@@ -123,7 +126,7 @@ def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_
 
 
 def _held_results() -> list[torch.Tensor]:
-    """Results of operations that variables of the program lead to, such as a running total; not all of very many."""
+    """Return results of operations that the program's variables hold, such as a running total, up to `_MOST_HELD`."""
     findings = find(Targets([]), deep=False)
     with untouched():
         results = [tensor for tensor in findings.tensors() if fact(tensor, "grad_fn") is not None]
@@ -134,7 +137,7 @@ _MOST_HELD = 50
 
 
 def _concerned(roots: Sequence[Any]) -> list[Any]:
-    """The living optimizers that have a leaf of this graph."""
+    """Return the living optimizers that have a leaf of this graph."""
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return []

@@ -1,1 +1,1 @@
-"""One file for each family of failures: how it is recognised, whose fault it is, and what to write instead."""
+"""Causes: one file for each family of failures, with its evidence, the variables to blame and the remedy."""

@@ -1,4 +1,4 @@
-"""checkpoint-mismatch: which operation was another one when a checkpoint computed its part of the forward again?"""
+"""checkpoint-mismatch: the operation that differed when a checkpoint computed its part of the forward pass again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 def checkpoint_mismatch(scene: Scene, error: BaseException) -> Finding | None:
-    """The first operation that the second computation left out, added, or did on other shapes."""
+    """Return a finding about the first operation that the recomputation left out, added or did on other shapes."""
     record = _record(scene)
     if record is None or not scene.has_graph:
         return None
@@ -36,7 +36,7 @@ def checkpoint_mismatch(scene: Scene, error: BaseException) -> Finding | None:
 
 
 def _record(scene: Scene) -> Any:
-    """The checkpoint's own record, from the function that found the difference."""
+    """Return the checkpoint's own record, from the frame of the function that found the difference."""
     for place in scene.places:
         known = dict(locals_of(place.frame)) if place.frame.f_code.co_name in _FINDERS else {}
         record = known.get("self") or known.get("target_frame") or known.get("frame")
@@ -49,14 +49,14 @@ _FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
 
 
 def _nodes_of(scene: Scene, record: Any) -> list[int | None]:
-    """For each tensor that the checkpoint has saved, the node of the graph that it was saved for."""
+    """Return, for each tensor that the checkpoint saved, the node of the graph that it was saved for."""
     numbers = scene.walk.numbers
     found = {id(raw.data): numbers[node] for node, _, raw in packed_in(scene.walk.nodes[1:])}
     return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
 
 
 def _other_operation(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding | None:
-    """The first call that was made in one of the two runs only, where a tracker has seen both."""
+    """Return a finding about the first call that only one of the two runs made, if a tracker has seen both."""
     found = _both_runs(scene, [number for number in nodes if number is not None])
     if found is None:
         return None
@@ -75,12 +75,12 @@ def _other_operation(scene: Scene, record: Any, nodes: Sequence[int | None]) -> 
 
 
 def _has_stopped_early(record: Any) -> bool:
-    """Whether the second run had all it needs, and stopped there."""
+    """Return whether the second run had all that it needs, and stopped there."""
     return any(count == len(record.weak_holders) for count in record.recomp_counter.values())
 
 
 def _both_runs(scene: Scene, nodes: Sequence[int]) -> tuple[list[Call], list[Call]] | None:
-    """The calls of the checkpointed part, and those of the run that has just been made to repeat them."""
+    """Return the calls of the checkpointed part, and those of the run that has just been made to repeat them."""
     if not nodes:
         return None
     numbers = [scene.walk.nodes[number]._sequence_nr() for number in nodes]
@@ -95,7 +95,10 @@ def _both_runs(scene: Scene, nodes: Sequence[int]) -> tuple[list[Call], list[Cal
 
 
 def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
-    """Where among the calls made during backward the repetition begins: the last place that fits best."""
+    """Return the index among the calls made during backward at which the repetition begins.
+
+    This is the index from which most calls fit, the last one of several.
+    """
     keys = [_key(call) for call in then]
     starts = [at for at, call in enumerate(now) if _key(call) == keys[0]]
 
@@ -132,7 +135,10 @@ def _name(call: Call) -> Name:
 
 
 def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding:
-    """The first tensor that was saved in another shape or type; nobody, where only their number differs."""
+    """Return a finding about the first tensor that was saved with another shape or dtype.
+
+    If only the number of saved tensors differs, the finding blames no variable.
+    """
     then, now = list(record.x_metadatas), _metadata_now(record)
     number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
     node = None if number is None else nodes[number]
@@ -148,7 +154,7 @@ def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Find
 
 
 def _metadata_now(record: Any) -> list[Any]:
-    """What is known of the recomputed tensors; None for one that was not computed again, or is not wanted any more."""
+    """Return the metadata of the recomputed tensors; None for one not recomputed, or no longer needed."""
     computed = [kept for group in record.recomputed.values() for kept in group.items()]
     by_handle = {id(handle): tensor for handle, tensor in computed}
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""backward-twice: what does this backward need that an earlier one has freed, and which one was that?"""
+"""backward-twice: the saved tensors that this backward call needs and an earlier one has freed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _OTHER_LINE = (
 
 
 def backward_twice(scene: Scene, error: BaseException | None = None) -> Finding | None:
-    """The first node, in the order of the engine, that cannot run because what it saved is gone."""
+    """Return a finding about the first node, in engine order, that cannot run because its saved tensors are freed.
+
+    If several nodes may be the one that failed, the finding names each of their variables.
+    """
     if not scene.has_graph:
         return None
     with untouched():
@@ -35,7 +38,7 @@ def backward_twice(scene: Scene, error: BaseException | None = None) -> Finding 
         if not gone:
             return None
         stamped = {number for number, node in enumerate(scene.walk.nodes[1:], 1) if freed_by(node) is not None}
-        if not scene.places:  # nothing has run yet: the first that is freed is the one that will fail
+        if not scene.places:  # nothing has run yet: the first freed node is the one that will fail
             possible = [number for number in scene.order() if number in gone][:1]
         else:
             possible = list(_possible(scene, gone, stamped))
@@ -43,10 +46,11 @@ def backward_twice(scene: Scene, error: BaseException | None = None) -> Finding 
 
 
 def _possible(scene: Scene, gone: set[int], stamped: set[int]) -> Iterator[int]:
-    """The nodes that may be the one that failed: the engine stops at the first that was freed before it ran.
+    """Yield the nodes that may be the one that failed.
 
-    What it ran before that one it has freed itself. A node that was made under a tracker and bears no stamp can only
-    have been freed in this way; of any other that is not known.
+    The engine stops at the first node that was freed before this backward call. It has run the nodes before that one,
+    and freed them itself. A node that was made under a tracker and has no mark of an earlier call can only have been
+    freed in this way; for any other node that is not known.
     """
     live = {slot.number for slot in slots_of(scene.walk) if slot.state != "freed"}
     for number in scene.order():
@@ -76,12 +80,12 @@ def _known(scene: Scene, number: int, stamped: set[int]) -> Finding:
 
 
 def _each(variable: Name) -> tuple[Name, ...]:
-    """The variable; of a statement that assigns several at once, each of them."""
+    """Return the variable, or each variable if one statement assigns several."""
     return culprits_of(*(replace(variable, path=path) for path in variable.path.split(", ")))
 
 
 def _uncertain(scene: Scene, numbers: Sequence[int]) -> Finding:
-    """Several nodes may be the one that failed."""
+    """Return a finding that names every variable whose node may be the one that failed."""
     possible = list(_first_of_each_name(scene, numbers))
     names = tuple(name for name, _ in possible)
     sites = [made for _, made in possible] if len(possible) == 1 else []

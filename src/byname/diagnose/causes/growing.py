@@ -1,4 +1,7 @@
-"""graph-grows, graph-in-grad: does the graph carry earlier iterations along, and which line ties them together?"""
+"""Growing graphs: graph-grows and graph-in-grad.
+
+Such a graph carries earlier iterations along; the finding names the line that ties the iterations together.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ __all__ = ["graph_grows", "graph_in_grad"]
 
 
 def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
-    """A graph, of these nodes, that reaches back through several iterations, each with a backward of its own."""
+    """Return a finding if a graph reaches back through several iterations, each with a backward call of its own.
+
+    Args:
+        scene: the context of the question.
+        nodes: the nodes of the graph.
+    """
     if not any(log.steps for log in logs()):
         return []
     with untouched():
@@ -50,13 +58,13 @@ def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
 
 
 class _Join(NamedTuple):
-    """A line at which nodes of one iteration use nodes of earlier ones.
+    """A line at which nodes of one iteration use nodes of earlier iterations.
 
     Attributes:
         site: the line.
         carrier: the node whose result is carried over.
-        spans: how many earlier iterations are reached there.
-        is_chain: whether each iteration has used the one before it in the same way.
+        spans: number of earlier iterations that are reached there.
+        is_chain: whether each iteration has used the one before it in this way.
     """
 
     site: Site | None
@@ -82,7 +90,7 @@ def _joins(scene: Scene, runs: Sequence[Run | None]) -> Iterator[_Join]:
 
 
 def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:
-    """The iterations that some backwards belong to: between two of them an optimizer has made a step."""
+    """Return the iterations that some backward calls belong to; a step of an optimizer separates two iterations."""
     found = set()
     for run in {run for run in runs if run is not None}:
         steps = [step.number for log in logs() if log.thread == run.thread for step in log.steps]
@@ -91,12 +99,12 @@ def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:
 
 
 def _is_older(one: Run | None, other: Run | None) -> bool:
-    """Whether a node has been run by an earlier backward than the one that uses it."""
+    """Return whether a node was run by an earlier backward call than its user; a node not yet run counts as latest."""
     return one is not None and (other is None or one.number < other.number)
 
 
 def graph_in_grad(scene: Scene, leaves: Sequence[torch.Tensor]) -> list[Finding]:
-    """Leaves whose ``.grad`` is itself part of a graph."""
+    """Return a finding about the leaves whose ``.grad`` is itself part of a graph."""
     with untouched():
         held = []
         for leaf in leaves:

@@ -1,6 +1,6 @@
 """In-place changes: modified-in-place, optimizer-step-between, leaf-in-place, non-leaf-grad.
 
-Which tensor was changed or asked for its gradient, by which line, and what to write instead.
+Each finding names the tensor that was changed or asked for its gradient, the line, and the code to write instead.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["leaf_in_place", "modified", "non_leaf_grad"]
 
 
 def modified(scene: Scene, message: str = "") -> list[Finding]:
-    """Every tensor that was changed after autograd had saved it, one finding each; of an error, the one it tells.
+    """Return a finding for each tensor that was changed after autograd had saved it; for an error, one at most.
 
     Args:
         scene: the graph.
-        message: PyTorch's error, where there is one already.
+        message: PyTorch's error message, if backward has failed already.
     """
     if not scene.has_graph:
         return []
@@ -53,7 +53,7 @@ def modified(scene: Scene, message: str = "") -> list[Finding]:
 
 
 def _told(scene: Scene, slots: list[Slot], message: str) -> list[Slot]:
-    """The slots that fit the versions in PyTorch's message; all of them where none does."""
+    """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
     told = versions_told(message)
     fitting = [slot for slot in slots if versions_of(scene.walk.nodes[slot.number], slot.name) == told]
     return fitting or slots
@@ -68,7 +68,7 @@ def _one_of_each(slots: Iterable[Slot]) -> list[Slot]:
 
 
 class _Change:
-    """One saved tensor that was changed. It lives as long as the look at it."""
+    """A saved tensor that was changed in place. It holds the tensor, so it lives only as long as the question."""
 
     def __init__(self, scene: Scene, slot: Slot) -> None:
         self._scene = scene
@@ -89,7 +89,7 @@ class _Change:
         return self._scene.variable(self._slot.number) if row.slot == "result" else row.name
 
     def _changes(self) -> list[Mutation]:
-        """The changes of the tensor's memory since it was saved, the first one first."""
+        """Return the changes of the tensor's memory since it was saved, oldest first."""
         if self._slot.tensor is None:
             return []
         owner = memory_of(self._slot.tensor)
@@ -99,7 +99,6 @@ class _Change:
         return [later[key] for key in sorted(later)]
 
     def finding(self) -> Finding:
-        """What there is to say of it."""
         step = next((one for one in self.changes if one.operation.endswith(".step")), None)
         if step is not None and step is self.changes[0]:
             return self._stepped(step.site, f"{step.operation}() changed it")
@@ -138,7 +137,7 @@ class _Change:
         )
 
     def _is_leaf(self) -> bool:
-        """Whether it is a parameter, or another leaf that learns: of one there can be no second under its name."""
+        """Return whether the tensor is a leaf that requires grad, so that no changed copy can take its name."""
         base = self._base()
         return base is not None and bool(fact(base, "requires_grad")) and fact(base, "grad_fn") is None
 
@@ -148,7 +147,7 @@ class _Change:
         return tensor if base is None else base
 
     def _optimizer(self) -> str:
-        """The optimizer that has this parameter, among those given or found; empty when none has."""
+        """Return the class of the optimizer that has this parameter, by name; empty if none has it."""
         base = self._base()
         for optimizer in self._scene.all_optimizers:
             for group in optimizer.param_groups:
@@ -158,7 +157,7 @@ class _Change:
 
 
 def _remedy(change: Mutation | None, name: Name, is_leaf: bool) -> str:
-    """What to write instead of the change in place."""
+    """Return advice on the code to write instead of the in-place change."""
     it = name.path or "the tensor"
     if is_leaf:
         return f"change {it} after the backward, or before the forward: values that backward needs must stay until then"
@@ -172,7 +171,7 @@ def _remedy(change: Mutation | None, name: Name, is_leaf: bool) -> str:
 
 
 def _rewritten(statement: str, operation: str) -> str | None:
-    """``h += b`` as ``h = h + b`` and ``h.relu_()`` as ``h = h.relu()``; None for anything less plain."""
+    """Return ``h += b`` as ``h = h + b`` and ``h.relu_()`` as ``h = h.relu()``; None for anything less plain."""
     try:
         parsed = ast.parse(statement).body[0]
     except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
@@ -197,18 +196,18 @@ def _rewritten(statement: str, operation: str) -> str | None:
 
 _NAMESPACES = frozenset("torch F functional nn init special linalg fft".split())
 _NO_PLAIN_FORM = frozenset("copy zero fill set normal uniform random bernoulli exponential requires_grad".split())
-"""Changes in place of which no form without the underscore does the same."""
+"""In-place methods without a counterpart that has no underscore and computes the same values."""
 
 
 def _is_path(node: ast.expr) -> bool:
-    """Whether an expression is a variable, or an attribute or item of one."""
+    """Return whether an expression is a variable, or an attribute or item of one."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name)
 
 
 def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
-    """The leaf that a statement changes though it requires grad."""
+    """Return a finding about the leaf that a statement changes in place though it requires grad."""
     leaves = [tensor for tensor in _tensors_at(scene) if _is_changed_leaf(tensor)]
     leaf = next(iter(leaves), None)
     name = unnamed() if leaf is None else scene.name(_leaf_of(leaf))
@@ -237,7 +236,7 @@ def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
-    """The tensor whose ``.grad`` was asked for, or which was given to an optimizer, though it is not a leaf."""
+    """Return a finding about the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
     asked = _given_to_optimizer(scene) if type(error) is ValueError else _asked_for_grad(scene)
     tensor = next(asked, None)
     if tensor is None:
@@ -261,7 +260,7 @@ def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
 
 
 def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:
-    """The tensor that ``add_param_group`` refused, from the frame that refused it."""
+    """Yield the non-leaf tensors that ``add_param_group`` refused, from the frame that refused them."""
     for place in scene.places:
         if place.frame.f_code.co_name == "add_param_group":
             group = dict(locals_of(place.frame)).get("param_group")
@@ -270,7 +269,7 @@ def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:
 
 
 def _asked_for_grad(scene: Scene) -> Iterator[torch.Tensor]:
-    """The tensors without a gradient of their own whose ``.grad`` the failing expression reads."""
+    """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
     place = scene.users_place
     found = None if place is None else expression(place.frame.f_code, place.instruction)
     if place is None or found is None:
@@ -286,7 +285,7 @@ def _asked_for_grad(scene: Scene) -> Iterator[torch.Tensor]:
 
 
 def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> Iterator[ast.Attribute]:
-    """Each ``x.grad`` in an expression, and that which a variable of it was given: ``g = x.grad``."""
+    """Yield each ``x.grad`` in an expression, and each that one of its variables was assigned: ``g = x.grad``."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and part.attr == "grad":
             yield part
@@ -298,7 +297,7 @@ def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> I
 
 
 def _assigned_in(spot: Spot) -> ast.expr | None:
-    """The value of a simple assignment, parsed from its source."""
+    """Return the value of a simple assignment, parsed from its source."""
     try:
         statement = ast.parse(spot.site.statement).body[0]
     except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
@@ -307,7 +306,7 @@ def _assigned_in(spot: Spot) -> ast.expr | None:
 
 
 def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
-    """The tensors whose missing ``.grad`` was seen to be read on this line, the last one first."""
+    """Yield the tensors whose missing ``.grad`` a tracker saw read on this line, the last one first."""
     for log in logs():
         for where, instruction, reference in reversed(log.grad_reads):
             tensor = reference()
@@ -321,7 +320,7 @@ def _is_result(tensor: torch.Tensor) -> bool:
 
 
 def _tensors_at(scene: Scene) -> Iterator[torch.Tensor]:
-    """The tensors that the failing expression works on, what it changes first."""
+    """Yield the tensors that the failing expression changes."""
     place = scene.users_place
     if place is None:
         return
@@ -335,7 +334,7 @@ def _tensors_at(scene: Scene) -> Iterator[torch.Tensor]:
 
 
 def _subjects(node: ast.AST, variables: dict[str, Any]) -> list[Any]:
-    """What a call or assignment changes; nothing where that cannot be read from the source."""
+    """Return the objects that a call or assignment changes; an empty list if the source does not tell."""
     if isinstance(node, ast.AugAssign):
         return [evaluated(node.target, variables)]
     if isinstance(node, ast.Subscript):
@@ -351,12 +350,12 @@ def _subjects(node: ast.AST, variables: dict[str, Any]) -> list[Any]:
 
 
 def _is_namespace(value: Any) -> bool:
-    """Whether ``value.function(x)`` changes `x` and not the value: a module of Python's, or one of PyTorch's."""
+    """Return whether ``value.function(x)`` changes `x`: the value is a Python module or an ``nn.Module``."""
     return type(value) is ModuleType or issubclass(type(value), nn.Module)
 
 
 def _inside(value: Any) -> list[Any]:
-    """A value, or what a list, a tuple or a module's parameters hold."""
+    """Return the items of a list or tuple, the parameters of a module, or else the value itself, as a list."""
     if type(value) in (list, tuple):
         return list(value)
     if issubclass(type(value), nn.Module):
@@ -365,7 +364,10 @@ def _inside(value: Any) -> list[Any]:
 
 
 def evaluated(node: ast.AST, variables: dict[str, Any]) -> Any:
-    """The value of ``a.b[0]['k']``, read without running anything; of an item of a tensor, the tensor itself."""
+    """Return the value of an expression such as ``a.b[0]['k']``, read without running anything; None if it is unknown.
+
+    An item of a tensor, and the result of a method of one, such as ``w.view(-1)``, counts as the tensor itself.
+    """
     if isinstance(node, ast.Name):
         return variables.get(node.id)
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
 """Not reached: no-grad-path, detached-parameter, unused-input, ddp-unused.
 
-Which call cut a tensor off from the graph, how sure that is, and what a loss does not reach though somebody expects it
-to.
+Each finding names the call that cut a tensor off from the graph and how sure that is, or the inputs and parameters that
+a loss does not reach though the program expects it to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", 
 
 
 class Snip:
-    """A cut as it is told: the call, its line, the variable that it gives, and why nothing goes through it."""
+    """A detach point as it is reported: the call that was recorded, with its expression and line."""
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
@@ -44,7 +44,7 @@ class Snip:
         self.site: Site | None = None if self.spot is None else self.spot.site
 
     def name(self, scene: Scene) -> Name:
-        """The variable that the line assigns; else one that it reads."""
+        """Return the variable that the line assigns, or else one that it reads."""
         result = None if self.cut.result is None else self.cut.result()
         if result is not None:
             name = scene.name(result)
@@ -62,7 +62,10 @@ class Snip:
 
 
 def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | None:
-    """Why a loss belongs to no graph: the first call whose inputs required grad and whose result did not."""
+    """Return a finding about a loss without a graph, with the first call that cut it off.
+
+    The inputs of such a call require grad, and its result does not.
+    """
     cut_off = [root for root in scene.roots if is_tensor(root) and not has_graph(root)]
     if not cut_off:
         return None
@@ -77,7 +80,7 @@ def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | 
 
 
 def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
-    """The cuts to tell of. Under ``no_grad`` every call is one, and the first is told."""
+    """Return the detach points to report. Under ``no_grad`` every call is one, and only the first is reported."""
     first: dict[object, Cut] = {}
     for cut in cuts:
         first.setdefault(cut.reason or cut.place, cut)
@@ -85,10 +88,11 @@ def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
 
 
 def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
-    """The calls that took numbers out of PyTorch, from which a tensor was made anew, and whether that is certain.
+    """Return the calls that converted tensors to the Python values a tensor was made from, and whether it is sure.
 
-    The one whose statement made the tensor too, or assigned a variable that the statement reads; else every one that
-    may be meant, when they are few: the way of a number through the program is not seen.
+    A call is sure if its statement also made the tensor, or assigned a variable that the making statement reads.
+    Otherwise every call that may be meant is returned, if they are few, since nobody sees the way of a number through
+    the program.
     """
     log = next((log for log in logs() if _making_in(log, root) is not None), None)
     made = None if log is None else _making_in(log, root)
@@ -107,12 +111,12 @@ _MOST_PLACES = 3
 
 
 def _feeds(out: Spot, into: Spot) -> bool:
-    """Whether a statement is the same as another, or assigns a variable that the other reads."""
+    """Return whether a statement is the given other one, or assigns a variable that the other one reads."""
     return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
 
 
 def _makes_anew(code: CodeType, into: Spot) -> bool:
-    """Whether a statement, or one that assigns a variable it reads, makes a tensor of plain numbers or of an array."""
+    """Return whether a statement, or one that assigns a variable it reads, makes a tensor from numbers or an array."""
     before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
     return any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
 
@@ -139,7 +143,7 @@ def _at_cuts(scene: Scene, snips: Sequence[Snip], certain: bool) -> Finding:
 
 
 def why_cut(cut: Cut) -> str:
-    """Why nothing goes back through a call, as the rest of a sentence."""
+    """Return why no gradient flows back through a call, as the rest of a sentence."""
     if cut.reason == "no_grad":
         return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
     if cut.reason == "inference":
@@ -179,11 +183,11 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) in its place"),
     (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
 )
-"""Calls that cut, by name: what their result is, and what to write instead."""
+"""Calls that cut off, by name, with a phrase about their result and the code to write instead."""
 
 
 def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
-    """Parameters that were frozen, where nothing that requires grad went into the loss at all."""
+    """Return a finding about frozen parameters, if nothing that requires grad went into the loss."""
     given: list[torch.Tensor] = [one for model in scene.models for one in parameters_in(model)]
     if any(fact(one, "requires_grad") for one in given):
         return None
@@ -202,7 +206,7 @@ def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
 
 
 def _unseen(scene: Scene, root: torch.Tensor) -> Finding:
-    """No tracker saw the cut: what the tensor itself tells."""
+    """Return a finding from the tensor alone, for a cut that no tracker saw."""
     made, name = site_of_tensor(root), scene.name(root)
     message = f"{quote(name)} cannot be backwarded: {why_no_graph(root, made)}"
     remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
@@ -210,15 +214,15 @@ def _unseen(scene: Scene, root: torch.Tensor) -> Finding:
 
 
 IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
-"""How sure it is that a call stands between a parameter and a loss."""
+"""Degrees of certainty that a call cut a parameter off from a loss."""
 
 
 class CutOff(NamedTuple):
-    """Parameters that a loss does not reach, and the calls that cut them off.
+    """Parameters that a loss does not reach, with the calls that cut them off.
 
     Attributes:
         parameters: the parameters.
-        snips: the calls; none where none was seen, several where any of them may be it.
+        snips: the calls; none if none was seen, several if any of them may be the one.
         sure: IS, PROBABLY or MAY_BE.
     """
 
@@ -227,7 +231,7 @@ class CutOff(NamedTuple):
     sure: str
 
     def finding(self, scene: Scene) -> Finding:
-        """What there is to say of it."""
+        """Return the finding about these parameters."""
         names = tuple(scene.names(self.parameters))
         gets = "it gets" if len(names) == 1 else "they get"
         message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(scene)}"
@@ -239,7 +243,7 @@ class CutOff(NamedTuple):
         return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
 
     def _way(self, scene: Scene) -> str:
-        """Where the way is cut, as the rest of a sentence."""
+        """Return the place of the cut, as the rest of a sentence."""
         if not self.snips:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
         places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
@@ -247,7 +251,7 @@ class CutOff(NamedTuple):
 
 
 def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
-    """Parameters that a loss does not reach, by the calls that cut them off."""
+    """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
     if not missing:
         return []
     groups: dict[Any, CutOff] = {}
@@ -262,9 +266,9 @@ def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
 
 
 class _Evidence:
-    """What one log knows of the cuts before a loss, gathered once for all its parameters.
+    """The facts that one log has about the detach points before a loss, gathered once for all its parameters.
 
-    Only what belongs to this forward counts: an evaluation under ``no_grad`` before it cuts nothing off from the loss.
+    Only calls of this forward pass count: an earlier evaluation under ``no_grad`` cuts nothing off from the loss.
     """
 
     def __init__(self, scene: Scene, log: Log) -> None:
@@ -277,7 +281,7 @@ class _Evidence:
         self._uses = _last_uses(log)
 
     def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[Cut], str]:
-        """The calls that can have cut a parameter off, and how sure that is."""
+        """Return the calls that can have cut a parameter off, and how sure that is."""
         direct = [cut for cut in self._carried if _takes(cut, parameter)]
         if direct:
             return direct[:1], IS
@@ -295,13 +299,16 @@ class _Evidence:
 
 
 def _begin(scene: Scene) -> int:
-    """The sequence number with which the forward of a loss began: that of its first node which no backward has run."""
+    """Return the sequence number at which the forward of a loss began.
+
+    It is the number of the first node that no backward call has run.
+    """
     fresh = (node for node in scene.walk.nodes[1:] if node.next_functions and first_run(node) is None)
     return min((node._sequence_nr() for node in fresh), default=0)
 
 
 def _last_uses(log: Log) -> dict[int, Call]:
-    """For each parameter the last call that made a node while a module ran that owns it, since the last step."""
+    """Return for each parameter the last call since the last step that made a node while a module owning it ran."""
     since = log.steps[-1].number if log.steps else 0
     found: dict[int, Call] = {}
     seen: set[int] = set()
@@ -322,12 +329,12 @@ def _takes(cut: Cut, parameter: torch.Tensor) -> bool:
 
 
 def _comes_after(cut: Cut, used: Call) -> bool:
-    """Whether a cut comes after the use of a parameter, and cuts off something made since."""
+    """Return whether a detach point comes after the use of a parameter, and cuts off something made since."""
     return cut.number >= used.after and any(number >= used.before for _, number in cut.inputs)
 
 
 def _depends(cut: Cut, parameter: torch.Tensor) -> bool | None:
-    """Whether what was cut off was computed from a parameter; None where the tensors that would tell are gone."""
+    """Return whether a cut-off tensor was computed from a parameter; None if the tensors that would tell are gone."""
     inputs = [reference() for reference, _ in cut.inputs]
     alive = [one for one in inputs if one is not None and has_graph(one)]
     if any(leaf is parameter for leaf in leaf_tensors(nodes_behind(alive))):
@@ -340,7 +347,7 @@ def _distinct(cuts: Iterable[Cut]) -> list[Cut]:
 
 
 def unused_input(scene: Scene, error: BaseException) -> Finding | None:
-    """Every input of ``autograd.grad`` that the outputs do not depend on."""
+    """Return a finding about the inputs of ``autograd.grad`` that the outputs do not depend on."""
     with untouched():
         unused = [one for one in scene.inputs if is_tensor(one) and node_of_input(one) not in scene.walk.numbers]
         if not unused:
@@ -357,7 +364,7 @@ def unused_input(scene: Scene, error: BaseException) -> Finding | None:
 
 
 def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
-    """The parameters for which DistributedDataParallel waits in vain, by the indices in its error."""
+    """Return a finding about the parameters that DistributedDataParallel lacks, by the indices in its error."""
     told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
     found = [
         dict(locals_of(place.frame)).get("self")
@@ -377,7 +384,7 @@ def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
 
 
 def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
-    """The parameters that a wrapper reduces, in the order of its reducer."""
+    """Return the parameters that a wrapper reduces, in the order of its reducer."""
     ignored: set[str] = getattr(wrapper, "parameters_to_ignore", set())
     found: dict[int, torch.Tensor] = {}
     for prefix, module in wrapper.module.named_modules():  # type: ignore[union-attr]
@@ -400,7 +407,11 @@ def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
 
 
 def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
-    """Findings about parameters that a loss does not reach: one for each line that cuts them off, one for the rest."""
+    """Return findings about parameters that a loss does not reach.
+
+    There is one for each line that cuts some of them off, one for the rest, and one for those that a
+    DistributedDataParallel wrapper waits for.
+    """
     waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
     reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
     theirs = [one for one in missing if id(one) in reduced]

@@ -1,7 +1,7 @@
 """Ownership: not-in-optimizer, orphaned-parameter, free-leaf.
 
-Whose are the parameters that gather a gradient, and who will use it. Whether the program reads a gradient is looked up
-in the source of the functions that it has loaded.
+These findings tell which optimizer has the parameters that gather a gradient, and whether anything uses the gradient.
+The source of the program's loaded functions tells whether the program reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of"]
 
 
 def left_out(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Parameters of the models that the loss reaches and that no optimizer will change."""
+    """Return a finding about the models' parameters that the loss reaches and that no optimizer will change."""
     theirs = {id(one) for model in scene.models for one in parameters_in(model)}
     names = tuple(
         leaf.name for leaf in reversed(leaves) if _is_left_out(leaf) and (not theirs or id(leaf.tensor) in theirs)
@@ -53,10 +53,10 @@ def _is_left_out(leaf: Leaf) -> bool:
 
 
 def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequence[Leaf]) -> list[Finding]:
-    """Parameters that an optimizer has and the model has no more.
+    """Return a finding about parameters that an optimizer has and that the model no longer has.
 
     Args:
-        scene: what is looked at.
+        scene: the context of the question.
         strangers: the optimizer's parameters that are not the model's and that the loss does not reach.
         newcomers: the leaves of the model's parameters that no optimizer has.
     """
@@ -93,7 +93,7 @@ def _those(scene: Scene) -> str:
 
 
 def free_leaves(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Leaves that are nobody's parameter, and gather a gradient that nobody reads."""
+    """Return findings about leaves that are no parameters and gather a gradient that nobody reads."""
     return [
         _free(scene, leaf)
         for leaf in reversed(leaves)
@@ -102,7 +102,10 @@ def free_leaves(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
 
 
 def _is_idle(scene: Scene, leaf: Leaf) -> bool:
-    """Whether the gradient of a leaf goes to no use that can be seen."""
+    """Return whether a leaf's gradient goes unused, as far as can be seen.
+
+    Without a given optimizer, this is claimed only of a leaf that no variable holds any more.
+    """
     tensor = leaf.tensor
     if tensor is None:
         return True
@@ -135,7 +138,7 @@ def _free(scene: Scene, leaf: Leaf) -> Finding:
 
 
 def _not_a_leaf(made: Site, name: Name) -> Finding:
-    """``w = torch.randn(3, requires_grad=True) * 0.1``: the variable is not the leaf."""
+    """Return a finding for ``w = torch.randn(3, requires_grad=True) * 0.1``, where the variable is not the leaf."""
     message = (
         f"`{made.target}` is no leaf: the statement at {made} makes a leaf and computes {made.target} from it, so the "
         "gradient goes to a tensor that no variable holds"
@@ -146,13 +149,14 @@ def _not_a_leaf(made: Site, name: Name) -> Finding:
 
 
 class _Function(NamedTuple):
-    """What one function, or the top level of a file, says.
+    """The names in one function, or in the top level of a file.
 
     Attributes:
-        called: the last part of every name and attribute in it: the functions that it may call are among them.
-        gradients: the last part of each ``x.grad`` in it, and of what ``grad(...)`` is given.
-        others: whether it reads the gradient of something that it has as an argument or in a loop, so that any tensor
-            may be meant; the loop over ``model.parameters()`` aside.
+        called: the last part of every name and attribute in it, among them all functions that it may call.
+        gradients: the last part of each ``x`` in ``x.grad`` and ``x.register_hook``, and of each expression given to
+            ``grad(...)``.
+        others: whether it reads the gradient of an argument or a loop variable, or reads ``grad`` by `getattr`, so that
+            any tensor may be meant; loops over ``model.parameters()`` do not count.
     """
 
     called: frozenset[str]
@@ -161,7 +165,10 @@ class _Function(NamedTuple):
 
 
 def reads_gradient_of(names: Sequence[Name]) -> bool:
-    """Whether the gradient of a variable may be read: under its name in any file, or by a function in reach."""
+    """Return whether the program may read a variable's gradient.
+
+    It may do so under the variable's name in any file, or in a running function or one that such a function may call.
+    """
     wanted = {name.path.rpartition(".")[2].partition("[")[0] for name in names}
     if any(wanted & function.gradients for function in _of_the_program()):
         return True
@@ -170,7 +177,7 @@ def reads_gradient_of(names: Sequence[Name]) -> bool:
 
 
 def _of_the_program() -> Iterator[_Function]:
-    """Every function of the program's files, as it is loaded: a file edited meanwhile says something else."""
+    """Yield every function of the program's files as it was loaded, even if its file was edited meanwhile."""
     for file, codes in codes_of_the_program().items():
         source = text_of(file)
         if source.tree is not None and all(is_what_ran(source, code) for code in codes):
@@ -180,27 +187,27 @@ def _of_the_program() -> Iterator[_Function]:
 
 
 def _said_by(code: CodeType) -> _Function | None:
-    """What one function says; None for one that has no statements, as a lambda has none."""
+    """Return the names in one function; None for one without statements, such as a lambda."""
     source = source_of(code)
     return _without_text(code) if source is None else _said_in(source).get(_key(code))
 
 
 def _without_text(code: CodeType) -> _Function:
-    """The same of code whose text is not to be had: if it names a gradient, any of its names may be meant."""
+    """Return the names in code whose source is not available; if it names a gradient, any of its names may be meant."""
     names = _names_in(code)
     reads = not names.isdisjoint(("grad", "register_hook"))
     return _Function(names, names if reads else frozenset(), reads)
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Every name in some code and in the functions inside, and every text: one may be given to `getattr`."""
+    """Return every name in some code and its inner functions, and every string, since `getattr` may be given one."""
     inside = [_names_in(const) for const in code.co_consts if isinstance(const, CodeType)]
     texts = [const for const in code.co_consts if type(const) is str]
     return frozenset([*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *texts]).union(*inside)
 
 
 def _in_reach() -> Iterator[_Function]:
-    """The functions that are running, and those that these may call: globals of theirs, and methods of their own."""
+    """Yield the running functions, and those that they may call: their globals, and methods of their object's class."""
     waiting = [
         (frame.f_code, frame.f_globals, _class_of_self(frame)) for frame, _, foreign in running_frames() if not foreign
     ]
@@ -230,7 +237,7 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 @lru_cache(maxsize=256)
 def _said_in(source: Any) -> dict[tuple[str, int], _Function]:
-    """The functions of a file by name and first line; its top level as ``<module>`` at 0."""
+    """Return the functions of a file by name and first line; its top level is ``<module>`` at line 0."""
     tree = source.tree
     found: dict[tuple[str, int], _Function] = {}
     if tree is not None:
@@ -257,7 +264,7 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Fun
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """A statement and its parts, without the functions and classes defined in it."""
+    """Yield a statement and its parts, without the functions and classes defined in it."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     waiting: list[ast.AST] = [statement]
@@ -278,7 +285,7 @@ def _arguments(node: ast.AST) -> set[str]:
 
 
 def _looped(inside: Iterable[ast.AST]) -> set[str]:
-    """The variables of loops, but for those over a module's own parameters."""
+    """Return the variables of loops, except for those of loops over a module's own parameters."""
     loops = [part for part in inside if isinstance(part, ast.For | ast.comprehension)]
     others = [loop for loop in loops if "parameters()" not in ast.unparse(loop.iter)]
     return {one.id for loop in others for one in ast.walk(loop.target) if isinstance(one, ast.Name)}

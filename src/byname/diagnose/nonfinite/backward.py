@@ -1,4 +1,4 @@
-"""Backward to NaN: the node that first turned finite gradients into others, found by a hook on every node."""
+"""Backward to NaN: the node that first turned finite gradients into NaN or Inf, found by a hook on every node."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["WatchedRun", "anomaly", "of_backward"]
 
 @dataclass(frozen=True, slots=True)
 class _Offence:
-    """What a hook saw: plain facts only.
+    """Facts about a gradient that is not finite, as a hook saw it.
 
     Attributes:
         number: the number of the node.
-        how: ``turned``, ``came`` (what came in was not finite though no node made it so) or ``summed`` (into a leaf's
-            gradient).
+        how: ``turned`` if the node made it, ``came`` if it came in though no node made it, ``summed`` if it arose in
+            the sum of a leaf's gradients.
         masked: whether the incoming gradient is 0 wherever the outgoing one is not finite.
     """
 
@@ -47,7 +47,7 @@ class _Offence:
 
 
 class WatchedRun:
-    """One run of the engine, watched by a hook on every node."""
+    """One backward call, watched by a hook on every node."""
 
     def __init__(self, walk: Walk, place: Spot | None) -> None:
         self.walk = walk
@@ -64,7 +64,7 @@ class WatchedRun:
         ]
 
     def remove_hooks(self) -> None:
-        """Leaves the graph as it was."""
+        """Remove the hooks from the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -110,7 +110,7 @@ def _grad_is_finite(node: Any) -> bool:
 
 
 def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any) -> _Offence:
-    """The facts of an offence, read while the node's saved tensors are there. To be called inside `untouched`."""
+    """Return the facts about a gradient, read while the node's saved tensors are there. Callers hold `untouched`."""
     mask, kind = not_finite(bad), kind_of(bad)
     count, of = int(mask.sum().item()), mask.numel()
     if how != "turned":
@@ -132,7 +132,7 @@ def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any
 
 
 def of_backward(run: WatchedRun, offence: _Offence) -> tuple[tuple[Any, ...], Finding]:
-    """The finding of an offence, and the key under which it is told once."""
+    """Return a key under which to report the finding once, and the finding."""
     walk = run.walk
     node = walk.nodes[offence.number]
     lookup = walk.lookup()
@@ -207,7 +207,7 @@ def _where_remedy(operation: str, remedy: str) -> str:
 
 
 def _mask(walk: Walk, number: int, lookup: SiteLookup) -> tuple[str, Site | None] | None:
-    """The mask nearest above a node: its operation, and where it stands."""
+    """Return the operation and the line of the nearest mask between a node and the root."""
     level, seen = [number], {number}
     while level:
         level = list(dict.fromkeys(user for below in level for user in walk.users[below] if user not in seen))
@@ -232,7 +232,7 @@ _MASKS = {
 
 
 def _result_name(walk: Walk, number: int) -> Name | None:
-    """The name of a node's result: of the living tensor, else what its statement called it."""
+    """Return the name of a node's result: that of the living tensor, or else the name that its statement gave it."""
     findings = find(Targets([]), deep=False)
     with untouched():
         return Describer(walk, findings).result(number)
@@ -244,7 +244,7 @@ def _leaf_name(walk: Walk, number: int) -> Name | None:
 
 
 def anomaly(scene: Scene, error: BaseException) -> Finding | None:
-    """The node that anomaly mode names: the last of that name that the engine has run."""
+    """Return a finding about the node that anomaly mode names: the last node of that name that the engine has run."""
     told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", message_of(error))
     if told is None or not scene.has_graph:
         return None

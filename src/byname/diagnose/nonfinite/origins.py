@@ -1,6 +1,6 @@
 """Origins: the calls of the forward pass that first made NaN or Inf, noted by a function mode.
 
-A function that warns is called from code that bears the line of the program, so that the warning names it.
+PyTorch's functions are called from code that bears the line of the program, so that their warnings name it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ __all__ = ["Origin", "Origins", "OriginsMode", "StandIns", "plainly"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where values that are not finite come from.
+    """The origin of values that are not finite.
 
     Attributes:
-        turned: True when the call made them; False when they came into it with `source`, or as a number in the source.
-        operation: the plain name of what was called.
-        code, instruction: the user's frame that called.
-        before, after: the thread's sequence number around the call.
+        turned: True if the call made them; False if they came into it with `source`, or as a number in the source.
+        operation: the plain name of the called function.
+        code, instruction: the user's code object that called it, and the byte offset of the call in it.
+        before, after: the thread's sequence number before and after the call.
         kind: ``NaN``, ``Inf`` or both.
-        count, of: how many numbers of the result are not finite, of how many.
-        why: a clause on the input that makes it so, when known.
-        remedy: what helps.
-        source: the tensor that they came with, weakly.
-        result: the tensor that came out, weakly.
+        count, of: number of elements of the result that are not finite, and of all its elements.
+        why: a clause about the input that causes it, if known.
+        remedy: advice against it.
+        source: weak reference to the tensor that they came with.
+        result: weak reference to the result of the call.
+        was: words for the values that the call turned into these: ``finite numbers`` or ``Inf``.
     """
 
     turned: bool
@@ -65,7 +66,7 @@ class Origin:
 
 
 class _Known(weakref.ref):  # type: ignore[type-arg]
-    """The origin of what a tensor holds; gone with the tensor."""
+    """Weak reference to a tensor, with the origin of its values; dropped with the tensor."""
 
     __slots__ = ("key", "origin")
     key: int
@@ -79,18 +80,18 @@ class Origins:
         self._known: dict[int, _Known] = {}
 
     def of(self, tensor: torch.Tensor) -> Origin | None:
-        """Where the values of this very tensor come from."""
+        """Return the origin of the values of this very tensor, or None."""
         known = self._known.get(id(tensor))
         return known.origin if known is not None and known() is tensor else None
 
     def note(self, tensor: torch.Tensor, origin: Origin) -> None:
-        """Remembers an origin for as long as the tensor lives."""
+        """Remember an origin for as long as the tensor lives."""
         known = _Known(tensor, self._forget)
         known.key, known.origin = id(tensor), origin
         self._known[id(tensor)] = known
 
     def clear(self, tensor: torch.Tensor) -> None:
-        """Forgets what was true of a tensor before it was overwritten."""
+        """Forget the origin of a tensor that is being overwritten."""
         self._known.pop(id(tensor), None)
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class Origins:
 
 
 class OriginsMode(TorchFunctionMode):
-    """Looks at the results of every PyTorch function that one thread calls."""
+    """Function mode that looks at the results of every PyTorch function that one thread calls."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()
@@ -113,12 +114,12 @@ class OriginsMode(TorchFunctionMode):
         self._stopped = False
 
     def start(self) -> None:
-        """Begins, below all modes but that of the default device, so that no other mode sees a frame of this one."""
+        """Enter the mode, below all others but that of the default device, so that no other mode sees a frame of it."""
         now = FUNCTIONS.modes()
         FUNCTIONS.put_in(self, 1 if now and type(now[0]) is DeviceContext else 0)
 
     def stop(self) -> None:
-        """Leaves every other mode as it is."""
+        """Leave the mode, with every other mode as it is."""
         self._stopped = True
         FUNCTIONS.remove(self)
 
@@ -130,11 +131,11 @@ class OriginsMode(TorchFunctionMode):
             kind = self._get_to_know(func)
         if self._stopped or kind is _BACKWARD:
             return func(*args, **(kwargs or {}))
-        # a user's function calls whatever it likes, and PyTorch's warn of what the program does
+        # the warnings of PyTorch's functions are about the program's line; a user's function may call anything
         call = self._stand_ins.at(sys._getframe(1), func) if pytorchs else plainly
         if kind is _READ:
             return call(func, args, kwargs or {})
-        # What a call overwrites must be looked at before; what it only reads is looked at after, when there is cause.
+        # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
         changed = list(_tensors([first_given(args, kwargs)])) if kind is _IN_PLACE else []
         changed += _tensors([kwargs["out"]]) if kwargs and "out" in kwargs else []
         were_finite = [is_finite(one) for one in changed]
@@ -147,7 +148,7 @@ class OriginsMode(TorchFunctionMode):
         bad = [one for one in list(_tensors([result])) or changed if not is_finite(one)]
         if changed and not bad:
             self._clear(changed)
-        elif bad and not (changed and _is_leaf(bad[0])):  # a parameter that a step spoilt is told as what it is
+        elif bad and not (changed and _is_leaf(bad[0])):  # a parameter spoilt by a step is reported as a parameter
             self._note(func, args, kwargs or {}, bad, before, (changed, were_finite))
         return result
 
@@ -224,7 +225,7 @@ _DEPTH = 4
 
 
 def _tensors(values: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in arguments or results, also in lists, tuples and dicts."""
+    """Yield the tensors in arguments or results, also those in lists, tuples and dicts."""
     for value in values.values() if type(values) is dict else values:
         if issubclass(type(value), torch.Tensor):
             yield value
@@ -250,7 +251,7 @@ def _not_finite_number(value: Any) -> bool:
 
 
 def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
-    """The inputs of a call that its result has not overwritten."""
+    """Return the inputs of a call that its result has not overwritten."""
     name = name_of(function)
     named = dict(zip(("self", "other"), args[:2], strict=False))
     if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
@@ -259,26 +260,26 @@ def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
 
 
 def plainly(function: Any, args: Any, kwargs: Any) -> Any:
-    """What a stand-in does, from here."""
+    """Call a function from here; stand-ins have a copy of this code with another file and line."""
     return function(*args, **kwargs)
 
 
 _LINES = max(line or 0 for _, _, line in plainly.__code__.co_lines()) - plainly.__code__.co_firstlineno
-"""How far below its first line a stand-in calls."""
+"""Distance in lines from the beginning of a stand-in to its call."""
 
 
 class StandIns:
-    """Functions that call others from a line of the program; one for each place that has called."""
+    """Functions that call others as if from a line of the program, one for each place that has called."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[CodeType, int], FunctionType] = {}
 
     def at(self, frame: FrameType | None, function: Any) -> Callable[[Any, Any, Any], Any]:
-        """What calls a function with ``(function, args, kwargs)`` as the program does.
+        """Return a function that calls `function` as if from the program, given ``(function, args, kwargs)``.
 
         Args:
-            frame: the one that has called the mode.
-            function: what it was called with.
+            frame: the frame that called the mode.
+            function: the function that the mode was given.
         """
         frame = _caller(frame, function)
         if frame is None:
@@ -291,9 +292,9 @@ class StandIns:
 
 
 def _caller(frame: FrameType | None, function: Any) -> FrameType | None:
-    """The frame that called a function, past modes of byname and PyTorch's detour to each of them.
+    """Return the frame that called a function, past byname's modes and PyTorch's detour to each of them.
 
-    A function that is written in Python asks for modes itself, and is entered once more for each.
+    A function that is written in Python looks for modes itself, and is entered once more for each.
     """
     own = getattr(function, "__code__", None)
     while frame is not None:

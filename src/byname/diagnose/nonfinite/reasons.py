@@ -1,6 +1,6 @@
-"""Reasons: why an operation makes NaN or Inf of finite numbers, and what helps.
+"""Reasons: why an operation turns finite numbers into NaN or Inf, and the remedy.
 
-Whether all numbers of a tensor are finite is asked without a trace in the modes and graphs of the program.
+Tensors are tested for finite numbers without a trace in the modes and graphs of the program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensors = Mapping[str, Any]
 
 
 def operation_of(name: str) -> str:
-    """The plain name of an operation: ``__rtruediv__``, ``div_`` and ``DivBackward0`` are all ``div``."""
+    """Return the plain name of an operation: ``__rtruediv__``, ``div_`` and ``DivBackward0`` are all ``div``."""
     plain = name.rpartition("::")[2].partition("Backward")[0].strip("_")
     lowered = plain.lower()
     made_by_pytorch = name[-1:].isdigit()  # a custom function keeps the name of its class
@@ -39,7 +39,7 @@ _ALIASES = {
 
 
 class _Rule(NamedTuple):
-    """One way in which a tensor of an operation makes it fail: which tensor, the test, and the words for it."""
+    """One way in which a tensor makes an operation fail: the slot of the tensor, the test, and the words for it."""
 
     slot: str
     test: Callable[[torch.Tensor], torch.Tensor]
@@ -47,12 +47,12 @@ class _Rule(NamedTuple):
 
 
 def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
-    """A clause on the input that makes it so; empty where that cannot be read off.
+    """Return a clause about the input that makes a result non-finite; empty if the tensors do not tell.
 
     Args:
-        operation: its plain name.
-        tensors: the inputs (``self``, ``other``) and the output (``result``), as far as they can be had.
-        result: what is not finite.
+        operation: the plain name of the operation.
+        tensors: the inputs (``self``, ``other``) and the output (``result``), as far as they are available.
+        result: the tensor that is not finite.
     """
     for rule in _RULES.get(operation, ()):
         tensor = tensors.get(rule.slot)
@@ -80,7 +80,7 @@ def _of(count: int, tensor: torch.Tensor) -> str:
 
 
 def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
-    """That numbers of this type end where an operation was to go beyond."""
+    """Return a clause about the largest number of the result's dtype, if the operation went beyond it."""
     if not torch.isinf(result.detach()).any().item() or result.dtype.is_complex:
         return ""
     end = torch.finfo(result.dtype).max
@@ -137,12 +137,12 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 
 
 def remedy_for(operation: str, dtype: torch.dtype, overflow: bool) -> str:
-    """What helps against it.
+    """Return advice against values that are not finite.
 
     Args:
-        operation: its plain name.
-        dtype: the type of what is not finite.
-        overflow: whether nothing but Inf came out.
+        operation: the plain name of the operation that made them.
+        dtype: their dtype.
+        overflow: whether all of them are Inf.
     """
     known = _REMEDIES.get(operation, "")
     if dtype is torch.float16 and overflow and not known:
@@ -181,13 +181,13 @@ _REMEDIES = {
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Context in which tensors are computed with, unseen by modes, graphs and the classes of the tensors."""
+    """Hide computations with tensors from modes, from graphs and from the classes of the tensors."""
     with untouched(), torch.no_grad(), _disable_current_modes():
         yield
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no number of a tensor is NaN or Inf; True also for one that cannot be looked at."""
+    """Return whether a tensor holds neither NaN nor Inf; True also for one whose numbers cannot be read."""
     if type(tensor) not in PLAIN and not _has_no_own_code(tensor):
         return True
     with untouched():
@@ -200,12 +200,12 @@ def is_finite(tensor: torch.Tensor) -> bool:
                 with _disable_current_modes():
                     return _is_finite(tensor)
             return _is_finite(tensor)
-        except Exception:  # noqa: BLE001 - each backend and layout refuses other operations; nothing is claimed of these
+        except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return True
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor can be read without a further question. To be called inside `untouched`."""
+    """Return whether a plain tensor can be read without further checks. Callers hold `untouched`."""
     return (
         tensor.dtype in _USUAL
         and tensor.layout is torch.strided
@@ -221,7 +221,7 @@ _USUAL = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def can_look(tensor: torch.Tensor) -> bool:
-    """Whether numbers can be read from a tensor here and now. To be called inside `untouched`."""
+    """Return whether the numbers of a tensor can be read here and now. Callers hold `untouched`."""
     kind = tensor.dtype
     if not (kind.is_floating_point or kind.is_complex) or tensor.is_meta or tensor.is_nested:
         return False
@@ -231,12 +231,12 @@ def can_look(tensor: torch.Tensor) -> bool:
 
 
 def not_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """A mask of the numbers that are NaN or Inf. To be called inside `untouched`."""
+    """Return a mask of the stored numbers that are NaN or Inf. Callers hold `untouched`."""
     return ~torch.isfinite(_dense(tensor.detach()))
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """``NaN``, ``Inf`` or ``NaN and Inf``. To be called inside `untouched`."""
+    """Return ``NaN``, ``Inf`` or ``NaN and Inf``, as a tensor holds them. Callers hold `untouched`."""
     values = _dense(tensor.detach())
     found = {"NaN": torch.isnan(values).any().item(), "Inf": torch.isinf(values).any().item()}
     return " and ".join(word for word, there in found.items() if there)
@@ -258,7 +258,7 @@ _NO_SUM = (torch.complex32,)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers that a tensor stores."""
+    """Return the numbers that a tensor stores, in a dense tensor."""
     if tensor.layout is torch.sparse_coo:
         return tensor._values()
     if tensor.layout is not torch.strided:

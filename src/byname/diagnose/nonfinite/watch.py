@@ -1,7 +1,7 @@
-"""Which operation first turned finite numbers into NaN or Inf? A watch over the forward pass and over every backward.
+"""Watch: the operation that first turned finite numbers into NaN or Inf, in the forward pass or in backward.
 
-In the forward pass a function mode follows them from the call that made them. In backward a hook on every node finds
-the first whose incoming gradients are finite and whose outgoing ones are not.
+In the forward pass a function mode follows such values from the call that made them. In backward a hook on every node
+finds the first whose incoming gradients are finite and whose outgoing ones are not.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["FiniteWatch", "of_forward"]
 
 
 class FiniteWatch:
-    """Reports, once for each line, what first turned finite numbers into NaN or Inf.
+    """Reports each operation that first turned finite numbers into NaN or Inf, once for each line.
 
     Args:
-        report: is called with each finding, in the thread that ran backward.
+        report: called with each finding, in the thread that ran backward.
     """
 
     def __init__(self, report: Callable[[Finding], None]) -> None:
@@ -48,7 +48,7 @@ class FiniteWatch:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Follows what this thread computes."""
+        """Follow the computations of this thread inside the context."""
         mode = self.following()
         try:
             mode.start()
@@ -57,11 +57,14 @@ class FiniteWatch:
             mode.stop()
 
     def following(self) -> OriginsMode:
-        """What follows the computations of this thread from its ``start()`` to its ``stop()``."""
+        """Return a mode that follows the computations of this thread from its ``start()`` to its ``stop()``."""
         return OriginsMode(self._origins)
 
     def before_backward(self, roots: Sequence[Any], inputs: Any = None) -> None:
-        """To be called before each run of the engine, in its thread, and always followed by `after_backward`."""
+        """Watch the backward call that this thread is about to make; report at once if a root is not finite.
+
+        Each call must be followed by a call of `after_backward`.
+        """
         runs = self._runs()
         runs.append(None)
         walk = _walk(roots)
@@ -76,7 +79,7 @@ class FiniteWatch:
             runs[-1] = WatchedRun(walk, place)
 
     def after_backward(self) -> None:
-        """Takes the hooks away again, and reports."""
+        """Remove the hooks, and report the gradient that is not finite, if they saw one."""
         run = self._runs().pop()
         if run is None:
             return
@@ -105,12 +108,12 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
         return None  # hooks would be compiled into the graph
     try:
         return Walk(tuple(roots))
-    except (NoGraphError, NotATensorError):  # the engine says so itself, and better
+    except (NoGraphError, NotATensorError):  # the engine raises an error of its own, which says it better
         return None
 
 
 def of_forward(walk: Walk, root: torch.Tensor, origins: Origins, place: Spot | None) -> tuple[tuple[Any, ...], Finding]:
-    """The finding for a root that is not finite itself."""
+    """Return a key and a finding for a root that is not finite itself."""
     origin = origins.of(root)
     if origin is None:
         tensor, origin = _earliest(walk, root, origins)
@@ -122,7 +125,7 @@ def of_forward(walk: Walk, root: torch.Tensor, origins: Origins, place: Spot | N
 
 
 def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.Tensor | None, Origin | None]:
-    """The first tensor in the graph that is not finite, where nobody followed the forward pass."""
+    """Return the first tensor in the graph that is not finite, and its origin, for a root of unknown origin."""
     order = sorted(range(1, len(walk.nodes)), key=lambda number: walk.nodes[number]._sequence_nr())
     leaves = set(walk.leaf_numbers())
     with untouched():
@@ -146,7 +149,7 @@ def _turned_in_forward(origin: Origin, place: Spot | None) -> Finding:
 
 
 def _called(origin: Origin, spot: Spot | None) -> Name | None:
-    """The name of the call's result."""
+    """Return the name of the call's result."""
     result = None if origin.result is None else origin.result()
     if result is not None:
         named = find(Targets([result]), deep=False).own_names(result)
@@ -158,7 +161,7 @@ def _called(origin: Origin, spot: Spot | None) -> Name | None:
 def _was_there(
     walk: Walk, tensor: torch.Tensor | None, origin: Origin | None, place: Spot | None
 ) -> tuple[tuple[Any, ...], Finding]:
-    """The finding for values that were not finite before any operation that was seen."""
+    """Return a key and a finding for values that were not finite before any operation that was seen."""
     spot = None if origin is None or origin.code is None else locate(origin.code, origin.instruction)
     used = (
         f", first used by {quote_operation(origin.operation, spot, None)}"
@@ -194,7 +197,7 @@ def _was_there(
 
 
 def _given(origin: Origin, spot: Spot | None, sites: tuple[Site, ...]) -> Finding:
-    """The finding for numbers that the program itself wrote or read as NaN or Inf."""
+    """Return the finding for numbers that the program itself wrote or read as NaN or Inf."""
     culprit = _called(origin, spot)
     message = (
         f"{quote_operation(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), "
