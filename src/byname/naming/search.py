@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from byname.naming.children.registry import Children
-from byname.naming.children.step import Step, same, writable
+from byname.naming.children.step import Held, Step, same, writable
 from byname.naming.roots import Root
 from byname.reading.quiet import untouched
 from byname.reading.tensor import is_tensor
@@ -88,6 +88,7 @@ class Reached:
         self._first: list[int] = []
         self._others: dict[int, list[int]] = {}
         self._steps: dict[int, list[_Into]] = OursById()
+        self._alone: dict[int, Way | None] = OursById()
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -162,6 +163,22 @@ class Reached:
 
     def _only_way(self, number: int) -> Way | None:
         """The one way to an object, where there is just one; by far the most frequent case."""
+        into = self._into(number)
+        if len(into) != 1:
+            return None
+        before, make, key = into[0]
+        if isinstance(before, Root):
+            return Way(before, ())
+        if before not in self._alone:  # the parameters of a module share the way to it
+            self._alone[before] = self._followed_alone(before)
+        way = self._alone[before]
+        if way is None:
+            return None
+        step = make(key)
+        into[0] = (before, same, step)
+        return Way(way.root, (*way.steps, step), (*way.passed, self._values[before]))
+
+    def _followed_alone(self, number: int) -> Way | None:
         steps: list[Step] = []
         passed: list[object] = []
         while len(steps) < _PATIENCE and len(into := self._into(number)) == 1:
@@ -214,19 +231,29 @@ class Reached:
         return found
 
     def _made(self, holder: int, value: object) -> list[_Made]:
-        """What makes the steps from a holder to a value. A holder that is asked a second time is read whole."""
+        """What makes the steps from a holder to a value. A large holder is read whole when it is asked once more."""
         with untouched():
             if holder not in self._contents:
-                self._contents[holder] = None
                 held = self._children.list(self._values[holder])
-                return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
+                if type(held) is not list or len(held) > _FEW:
+                    self._contents[holder] = None
+                    return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
+                self._contents[holder] = _by_id(held)
             contents = self._contents[holder]
             if contents is None:
-                contents = self._contents[holder] = {}
-                for make, key, one in self._children.list(self._values[holder]):
-                    contents.setdefault(id(one), []).append((make, key))
+                contents = self._contents[holder] = _by_id(self._children.list(self._values[holder]))
             return contents.get(id(value), [])[:TOLD]
 
+
+def _by_id(held: Held) -> dict[int, list[_Made]]:
+    found: dict[int, list[_Made]] = {}
+    for make, key, one in held:
+        found.setdefault(id(one), []).append((make, key))
+    return found
+
+
+_FEW = 64
+"""A holder of so few objects is read whole at once: who asks for one of them most often asks for the others."""
 
 _Made: TypeAlias = tuple[Callable[[Any], Step], Any]
 """What makes a step: a function and its argument."""

@@ -12,7 +12,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -39,7 +39,7 @@ from byname.naming.children.python import (
     values_in,
 )
 from byname.naming.children.step import ATOMS, Held, Step, attribute, has_attributes, instance_reader, same, suffix
-from byname.naming.children.torch import held_by_module, held_by_optimizer, held_by_tensor
+from byname.naming.children.torch import held_by_optimizer, held_by_tensor, module_reader
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 
@@ -125,7 +125,7 @@ def _reader(kind: type) -> Reader:
     parents = set(map(id, parents_of(kind)))
     for family, reader in (*_ADDED, (_is_byname(kind), _nothing), *_TABLE, (futures(), held_by_future)):
         if any(id(one) in parents for one in family):
-            return reader
+            return reader.make(kind) if isinstance(reader, ForClass) else reader
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
 
 
@@ -238,14 +238,21 @@ _flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 _MADE_BY_A_STATEMENT = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``: a class that is no part of the interpreter."""
 
-_Entry: TypeAlias = tuple[tuple[type, ...], Reader]
+
+class ForClass(NamedTuple):
+    """Makes the reader of a class, for a kind of object that is read faster once its class is known."""
+
+    make: Callable[[type], Reader]
+
+
+_Entry: TypeAlias = tuple[tuple[type, ...], Reader | ForClass]
 
 _ADDED: list[_Entry] = []
 """What `add_children` has added, the latest first; process-wide as the classes are. It comes before the table."""
 
 _TABLE: tuple[_Entry, ...] = (
     ((torch.Tensor,), held_by_tensor),
-    ((nn.Module,), held_by_module),
+    ((nn.Module,), ForClass(module_reader)),
     ((torch.optim.Optimizer,), held_by_optimizer),
     ((dict,), held_by_dict),
     ((list, tuple, deque), held_by_sequence),

@@ -19,16 +19,19 @@ __all__ = [
     "Held",
     "Step",
     "attribute",
+    "dict_of",
     "has_attributes",
     "held_by_attributes",
     "held_by_instance",
     "held_in_slots",
     "instance_attribute",
     "instance_reader",
+    "in_slots",
     "item",
     "literal",
     "own_attribute",
     "same",
+    "slots_of",
     "suffix",
     "writable",
 ]
@@ -134,7 +137,7 @@ def held_by_instance(obj: object) -> Held:
 
 def instance_reader(kind: type) -> Callable[[Any], Held]:
     """Return the function that lists the attributes of instances of this class, which is looked into only once."""
-    fields, slots = _dict_of(kind), _slots_of(kind)
+    fields, slots = dict_of(kind), slots_of(kind)
 
     def held(obj: object) -> Held:
         for one in gc.get_referents(obj):  # to ask for its dict would make one
@@ -148,7 +151,7 @@ def instance_reader(kind: type) -> Callable[[Any], Held]:
 def held_by_attributes(obj: object) -> Held:
     """The same without a first look at whether there is anything to read."""
     kind = type(obj)
-    return _attributes(kind, _dict_of(kind), _slots_of(kind), obj)
+    return _attributes(kind, dict_of(kind), slots_of(kind), obj)
 
 
 def _attributes(kind: type, fields: Callable[[Any], Any] | None, slots: list[_Slot], obj: object) -> Held:
@@ -158,7 +161,7 @@ def _attributes(kind: type, fields: Callable[[Any], Any] | None, slots: list[_Sl
         for name, value in (snapshot(attributes) if issubclass(type(attributes), dict) else ())
         if type(value) not in ATOMS and type(name) is str
     ]
-    return [*found, *_in_slots(slots, obj)] if slots else found
+    return [*found, *in_slots(slots, obj)] if slots else found
 
 
 def has_attributes(kind: type) -> bool:
@@ -183,7 +186,7 @@ def instance_attribute(kind: type, name: str) -> Step:
     return attribute(name, plain)
 
 
-def _dict_of(kind: type) -> Callable[[Any], Any] | None:
+def dict_of(kind: type) -> Callable[[Any], Any] | None:
     """What reads the ``__dict__`` of instances of a class, as `attributes_of` does."""
     for parent in parents_of(kind):
         descriptor: Any = namespace_of(parent).get("__dict__")
@@ -194,14 +197,15 @@ def _dict_of(kind: type) -> Callable[[Any], Any] | None:
 
 def held_in_slots(obj: object) -> Held:
     """What an object holds in the slots of its classes."""
-    return _in_slots(_slots_of(type(obj)), obj)
+    return in_slots(slots_of(type(obj)), obj)
 
 
 _Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]
 """What reads a slot, its name, and whether ``.name`` reads it too."""
 
 
-def _slots_of(kind: type) -> list[_Slot]:
+def slots_of(kind: type) -> list[_Slot]:
+    """Return the slots of a class and its base classes."""
     plain = reads_plainly(kind)
     return [
         (descriptor.__get__, name, plain and found_in(kind, name) is descriptor)
@@ -212,7 +216,8 @@ def _slots_of(kind: type) -> list[_Slot]:
     ]
 
 
-def _in_slots(slots: list[_Slot], obj: object) -> Held:
+def in_slots(slots: list[_Slot], obj: object) -> Held:
+    """Yield what an object holds in these slots."""
     for read, name, evaluates in slots:
         try:
             value = read(obj)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,14 @@ from byname.naming.children.step import (
     Held,
     Step,
     attribute,
+    dict_of,
     held_in_slots,
+    in_slots,
     item,
     literal,
     own_attribute,
     same,
+    slots_of,
     suffix,
 )
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
@@ -30,40 +34,49 @@ __all__ = [
     "Gathered",
     "gathered_parameters",
     "held_by_hooks",
-    "held_by_module",
     "held_by_optimizer",
     "held_by_tensor",
     "hooks_for_all",
     "is_hooks",
     "is_sharded",
+    "module_reader",
 ]
 
 
-def held_by_module(obj: Any) -> Held:
-    """A module's parameters, buffers and children under the names the program writes, then its other attributes."""
-    attributes = attributes_of(obj)
-    kind = type(obj)
-    for field, what in (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module")):
-        registry = attributes.get(field)
-        if not issubclass(type(registry), dict):
-            continue
-        for position, (name, value) in enumerate(snapshot(registry)):
-            if type(value) not in ATOMS and type(name) is str:
-                yield _registered_as, (kind, name, position, what, name in attributes), value
-    if is_sharded(kind):
-        yield from _unsharded(obj)
-    for name, value in snapshot(attributes):
-        if type(value) in ATOMS or type(name) is not str:
-            continue
-        if name not in _MODULE_FIELDS:
-            yield own_attribute, (kind, name), value
-        elif is_hooks(name, value):
-            yield from held_by_hooks(name, value, reads_plainly(kind) and found_in(kind, name) is None)
-    yield from held_in_slots(obj)
+def module_reader(kind: type) -> Callable[[Any], Held]:
+    """Return the function that lists the children of modules of a class, which is looked into only once.
+
+    A module holds parameters, buffers and children, under the names that the program writes, and other attributes.
+    """
+    fields, slots, sharded, reads = dict_of(kind), slots_of(kind), is_sharded(kind), reads_plainly(kind)
+    registered = _Registered(kind)
+
+    def held(obj: Any) -> Held:
+        own = None if fields is None else fields(obj)
+        attributes: dict[str, Any] = own if own is not None and issubclass(type(own), dict) else {}
+        found: list[tuple[Callable[[Any], Step], Any, object]] = []
+        for field, what in _REGISTRIES:
+            registry: Any = attributes.get(field)
+            if not issubclass(type(registry), dict) or not dict.__len__(registry):
+                continue
+            for position, (name, value) in enumerate(snapshot(registry)):
+                if type(value) not in ATOMS and type(name) is str:
+                    found.append((registered, (name, position, what, name in attributes), value))
+        if sharded:
+            found += _unsharded(obj)
+        for name, value in snapshot(attributes):
+            if type(value) in ATOMS or type(name) is not str:
+                continue
+            if name not in _MODULE_FIELDS:
+                found.append((own_attribute, (kind, name), value))
+            elif type(value) is OrderedDict and value and is_hooks(name, value):
+                found += held_by_hooks(name, value, reads and found_in(kind, name) is None)
+        return [*found, *in_slots(slots, obj)] if slots else found
+
+    return held
 
 
-def _registered_as(found: tuple[type, str, int, str, bool]) -> Step:
-    return _registered(*found)
+_REGISTRIES = (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module"))
 
 
 _MODULE_FIELDS = frozenset(
@@ -79,18 +92,42 @@ _SEEN_THROUGH = {
 """Wrappers whose own segment is left out of a name: class and child, and whether the shorter path still evaluates."""
 
 
-def _registered(kind: type, name: str, position: int, what: str, shadowed: bool) -> Step:
-    for parent in parents_of(kind):
-        if (through := _SEEN_THROUGH.get((parent.__name__, name))) is not None and what == "module":
-            return Step("module", lambda before: before, through, seen_through=True)
-    if (container := _container_item(kind, name, position, what)) is not None:
-        return container
-    own = plain(kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(kind)
-    if shadowed or found_in(kind, name) is not None or not own:
-        registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
-        reachable = plain(kind, nn.Module, "__getattribute__")
-        return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
-    return attribute(name, kind=what)
+class _Registered:
+    """Makes the steps into the registries of modules of one class; what the class alone decides is found out once."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __call__(self, found: tuple[str, int, str, bool]) -> Step:
+        name, position, what, shadowed = found
+        if what == "module":
+            for parent in self._wrappers:
+                if (through := _SEEN_THROUGH.get((parent, name))) is not None:
+                    return Step("module", _unchanged, through, seen_through=True)
+        if (container := _container_item(self._kind, name, position, what)) is not None:
+            return container
+        if shadowed or not self._own or found_in(self._kind, name) is not None:
+            registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
+            reachable = plain(self._kind, nn.Module, "__getattribute__")
+            return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
+        return attribute(name, kind=what)
+
+    @cached_property
+    def _wrappers(self) -> list[str]:
+        """Those of its classes that a name may leave out."""
+        return [one.__name__ for one in parents_of(self._kind) if one.__name__ in _WRAPPERS]
+
+    @cached_property
+    def _own(self) -> bool:
+        """Whether an attribute that is not found is looked up in the registries, as PyTorch does."""
+        return plain(self._kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(self._kind)
+
+
+_WRAPPERS = frozenset(wrapper for wrapper, _ in _SEEN_THROUGH)
+
+
+def _unchanged(before: str) -> str:
+    return before
 
 
 def _container_item(kind: type, name: str, position: int, what: str) -> Step | None:
@@ -131,7 +168,7 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
         for position, (name, child) in enumerate(snapshot(attributes_of(module).get("_modules", {}))):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                stack.append((_registered(type(module), name, position, "module", False).write(path), child))
+                stack.append((_Registered(type(module))((name, position, "module", False)).write(path), child))
     return None
 
 
