@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 
 __all__ = ["Blocks", "Undo", "raise_first"]
 
@@ -78,7 +78,7 @@ class Undo:
         try:
             try:
                 self._under_way = weakref.ref(this_call)  # weak, since an interrupt may stop even the last line here
-                with interrupts_wait():
+                with defer_signals():
                     self._do(waiting, errors)
                     raise_first(errors)
             finally:
@@ -156,7 +156,7 @@ class Blocks:
         """
         block = _Block()
         try:
-            with interrupts_wait():
+            with defer_signals():
                 self._entered.append(block)
                 return begin(block.undo)
         except BaseException:
@@ -171,7 +171,7 @@ class Blocks:
         Blocks whose leaving was stopped are left completely now. Without any block, nothing happens.
         """
         here = threading.get_ident()
-        with interrupts_wait():
+        with defer_signals():
             begun = [block for block in self._entered if block.leaving]
             entered = [block for block in self._entered if not block.leaving]
             mine = [block for block in entered if block.thread == here]

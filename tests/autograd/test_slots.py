@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from byname.autograd.slots import doubtful, slots_of
 from byname.autograd.walk import Walk, by_kind, nodes_behind
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 
 
 def fresh():
@@ -87,7 +87,7 @@ GRAPHS = [
 def test_no_freed_or_modified_slot_is_missed(make):
     loss = make()
     walk = Walk(loss)
-    with untouched():
+    with DisableTorchFunction():
         spoilt = {walk.nodes[slot.number] for slot in slots_of(walk) if slot.state in ("freed", "modified")}
         assert spoilt <= set(doubtful(by_kind(nodes_behind([loss]))))
     assert bool(spoilt) == (make not in (fresh, trained))
@@ -96,7 +96,7 @@ def test_no_freed_or_modified_slot_is_missed(make):
 @pytest.mark.parametrize("make", [fresh, trained], ids=lambda make: make.__name__)
 def test_a_healthy_graph_needs_no_closer_look(make):
     loss = make()
-    with untouched():
+    with DisableTorchFunction():
         assert doubtful(by_kind(nodes_behind([loss]))) == []
 
 
@@ -111,7 +111,7 @@ def test_the_look_calls_no_hook():
     loss = checkpoint(forward, w, use_reentrant=False).sum()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone().add_(1), called.append):
         other = (w * 1).sigmoid().sum()
-    with untouched():
+    with DisableTorchFunction():
         doubtful(by_kind(nodes_behind([loss, other])))
     assert len(called) == 1
 

@@ -7,7 +7,7 @@ import torch
 
 import byname
 from byname.naming.children.registry import Children, add_children
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 
 
 class Pool:
@@ -76,5 +76,5 @@ class Slotted:
 )
 def test_the_objects_alone_are_those_that_steps_lead_to(held):
     children = Children()
-    with untouched():
+    with DisableTorchFunction():
         assert [id(one) for one in children.of(held)] == [id(one) for _, _, one in children.list(held)]

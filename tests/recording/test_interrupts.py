@@ -4,7 +4,7 @@ import threading
 import journal_runs as runs
 import pytest
 
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 
 
 class Alarm(Exception):
@@ -25,14 +25,14 @@ def alarms():
 
 
 def test_signals_in_the_middle_of_writing_come_up_after_it(tmp_path, alarms):
-    with interrupts_wait(also_repeated=True):
+    with defer_signals(also_repeated=True):
         journaled, file = runs.write(tmp_path / "run.h5", 1)
     interrupted = 0
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     for number in range(2, 120):
         try:
             try:
-                with interrupts_wait(also_repeated=True):
+                with defer_signals(also_repeated=True):
                     alarms(0.00002 * number)
                     runs.advance(file, number)
                     file.flush()
@@ -51,8 +51,8 @@ def test_each_signal_that_came_is_raised_once(alarms):
     seen = []
     signal.signal(signal.SIGALRM, lambda number, frame: seen.append("alarm"))
     with pytest.raises(KeyboardInterrupt):
-        with interrupts_wait(also_repeated=True):
-            with interrupts_wait(also_repeated=True):
+        with defer_signals(also_repeated=True):
+            with defer_signals(also_repeated=True):
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGALRM)
                 assert seen == []
@@ -69,7 +69,7 @@ def test_the_death_of_a_worker_comes_up_after_the_work():
     done = []
     try:
         with pytest.raises(RuntimeError, match="worker"):
-            with interrupts_wait(also_repeated=True):
+            with defer_signals(also_repeated=True):
                 signal.raise_signal(signal.SIGCHLD)
                 done.append(True)
     finally:
@@ -79,7 +79,7 @@ def test_the_death_of_a_worker_comes_up_after_the_work():
 
 def test_an_error_of_the_work_is_not_hidden():
     with pytest.raises(ZeroDivisionError):
-        with interrupts_wait(also_repeated=True):
+        with defer_signals(also_repeated=True):
             1 / 0
 
 
@@ -87,7 +87,7 @@ def test_another_thread_leaves_the_handlers_as_they_are():
     found = []
 
     def work():
-        with interrupts_wait(also_repeated=True):
+        with defer_signals(also_repeated=True):
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -100,7 +100,7 @@ def test_who_presses_ctrl_c_again_is_heard_at_once_unless_that_must_wait_too():
     done = []
     for also_repeated in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            with interrupts_wait(also_repeated=also_repeated):
+            with defer_signals(also_repeated=also_repeated):
                 signal.raise_signal(signal.SIGINT)
                 done.append("once")
                 signal.raise_signal(signal.SIGINT)
@@ -113,8 +113,8 @@ def test_who_presses_ctrl_c_again_is_heard_at_once_unless_that_must_wait_too():
 def test_who_presses_it_again_is_heard_at_once_however_many_wait(inner):
     done = []
     with pytest.raises(KeyboardInterrupt):
-        with interrupts_wait(), interrupts_wait(), interrupts_wait():
-            with interrupts_wait(also_repeated=inner):
+        with defer_signals(), defer_signals(), defer_signals():
+            with defer_signals(also_repeated=inner):
                 signal.raise_signal(signal.SIGINT)
                 done.append("once")
                 signal.raise_signal(signal.SIGINT)
@@ -128,9 +128,9 @@ def test_a_handler_that_was_set_in_between_waits_as_well():
     seen = []
     before = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, lambda number, frame: seen.append("before"))
-    with interrupts_wait():
+    with defer_signals():
         signal.signal(signal.SIGALRM, lambda number, frame: seen.append("between"))
-        with interrupts_wait():
+        with defer_signals():
             signal.raise_signal(signal.SIGALRM)
             assert seen == []
         assert seen == ["between"]
@@ -143,7 +143,7 @@ def test_a_handler_that_was_set_meanwhile_stays():
 
     before = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, lambda number, frame: None)
-    with interrupts_wait():
+    with defer_signals():
         signal.signal(signal.SIGALRM, mine)
     assert signal.getsignal(signal.SIGALRM) is mine
     signal.signal(signal.SIGALRM, before)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import byname
 from byname.errors import BadArgumentError
 from byname.source.location import locate
-from byname.tracking.allocations import Allocating, Ledger, living_allocations
+from byname.tracking.allocations import AllocationLog, AllocationMode, living_allocations
 
 
 def allocation_of(tensor):
@@ -344,13 +344,13 @@ def test_a_generator_closed_by_another_thread():
     thread.join()
     running.close()
     assert stacks() == before
-    assert [type(mode) for mode in box[1]] == [Allocating]
+    assert [type(mode) for mode in box[1]] == [AllocationMode]
 
 
 def test_a_mode_that_has_stopped_notes_nothing_and_changes_nothing():
-    ledger = Ledger(10)
-    mode = Allocating(ledger)
-    mode.deafen()
+    ledger = AllocationLog(10)
+    mode = AllocationMode(ledger)
+    mode.disable()
     with mode:
         values = [torch.ones(2)]
         torch._foreach_add_(values, 1)

@@ -16,7 +16,7 @@ from byname.errors import NotATensorError
 from byname.naming.describe import Describer
 from byname.naming.names import Question
 from byname.naming.search import Targets
-from byname.reading.quiet import collection_paused, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.table import Rows, counted
@@ -235,7 +235,7 @@ def graph(root: Any) -> Graph:
     [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
     """
     walk, question = Walk(root), Question()
-    with untouched(), collection_paused():
+    with DisableTorchFunction(), collection_paused():
         leaves = leaves_among(walk, find_leaves(walk, question))
         slots = slots_of(walk)  # not before: these refer to leaves, and references to them are counted
         fields = _fields_of(walk, _tensor_names(walk, question, leaves))
@@ -288,7 +288,7 @@ def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
     if not is_tensor(tensor):
         raise NotATensorError(f"path() leads to a tensor, and this is of type {type(tensor).__name__}")
     walk = Walk(root)
-    with untouched():
+    with DisableTorchFunction():
         node = fact(tensor, "grad_fn")
         number = walk.numbers.get(node) if node is not None else _number_of_leaf(walk, tensor)
     return None if number is None else GraphPath(_way_down(walk, number))

@@ -19,7 +19,7 @@ from byname.naming.name import Name
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
 from byname.reading.arguments import models_of, optimizers_of
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
 from byname.source.location import Site
 from byname.table import Rows, counted, grouped
@@ -265,7 +265,7 @@ def _held_by_their_nodes_alone(leaves: Targets) -> frozenset[int]:
 @lru_cache(maxsize=1)
 def _references_to_a_lonely_leaf() -> int:
     """How many references Python counts to a leaf that its node and one list hold: PyTorch counts among them or not."""
-    with untouched():
+    with DisableTorchFunction():
         node = accumulator(torch.empty(0, requires_grad=True, device="cpu"))
         return next(map(sys.getrefcount, Targets([node.variable])))
 
@@ -281,7 +281,7 @@ def leaves_among(
     describer = Describer(walk, findings)
     site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
     items = []
-    with untouched():
+    with DisableTorchFunction():
         for number in numbers:
             tensor = walk.nodes[number].variable
             named = describer.leaf(number, tensor, uses[number])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from byname.autograd.walk import Node, Walk, accumulator, root_node
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
 __all__ = ["engine_order", "needed_for", "node_of_input", "nodes_leading_to"]
@@ -85,7 +85,7 @@ def node_of_input(one: Any) -> Any:
     """The node whose result, or whose leaf, an input of ``autograd.grad`` is; None when it has none."""
     if not is_tensor(one):
         return getattr(one, "node", None)
-    with untouched():
+    with DisableTorchFunction():
         node = fact(one, "grad_fn")
         if node is None and fact(one, "requires_grad"):
             node = accumulator(one)

@@ -15,7 +15,7 @@ from byname.naming.describe import Describer
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.reading.quiet import collection_paused, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
 from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
@@ -210,7 +210,7 @@ def saved(root: Any) -> Saved:
 
 def saved_of(walk: Walk) -> Saved:
     """The saved tensors of a walk that was made already."""
-    with untouched(), collection_paused():
+    with DisableTorchFunction(), collection_paused():
         return rows_of(walk, slots_of(walk))
 
 
@@ -220,7 +220,7 @@ def find_saved(slots: Sequence[Slot], question: Question) -> Findings:
 
 
 def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
-    """The rows of some slots of a walk. To be called inside `untouched`.
+    """The rows of some slots of a walk. Callers hold `DisableTorchFunction`.
 
     Args:
         walk: the graph.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.autograd.walk import Node, Walk, accumulate_type, by_kind
-from byname.naming.children.step import literal
+from byname.naming.children.reference import literal
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
 __all__ = [
@@ -41,7 +41,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(walk: Walk) -> list[Slot]:
-    """Every saved tensor of every node. To be called inside `untouched`.
+    """Every saved tensor of every node. Callers hold `DisableTorchFunction`.
 
     One loop, as a graph can have a million slots: what is not simply a live tensor is left to `slots_of_node`.
     """
@@ -70,7 +70,7 @@ def slots_of(walk: Walk) -> list[Slot]:
 def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tensor]]:
     """Every tensor that these nodes hold, and as what: saved ones in any state, and the leaves they accumulate into.
 
-    To be called inside `untouched`.
+    Callers hold `DisableTorchFunction`.
     """
     accumulate: Any = accumulate_type()
     for kind, same in by_kind(nodes).items():
@@ -98,7 +98,7 @@ def _held_in(node: Node, name: str, attribute: str) -> Iterator[tuple[Node, str,
 def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
     """The nodes, given by their classes, in which a saved tensor may be freed or modified.
 
-    They are few, and found in a fraction of the time that all slots take. To be called inside `untouched`.
+    They are few, and found in a fraction of the time that all slots take. Callers hold `DisableTorchFunction`.
     """
     fields = ((same, field) for kind, same in kinds.items() for field in _saved_fields(kind))
     return list(dict.fromkeys(node for same, field in fields for node in _doubtful(same, *field)))
@@ -264,12 +264,12 @@ def _tensor_in(packed: object) -> torch.Tensor | None:
 
 
 def slots_in(node: Node) -> list[Slot]:
-    """The saved tensors of one node alone. To be called inside `untouched`."""
+    """The saved tensors of one node alone. Callers hold `DisableTorchFunction`."""
     return list(slots_of_node(0, node, _saved_fields(type(node))))
 
 
 def has_freed_slot(node: Node) -> bool:
-    """Whether something that a node had saved has been freed. To be called inside `untouched`."""
+    """Whether something that a node had saved has been freed. Callers hold `DisableTorchFunction`."""
     return any(slot.state == "freed" for slot in slots_in(node))
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from byname.autograd.freeing import Edges, gaps, mark
 from byname.errors import NoGraphError, NotATensorError
 from byname.reading.objects import found_in
-from byname.reading.quiet import collection_paused, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.table import printable
@@ -198,7 +198,7 @@ class Walk:
 
     @cached_property
     def _lookup(self) -> SiteLookup:
-        with untouched():
+        with DisableTorchFunction():
             return SiteLookup(self.tensors, lambda node: node in self.numbers)
 
     def site(self, number: int) -> Site | None:
@@ -324,7 +324,7 @@ def root_node(root: Any) -> Node:
         NotATensorError: neither a tensor nor a node.
     """
     if is_tensor(root):
-        with untouched():
+        with DisableTorchFunction():
             node = fact(root, "grad_fn")
             if node is None and fact(root, "requires_grad") and fact(root, "is_leaf"):
                 node = accumulator(root)
@@ -346,7 +346,7 @@ def has_graph(root: Any) -> bool:
     """Whether a root belongs to a graph: a tensor that requires grad, a node or an edge."""
     if not is_tensor(root):
         return True
-    with untouched():
+    with DisableTorchFunction():
         return bool(fact(root, "requires_grad"))
 
 
@@ -445,5 +445,5 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
 @lru_cache(maxsize=1)
 def accumulate_type() -> type:
     """The class of the nodes that accumulate into leaves. It has no public name."""
-    with untouched(), _nothing_between():
+    with DisableTorchFunction(), _nothing_between():
         return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))

@@ -11,7 +11,7 @@ import torch
 import torch.fx  # keeps for its traces the call of a module as it is now, so that none of theirs is shown
 from torch import nn
 
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.undo import Undo
 from byname.watch.compiling import EAGERLY
 from byname.watch.tracing.asleep import asleep
@@ -46,7 +46,7 @@ class Calls:
         """From now on calls are shown."""
         before = nn.Module.__dict__["__call__"]
 
-        @eager
+        @dynamo_skip
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._sees():
                 return before(module, *args, **kwargs)

@@ -15,7 +15,7 @@ from byname.cli.command import say
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where, width
 from byname.memory.growth import Growth, growth
 from byname.reading.frames import caller, revisiting
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.table import counted
 from byname.undo import Undo
 
@@ -118,7 +118,7 @@ class _Steps:
     def begin(self) -> None:
         """From now on every step counts."""
 
-        @eager
+        @dynamo_skip
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             number = next(self._numbers)
             if self._due(number) and self._looking.acquire(blocking=False):  # one look at a time, and nobody waits

@@ -17,7 +17,7 @@ from typing import Any
 
 from byname.cli.command import CommandError
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.text import printable_lines
 
 __all__ = ["answer_signals"]
@@ -63,7 +63,7 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
         place = f"census of process {os.getpid()}{where(frame)}"
         _write(f"{place}\n{shown_census(top)}")
 
-    @eager
+    @dynamo_skip
     def answer(number: int, frame: FrameType | None) -> None:
         if not answering:  # else it came while the last one is answered
             answering.append(True)

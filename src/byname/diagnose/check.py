@@ -16,13 +16,13 @@ from byname.diagnose.causes.growing import graph_grows, graph_in_grad
 from byname.diagnose.causes.in_place import modified
 from byname.diagnose.causes.not_reached import no_grad_path, unreached
 from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned
-from byname.diagnose.context import Scene
+from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.reading.arguments import living_optimizers, models_of, optimizers_of, parameters_of
 from byname.reading.modules import modules_in, parameters_in
-from byname.reading.quiet import collection_paused, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 
 __all__ = ["check"]
@@ -60,33 +60,33 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     for root in roots:
         if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
             raise NotATensorError(f"check() wants the loss, a tensor, and this is of type {type(root).__name__}")
-    scene = Scene(roots, (), models_of(model), optimizers_of(optimizer))
+    context = FailureContext(roots, (), models_of(model), optimizers_of(optimizer))
     with collection_paused():
         if not all(map(has_graph, roots)):
-            return [finding] if (finding := no_grad_path(scene)) is not None else []
-        return _Check(scene).findings()
+            return [finding] if (finding := no_grad_path(context)) is not None else []
+        return _Check(context).findings()
 
 
 class _Check:
     """One check of a graph. It searches for names only if there is something to report."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        with untouched():
-            self._nodes = nodes_behind(scene.roots)
+    def __init__(self, context: FailureContext) -> None:
+        self._scene = context
+        with DisableTorchFunction():
+            self._nodes = nodes_behind(context.roots)
             self._kinds = by_kind(self._nodes)
             self._tensors = leaf_tensors(self._nodes)
         self._reached = {id(tensor) for tensor in self._tensors}
-        self._optimized = {id(one): one for optimizer in scene.optimizers for one in parameters_of(optimizer)}
+        self._optimized = {id(one): one for optimizer in context.optimizers for one in parameters_of(optimizer)}
 
     def findings(self) -> list[Finding]:
-        scene = self._scene
-        grown = graph_grows(scene, self._nodes)
-        found = [*self._spoilt(bool(grown)), *graph_in_grad(scene, self._tensors), *grown]
+        context = self._scene
+        grown = graph_grows(context, self._nodes)
+        found = [*self._spoilt(bool(grown)), *graph_in_grad(context, self._tensors), *grown]
         missing = self._missing()
         if missing:
-            wrappers = [one for one in scene.models if type(one) is nn.parallel.DistributedDataParallel]
-            found += unreached(scene, missing, wrappers)
+            wrappers = [one for one in context.models if type(one) is nn.parallel.DistributedDataParallel]
+            found += unreached(context, missing, wrappers)
         return [*found, *self._unowned()]
 
     def _spoilt(self, is_grown: bool) -> list[Finding]:
@@ -95,7 +95,7 @@ class _Check:
         If the graph grows, freed tensors are left out: a running total that cannot be backwarded follows from the
         growth.
         """
-        with untouched():
+        with DisableTorchFunction():
             if not doubtful(self._kinds):
                 return []
         twice = None if is_grown else backward_twice(self._scene)
@@ -108,20 +108,20 @@ class _Check:
         """
         if any("parameters used in it" in opaque_reason(same[0]) for same in self._kinds.values()):
             return []
-        with untouched():
+        with DisableTorchFunction():
             wanted = {id(one): one for model in self._scene.models for one in _learning(model)}
             return [one for key, one in wanted.items() if key not in self._reached]
 
     def _unowned(self) -> list[Finding]:
         """Return findings about gradients that no optimizer uses, and parameters that an optimizer has in vain."""
-        scene = self._scene
+        context = self._scene
         if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
             return []
         elsewhere = {id(one) for other in living_optimizers() for one in parameters_of(other)} - self._optimized.keys()
         leaves = [leaf for leaf in self._leaves() if id(leaf.tensor) not in elsewhere]
-        outside = left_out(scene, leaves) if scene.optimizers else []
+        outside = left_out(context, leaves) if context.optimizers else []
         newcomers = [leaf for leaf in leaves if leaf.name in {name for one in outside for name in one.culprits}]
-        return [*outside, *orphaned(scene, self._strangers(), newcomers), *free_leaves(scene, leaves)]
+        return [*outside, *orphaned(context, self._strangers(), newcomers), *free_leaves(context, leaves)]
 
     def _leaves(self) -> Sequence[Leaf]:
         return leaves_of(self._scene.walk, self._scene.models, self._scene.optimizers)
@@ -134,11 +134,11 @@ class _Check:
 
     def _strangers(self) -> list[torch.Tensor]:
         """Return the optimizers' parameters that belong to none of the models and that the loss does not reach."""
-        scene = self._scene
-        if not scene.models or not scene.optimizers:
+        context = self._scene
+        if not context.models or not context.optimizers:
             return []
         unreached = {key: one for key, one in self._optimized.items() if key not in self._reached}
-        theirs = {id(one) for model in scene.models for one in parameters_in(model)} if unreached else set()
+        theirs = {id(one) for model in context.models for one in parameters_in(model)} if unreached else set()
         return [one for key, one in unreached.items() if key not in theirs]
 
 

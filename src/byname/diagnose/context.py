@@ -21,13 +21,13 @@ from byname.naming.names import Findings, find
 from byname.naming.search import Targets
 from byname.reading.arguments import living_optimizers
 from byname.reading.frames import Place, places_of
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site, is_torch, locate
 
-__all__ = ["Scene", "base_name", "message_of", "scene_of"]
+__all__ = ["FailureContext", "base_name", "message_of", "context_of"]
 
 
-class Scene:
+class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.
 
     It holds nodes and tensors, so it lives only as long as the call that uses it.
@@ -56,7 +56,7 @@ class Scene:
     @cached_property
     def walk(self) -> Walk:
         """The graph behind those roots that have one."""
-        with untouched():
+        with DisableTorchFunction():
             return Walk([root for root in self.roots if has_graph(root)])
 
     @cached_property
@@ -112,7 +112,7 @@ class Scene:
 
     def names(self, tensors: Sequence[torch.Tensor]) -> list[Name]:
         """Return the best name of each of some tensors, found in one search."""
-        with untouched():
+        with DisableTorchFunction():
             findings = self._find(tensors)
             lookup = self.lookup if self.has_graph else None
             return [base_name(findings.names(tensor, lookup)[0]) for tensor in tensors]
@@ -137,7 +137,7 @@ class Scene:
 
     def site(self, number: int) -> Site | None:
         """Return the line of the call that made a node, or None."""
-        with untouched():
+        with DisableTorchFunction():
             return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
@@ -147,7 +147,7 @@ class Scene:
             number: the node.
             among: the nodes whose names may be used if the node's own result has none.
         """
-        with untouched():
+        with DisableTorchFunction():
             return self.describer.variable(number, among)
 
 
@@ -167,8 +167,8 @@ def message_of(error: BaseException) -> str:
     return " ".join(part for part in error.args if type(part) is str)
 
 
-def scene_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Scene:
+def context_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> FailureContext:
     """Return the scene of an error, with the graph that the engine was working on, as read from the traceback."""
     places = places_of(error)
     called = next((call for place in places if (call := engine_call(place.frame)) is not None), ((), ()))
-    return Scene(called[0], called[1], models, optimizers, places)
+    return FailureContext(called[0], called[1], models, optimizers, places)

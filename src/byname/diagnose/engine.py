@@ -21,15 +21,25 @@ from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
 from byname.reading.frames import Caller, called_from, caller
-from byname.reading.quiet import collection_paused, eager, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate
 from byname.tracking.lookup import SiteLookup
 
-__all__ = ["ENGINE", "Ended", "Listener", "Run", "creating_run", "engine_call", "first_run", "freed_by", "stamp"]
+__all__ = [
+    "ENGINE",
+    "Ended",
+    "Listener",
+    "BackwardCall",
+    "creating_run",
+    "engine_call",
+    "first_run",
+    "freed_by",
+    "stamp",
+]
 
 
-class Run(NamedTuple):
+class BackwardCall(NamedTuple):
     """One run of the engine, without anything that it computed on.
 
     Attributes:
@@ -65,7 +75,7 @@ Ended: TypeAlias = Callable[[BaseException | None], None]
 class Listener(Protocol):
     """Somebody who wants to know of every run of the engine, in whatever thread."""
 
-    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
+    def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
         """The engine is about to run; what is returned is called when it has, with its error or None."""
 
 
@@ -119,7 +129,7 @@ class _Engine:
                 setattr(owner, _NAME, ours)
 
     def _listened_to(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @eager
+        @dynamo_skip
         @functools.wraps(original)
         def engine_run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             ended: list[Ended] = []
@@ -139,7 +149,7 @@ class _Engine:
 
         return engine_run_backward
 
-    def _asked(self, args: Sequence[Any]) -> tuple[Run, Sequence[Any]]:
+    def _asked(self, args: Sequence[Any]) -> tuple[BackwardCall, Sequence[Any]]:
         retains, creates, inputs = _options(args)
         frame = caller()
         code, instruction, helped = (
@@ -147,7 +157,7 @@ class _Engine:
         )
         sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
         number = next(self._numbers)
-        run = Run(number, code, instruction, sequence, thread, not retains, bool(inputs), creates, helped)
+        run = BackwardCall(number, code, instruction, sequence, thread, not retains, bool(inputs), creates, helped)
         return run, inputs
 
 
@@ -187,7 +197,7 @@ ENGINE = _Engine()
 _FREED, _FIRST, _CREATED = "byname: freed by", "byname: first run", "byname: created by"
 
 
-def stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+def stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
     """Notes on the nodes that a run of the engine has run, or freed, that it did.
 
     Args:
@@ -196,11 +206,11 @@ def stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -
         failed: whether it stopped at an error. It has then freed what is found freed, apart from what was so before:
             of nodes made under a tracker that would be known.
     """
-    with untouched(), collection_paused():
+    with DisableTorchFunction(), collection_paused():
         _stamp(run, roots, inputs, failed)
 
 
-def _stamp(run: Run, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
+def _stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return
@@ -220,12 +230,12 @@ def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[
     nodes = nodes_behind(roots)
     if not failed:
         return nodes
-    with untouched():
+    with DisableTorchFunction():
         lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
     return [node for node in nodes if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
 
 
-def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
+def stamp_gradients(run: BackwardCall, leaves: Iterable[torch.Tensor]) -> None:
     """Notes on the gradients that a run has left with a graph of their own, which one that was."""
     for leaf in leaves:
         gradient = fact(leaf, "grad")
@@ -234,20 +244,20 @@ def stamp_gradients(run: Run, leaves: Iterable[torch.Tensor]) -> None:
             node.metadata.setdefault(_CREATED, run)
 
 
-def creating_run(gradient: torch.Tensor) -> Run | None:
+def creating_run(gradient: torch.Tensor) -> BackwardCall | None:
     """The run that left a gradient with a graph of its own; None when that is not known."""
-    run: Run | None = fact(gradient, "grad_fn").metadata.get(_CREATED)
+    run: BackwardCall | None = fact(gradient, "grad_fn").metadata.get(_CREATED)
     return run
 
 
-def freed_by(node: Node) -> Run | None:
+def freed_by(node: Node) -> BackwardCall | None:
     """The run that freed what a node had saved; None when none is known to have."""
-    run: Run | None = node.metadata.get(_FREED)
+    run: BackwardCall | None = node.metadata.get(_FREED)
     return run
 
 
-def first_run(node: Node) -> Run | None:
+def first_run(node: Node) -> BackwardCall | None:
     """The first run known to have run a node."""
     stamps = node.metadata
-    run: Run | None = stamps.get(_FIRST) or stamps.get(_FREED)
+    run: BackwardCall | None = stamps.get(_FIRST) or stamps.get(_FREED)
     return run

@@ -15,7 +15,7 @@ from byname.diagnose.causes.checkpoint import checkpoint_mismatch
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified, non_leaf_grad
 from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
-from byname.diagnose.context import Scene, message_of, scene_of
+from byname.diagnose.context import FailureContext, context_of, message_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
 from byname.diagnose.nonfinite.backward import anomaly
 from byname.errors import BadArgumentError, NotAnErrorError
@@ -67,11 +67,11 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
     if known is not None:
         return known
     with revisiting(asked), collection_paused():
-        scene = scene_of(asked, models, optimizers)
-        finding = _understood(asked, scene)
+        context = context_of(asked, models, optimizers)
+        finding = _understood(asked, context)
     if finding is None:
         return Explanation(
-            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), known_sites(scene.noticed)
+            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), known_sites(context.noticed)
         )
     return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
 
@@ -83,42 +83,42 @@ def _in_flight() -> BaseException:
     return error
 
 
-_Explains = Callable[[Scene, BaseException], Finding | None]
+_Explains = Callable[[FailureContext, BaseException], Finding | None]
 
 
-def _understood(error: BaseException, scene: Scene) -> Finding | None:
+def _understood(error: BaseException, context: FailureContext) -> Finding | None:
     """Return the first finding whose pattern is in the error's message and whose evidence is found."""
     message = message_of(error)
-    if not scene.places or _is_raised_by_the_user(scene):
+    if not context.places or _is_raised_by_the_user(context):
         return None
     for kinds, words, explains in _KNOWN:
         if issubclass(type(error), kinds) and re.search(words, message):
-            finding = explains(scene, error)
+            finding = explains(context, error)
             if finding is not None:
                 return finding
     return None
 
 
-def _is_raised_by_the_user(scene: Scene) -> bool:
+def _is_raised_by_the_user(context: FailureContext) -> bool:
     """Return whether a ``raise`` of the program itself raised the error, whatever its message says."""
-    if is_torch(scene.places[0].frame.f_code.co_filename):
+    if is_torch(context.places[0].frame.f_code.co_filename):
         return False
-    code, instruction = scene.places[0].frame.f_code, scene.places[0].instruction
+    code, instruction = context.places[0].frame.f_code, context.places[0].instruction
     return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")
 
 
-def _modified(scene: Scene, error: BaseException) -> Finding | None:
-    return next(iter(modified(scene, message_of(error))), None)
+def _modified(context: FailureContext, error: BaseException) -> Finding | None:
+    return next(iter(modified(context, message_of(error))), None)
 
 
-def _out_of_memory(scene: Scene, error: BaseException) -> Finding:
+def _out_of_memory(context: FailureContext, error: BaseException) -> Finding:
     """Return a finding about the line that ran out of memory, with the tensors that are alive now."""
-    message = f"there was not enough memory left for {_asked(message_of(error))}{at(scene.noticed)}"
+    message = f"there was not enough memory left for {_asked(message_of(error))}{at(context.noticed)}"
     remedy = (
         "let go of what is no longer needed: byname.growth() tells what piles up from step to step, "
         "byname.holders(tensor) what keeps a tensor; smaller batches and checkpoints keep less for backward"
     )
-    return Finding("out-of-memory", message, (), known_sites(scene.noticed), remedy, what_fills_the_memory())
+    return Finding("out-of-memory", message, (), known_sites(context.noticed), remedy, what_fills_the_memory())
 
 
 def _asked(message: str) -> str:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from byname.diagnose.engine import ENGINE, Ended, Run, safely, stamp
+from byname.diagnose.engine import ENGINE, BackwardCall, Ended, safely, stamp
 from byname.diagnose.explain import explain
 from byname.diagnose.finding import Finding, Note, can_take_a_note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.reading.arguments import models_of, optimizers_of
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.source.tracebacks import clean
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
@@ -107,7 +107,7 @@ class Explaining:
             if error is not None:
                 safely(self._note, error)
         finally:
-            with interrupts_wait():
+            with defer_signals():
                 self._blocks.leave()
         if error is not None:
             safely(clean, error)
@@ -122,7 +122,7 @@ class Explaining:
                 with self._finite.forward():
                     yield
 
-    def beginning(self, run: Run, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
+    def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Looks at one run of the engine: before it, at its error, and at what it has freed."""
         if self._check is not None:
             safely(self._check.before, run, roots)

@@ -10,7 +10,7 @@ from typing import Any
 
 from byname.naming.name import Name
 from byname.reading.objects import attributes_of
-from byname.source.location import Site, Spot
+from byname.source.location import Expression, Site
 from byname.text import printable, printable_lines
 
 __all__ = [
@@ -152,7 +152,7 @@ def known_sites(*sites: Site | None) -> tuple[Site, ...]:
     return tuple(site for site in sites if site is not None)
 
 
-def quote_operation(operation: str, spot: Spot | None, culprit: Name | None) -> str:
+def quote_operation(operation: str, spot: Expression | None, culprit: Name | None) -> str:
     """Return a phrase for an operation, with its line and the variable that it made."""
     words = f"`{operation}`"
     if spot is not None:
@@ -162,7 +162,7 @@ def quote_operation(operation: str, spot: Spot | None, culprit: Name | None) -> 
     return words
 
 
-def site_of(spot: Spot | None) -> Site | None:
+def site_of(spot: Expression | None) -> Site | None:
     """Return the line of an expression, where the expression is known."""
     return None if spot is None else spot.site
 

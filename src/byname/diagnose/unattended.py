@@ -14,13 +14,13 @@ from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.causes.growing import graph_grows, graph_in_grad
 from byname.diagnose.causes.not_reached import MAY_BE, cut_off
 from byname.diagnose.check import check
-from byname.diagnose.context import Scene
-from byname.diagnose.engine import Run
+from byname.diagnose.context import FailureContext
+from byname.diagnose.engine import BackwardCall
 from byname.diagnose.finding import Finding
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.arguments import living_optimizers, parameters_of
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
 from byname.undo import Undo
@@ -49,7 +49,7 @@ class RunningCheck:
         """Watch the steps of optimizers until the block is left."""
         block.register(register_optimizer_step_pre_hook, self._before_step)
 
-    def before(self, run: Run, roots: Sequence[Any]) -> None:
+    def before(self, run: BackwardCall, roots: Sequence[Any]) -> None:
         """Check the roots of a backward call that is about to run.
 
         Each line's first call is checked fully, and a later one for a graph that has grown.
@@ -71,16 +71,16 @@ class RunningCheck:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""
         for one in filter(has_graph, [*roots, *_held_results()]):
             nodes = nodes_behind([one])
-            scene = Scene([one])
-            for finding in [*graph_grows(scene, nodes), *graph_in_grad(scene, leaf_tensors(nodes))]:
+            context = FailureContext([one])
+            for finding in [*graph_grows(context, nodes), *graph_in_grad(context, leaf_tensors(nodes))]:
                 self.tell(finding)
 
-    @eager
+    @dynamo_skip
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Report the waiting findings about an optimizer's parameters that have no gradient when it makes its step."""
         mine = [one for one in self._waiting if one.optimizer() is optimizer]
         self._waiting = [one for one in self._waiting if one.optimizer() not in (optimizer, None)]
-        with untouched():
+        with DisableTorchFunction():
             still = [one for one in mine if one.have_no_gradient()]
         for one in still:
             self.tell(one.finding)
@@ -115,20 +115,20 @@ def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_
     behind = [root for root in roots if has_graph(root)]
     if not behind or not optimizers:
         return
-    scene = Scene(behind, optimizers=optimizers)
-    reached = {id(leaf) for leaf in leaf_tensors(scene.walk.nodes)}
+    context = FailureContext(behind, optimizers=optimizers)
+    reached = {id(leaf) for leaf in leaf_tensors(context.walk.nodes)}
     for optimizer in optimizers:
         missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
-        for group in cut_off(scene, missing):
+        for group in cut_off(context, missing):
             if group.snips and group.sure is not MAY_BE:
                 parameters = [weakref.ref(one) for one in group.parameters]
-                yield _Waiting(group.finding(scene), weakref.ref(optimizer), parameters)
+                yield _Waiting(group.finding(context), weakref.ref(optimizer), parameters)
 
 
 def _held_results() -> list[torch.Tensor]:
     """Return results of operations that the program's variables hold, such as a running total, up to `_MOST_HELD`."""
     findings = find(Targets([]), deep=False)
-    with untouched():
+    with DisableTorchFunction():
         results = [tensor for tensor in findings.tensors() if fact(tensor, "grad_fn") is not None]
     return list({id(tensor): tensor for tensor in results}.values())[:_MOST_HELD]
 

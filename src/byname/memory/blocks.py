@@ -49,7 +49,7 @@ class Block:
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[Block]:
-    """The blocks of these tensors and of bare storages, the largest first. To be called inside `untouched`."""
+    """The blocks of these tensors and of bare storages, the largest first. Callers hold `DisableTorchFunction`."""
     found: dict[int, Block] = {}
     without: list[Block] = Ours()
     for tensor in tensors:

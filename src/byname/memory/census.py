@@ -13,11 +13,11 @@ from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
 from byname.memory.blocks import Block, blocks_of, cuda_is_in_use, unattributed, used
 from byname.memory.kinds import Kinds
-from byname.memory.living import Link, Living, living
-from byname.memory.snapshot import Look, looking
+from byname.memory.living import Link, LiveObjects, living
+from byname.memory.snapshot import HeapSnapshot, looking
 from byname.naming.history import name_of_output
 from byname.naming.name import Name, quote, unnamed
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import Card, Carded, card_from, is_tensor
 from byname.source.location import Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
@@ -142,7 +142,7 @@ _COLUMNS: dict[str, Callable[[Resident], Hashable]] = {
 }
 
 
-@eager
+@dynamo_skip
 def census(*, collect: bool = False, names: bool = True) -> Census:
     """Every tensor alive in this process: how large, of what kind, under which name, and what else holds it.
 
@@ -176,7 +176,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         gc.collect()
     with looking():
         if names:
-            look = Look()
+            look = HeapSnapshot()
             rows: Sequence[Resident] = sorted(map(_Described(look).resident, look.blocks), key=_place)
             return Census(rows, unattributed(look.blocks), _not_seen(look.living))
         alive = living()
@@ -217,7 +217,7 @@ _NAMELESS = unnamed()
 class _Described:
     """Makes rows with everything there is to say."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
         self._kinds = Kinds(look)
 
@@ -324,7 +324,7 @@ def _memory(block: Block) -> str:
     return "shared" if storage.device.type == "cpu" and storage.is_shared() else ""
 
 
-def _not_seen(alive: Living) -> tuple[str, ...]:
+def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
     hidden = alive.hidden
     if not hidden:
         return ()

@@ -20,8 +20,8 @@ from byname.errors import BadArgumentError
 from byname.memory.blocks import Block
 from byname.memory.leaks import Leak, leak_of
 from byname.memory.patterns import Group, Key, Size, groups_of, joined, widened
-from byname.memory.snapshot import Look, looking
-from byname.reading.quiet import eager
+from byname.memory.snapshot import HeapSnapshot, looking
+from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE
 from byname.table import Rows, bytes_text, counted
 
@@ -121,7 +121,7 @@ class Growth(Rows[Grown]):
         """Leaves the block without another look: the rows stay those of the last mark."""
         self._entered = False
 
-    @eager
+    @dynamo_skip
     def mark(self) -> None:
         """Takes a look, for instance at the end of each step: the table then tells how much comes with each.
 
@@ -133,7 +133,7 @@ class Growth(Rows[Grown]):
         if self._collect:
             gc.collect()
         with looking():
-            look = Look()
+            look = HeapSnapshot()
             groups = groups_of(look)
             marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
             if len(marks) > 1:
@@ -211,7 +211,9 @@ def growth(*, collect: bool = False) -> Growth:
     return Growth(collect)
 
 
-def _grown(look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known) -> tuple[Grown, ...]:
+def _grown(
+    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known
+) -> tuple[Grown, ...]:
     """The groups that grew, the largest first; what one of them holds is not counted again in those after it."""
     groups, marks = _widened(look, groups, marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}
@@ -230,14 +232,16 @@ def _grown(look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]
     return tuple(found)
 
 
-def _renamed(look: Look, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]) -> dict[Key, Size]:
+def _renamed(
+    look: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
+) -> dict[Key, Size]:
     """How large the groups with new names, or without any, were: a new name for a tensor is no growth."""
     fresh = set(range(len(look.blocks))).difference(old)
     return {key: group.size(look, fresh) for key, group in groups.items() if key not in first or not key.pattern}
 
 
 def _widened(
-    look: Look, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
+    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
 ) -> tuple[dict[Key, Group], list[dict[Key, Size]]]:
     """The same with one group for the entries of a container that has new keys all the time."""
     known = dict.fromkeys(key for mark in marks for key in mark)

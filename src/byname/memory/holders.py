@@ -10,10 +10,10 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError, NotATensorError
-from byname.memory.snapshot import Look, looking, where
+from byname.memory.snapshot import HeapSnapshot, looking, where
 from byname.naming.names import Named
 from byname.naming.search import Targets
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.table import counted, printable
 
@@ -47,7 +47,7 @@ class Holder:
 def holders(tensor: torch.Tensor, *, limit: int = 10) -> list[Holder]: ...
 @overload
 def holders(tensor: Sequence[torch.Tensor], *, limit: int = 10) -> list[list[Holder]]: ...
-@eager
+@dynamo_skip
 def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]]:
     """What keeps a tensor alive: the ways to it through the program, shortest first, then its owners in C++.
 
@@ -82,7 +82,7 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
     single = is_tensor(tensor)
     asked = Targets([tensor] if single else _tensors(tensor))
     with looking():
-        look = Look(asked)
+        look = HeapSnapshot(asked)
         found = [list(_holders(look, one))[:limit] for one in asked]
     return found[0] if single else found
 
@@ -98,7 +98,7 @@ def _tensors(given: Any) -> Sequence[torch.Tensor]:
     return given  # type: ignore[no-any-return]
 
 
-def _holders(look: Look, tensor: torch.Tensor) -> Iterator[Holder]:
+def _holders(look: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
     yield from (holder_of(named) for named in look.ways(tensor) if named.way.root.how != "tag")  # a tag holds weakly
     for link in look.links(tensor):
         yield Holder("", _kind(link.owner, link.role), look.owner_text(link))

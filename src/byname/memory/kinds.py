@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import is_node
-from byname.memory.living import Living
-from byname.memory.snapshot import Look
+from byname.memory.living import LiveObjects
+from byname.memory.snapshot import HeapSnapshot
 from byname.naming.search import OursById
 from byname.reading.modules import registered, state_of
 from byname.reading.objects import attributes_of, snapshot
@@ -25,7 +25,7 @@ KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "input", "othe
 class Kinds:
     """Tells kinds. What a module or an optimizer has is read from its registries, whether or not it has a name."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
 
     def of(self, tensors: Sequence[torch.Tensor]) -> str:
@@ -84,7 +84,7 @@ class Kinds:
         return frozenset(id(value) for _, value in _optimizer_state(self._look.living))
 
 
-def _optimizer_state(alive: Living) -> Iterator[tuple[str, torch.Tensor]]:
+def _optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in the state of living optimizers, with their keys."""
     for optimizer in alive.optimizers:
         state = attributes_of(optimizer).get("state")
@@ -93,7 +93,7 @@ def _optimizer_state(alive: Living) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from ((key, value) for key, value in snapshot(entry) if type(key) is str and is_tensor(value))
 
 
-def originals(alive: Living) -> frozenset[tuple[str, tuple[int, ...]]]:
+def originals(alive: LiveObjects) -> frozenset[tuple[str, tuple[int, ...]]]:
     """The keys under which ``state_dict()`` gives the tensors of living models and optimizers, with their shapes."""
     pairs = [*_optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
     shapes = ((key, facts_of(value)[0]) for key, value in pairs)

@@ -19,7 +19,7 @@ import torch
 from byname.autograd.walk import Node
 from byname.memory.kinds import originals
 from byname.memory.patterns import LOST, Group, Size
-from byname.memory.snapshot import Look, reached_from_context, where
+from byname.memory.snapshot import HeapSnapshot, reached_from_context, where
 from byname.naming.children.python import futures
 from byname.naming.names import Named
 from byname.naming.search import Ours
@@ -40,7 +40,7 @@ class Leak(NamedTuple):
 class Evidence:
     """What is known of a group: its members, and every way to some of them. It lives as long as the look."""
 
-    def __init__(self, look: Look, group: Group, course: Sequence[Size]) -> None:
+    def __init__(self, look: HeapSnapshot, group: Group, course: Sequence[Size]) -> None:
         self.look, self.group, self.course = look, group, course
         self.before, self.now = course[0], course[-1]
         self.members: Sequence[torch.Tensor] = Ours(group.tensors[-_LOOKED_AT:])
@@ -257,7 +257,7 @@ def _was_submitted(found: Evidence) -> bool:
     return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
 
 
-def leak_of(look: Look, group: Group, course: Sequence[Size]) -> Leak:
+def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
     """What is to be said of a group that grew; `course` is how large it was, from the first look to the last."""
     found = Evidence(look, group, course)
     cause, remedy = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))

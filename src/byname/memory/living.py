@@ -2,7 +2,7 @@
 
 Python's collector knows every tensor that was ever looked at from Python. The others hang on these: as a gradient, a
 base, a part of a sparse tensor, or in a slot of autograd's graph. Everything found is held until the look is over, so a
-`Living` lives only as long as the call that asks.
+`LiveObjects` lives only as long as the call that asks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from byname.naming.search import Ours, OursById, Targets
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.tracking.allocations import Allocation, living_allocations
 
-__all__ = ["Link", "Living", "living"]
+__all__ = ["Link", "LiveObjects", "living"]
 
 
 class Link(NamedTuple):
@@ -37,7 +37,7 @@ class Link(NamedTuple):
     role: str
 
 
-class Living:
+class LiveObjects:
     """Everything alive that is a tensor or leads to one.
 
     Attributes:
@@ -110,10 +110,10 @@ class _Links(list[Link]):
     """A class of its own, so that it is never taken for a holder."""
 
 
-def living() -> Living:
+def living() -> LiveObjects:
     """Looks at the whole heap. To be called inside `looking`."""
     objects, hidden = everything()
-    return Living(objects, hidden)
+    return LiveObjects(objects, hidden)
 
 
 def _sorted_out(objects: list[object]) -> list[list[Any]]:

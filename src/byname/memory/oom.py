@@ -12,8 +12,8 @@ from byname.autograd.walk import is_node
 from byname.memory.blocks import Block, unattributed
 from byname.memory.kinds import Kinds
 from byname.memory.patterns import Group, groups_of
-from byname.memory.snapshot import Look, looking
-from byname.naming.search import Way, pattern_of
+from byname.memory.snapshot import HeapSnapshot, looking
+from byname.naming.search import ReferencePath, pattern_of
 from byname.table import bytes_text, counted, grouped, printable
 
 __all__ = ["what_fills_the_memory"]
@@ -24,7 +24,7 @@ GROUPS, HOLDERS = 10, 3
 def what_fills_the_memory() -> tuple[str, ...]:
     """Lines that fit a screen: what is alive, in its ten largest groups, and what holds most."""
     with looking():
-        look = Look()
+        look = HeapSnapshot()
         total = sum(block.bytes for block in look.blocks)
         lines = [f"alive: {bytes_text(total)} in {counted(len(look.blocks), 'storage')}; the largest groups:"]
         lines += _largest(look)
@@ -39,7 +39,7 @@ def what_fills_the_memory() -> tuple[str, ...]:
         return tuple(map(printable, lines))
 
 
-def _largest(look: Look) -> Iterator[str]:
+def _largest(look: HeapSnapshot) -> Iterator[str]:
     kinds = Kinds(look)
     totals = grouped((_group_of(look, kinds, block), None, block.bytes) for block in look.blocks)
     shown = [(words, count, size) for words, count, size in totals[:GROUPS] if size]
@@ -51,7 +51,7 @@ def _largest(look: Look) -> Iterator[str]:
         yield f"  {bytes_text(others):>{width}}  {counted(len(totals) - GROUPS, 'other group')}"
 
 
-def _group_of(look: Look, kinds: Kinds, block: Block) -> Hashable:
+def _group_of(look: HeapSnapshot, kinds: Kinds, block: Block) -> Hashable:
     """The group of a piece of memory, in words: of a model's and an optimizer's one each, of the rest by pattern."""
     kind = kinds.of(block.tensors)
     named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)
@@ -65,10 +65,10 @@ def _group_of(look: Look, kinds: Kinds, block: Block) -> Hashable:
     return f"without a name: {look.stranded(block.tensors)}"
 
 
-def _owner(way: Way) -> str:
+def _owner(way: ReferencePath) -> str:
     """The model or the optimizer that a way passes first, as the program writes it."""
     owners = (at for at, one in enumerate(way.passed) if issubclass(type(one), (nn.Module, torch.optim.Optimizer)))
-    return Way(way.root, way.steps[: next(owners, 0)]).source
+    return ReferencePath(way.root, way.steps[: next(owners, 0)]).source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}
@@ -84,7 +84,7 @@ def _is_owned(group: Group) -> bool:
     )
 
 
-def _holding(look: Look) -> Iterator[str]:
+def _holding(look: HeapSnapshot) -> Iterator[str]:
     """The patterns that most is held through, apart from models and optimizers; none that adds nothing to another."""
     groups = {key: group for key, group in groups_of(look).items() if key.pattern and not _is_owned(group)}
     sizes = {key: group.size(look).bytes for key, group in groups.items()}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from byname.autograd.walk import Node, is_node, nodes_from
-from byname.memory.snapshot import Look
+from byname.memory.snapshot import HeapSnapshot
 from byname.naming.names import Named
 from byname.naming.search import Ours, Targets, pattern_of
 from byname.reading.tensor import fact
@@ -63,14 +63,14 @@ class Group:
     blocks: set[int] = field(default_factory=set)
     firsts: int = 0
 
-    def size(self, look: Look, without: Iterable[int] = ()) -> Size:
+    def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
         """How large it is, apart from some pieces of memory."""
         mine = self.blocks.difference(without)
         members = {id(one) for one in self.tensors if look.block_of(one) in mine} if self.ways else mine
         return Size(len(members), len(mine), sum(look.blocks[number].bytes for number in mine))
 
 
-def groups_of(look: Look) -> dict[Key, Group]:
+def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
     """Every group of a look; under an empty pattern what belongs to none."""
     found: dict[Key, Group] = {}
     for tensor in look.living.tensors:
@@ -101,7 +101,7 @@ def joined(key: Key, groups: Iterable[Group]) -> Group:
     return whole
 
 
-def _held_by_node(look: Look) -> dict[Node, list[int]]:
+def _held_by_node(look: HeapSnapshot) -> dict[Node, list[int]]:
     """For each node the blocks of what it holds, apart from what a variable holds too."""
     found: dict[Node, list[int]] = {}
     for number, block in enumerate(look.blocks):
@@ -113,7 +113,7 @@ def _held_by_node(look: Look) -> dict[Node, list[int]]:
     return found
 
 
-def _blocks_held(look: Look, tensors: Iterable[torch.Tensor], held: dict[Node, list[int]]) -> set[int]:
+def _blocks_held(look: HeapSnapshot, tensors: Iterable[torch.Tensor], held: dict[Node, list[int]]) -> set[int]:
     found = {look.block_of(tensor) for tensor in tensors}
     roots = [node for tensor in tensors if (node := fact(tensor, "grad_fn")) is not None]
     for node in nodes_from(roots, set()):
@@ -121,7 +121,7 @@ def _blocks_held(look: Look, tensors: Iterable[torch.Tensor], held: dict[Node, l
     return found
 
 
-def _others(look: Look, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
+def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
     """What no variable leads to: what only reference cycles hold, with all behind it, and the rest."""
     claimed: set[int] = set().union(*(group.blocks for group in groups))
     rest = {number for number in range(len(look.blocks)) if number not in claimed}
@@ -130,7 +130,7 @@ def _others(look: Look, groups: Iterable[Group], held: dict[Node, list[int]]) ->
     return {key: _unnamed(look, key, numbers) for key, numbers in ((LOST, behind), (HIDDEN, rest - behind)) if numbers}
 
 
-def _unnamed(look: Look, key: Key, numbers: set[int]) -> Group:
+def _unnamed(look: HeapSnapshot, key: Key, numbers: set[int]) -> Group:
     tensors = Targets(one for number in sorted(numbers) for one in look.blocks[number].tensors)
     return Group(key, tensors, blocks=numbers)
 

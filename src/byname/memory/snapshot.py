@@ -1,7 +1,7 @@
 """Heap snapshot: the live tensors, their names, and what in PyTorch holds them.
 
-Everything else in this folder reads a snapshot. It holds all that it found, so a `Look` lives only as long as the call
-that asks.
+Everything else in this folder reads a snapshot. It holds all that it found, so it lives only as long as the call that
+asks.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from byname.naming.name import Name, quote
 from byname.naming.names import Findings, Named, find_near
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root
-from byname.naming.search import Ours, OursById, Reached, Targets, search, written
-from byname.reading.quiet import collection_paused, untouched
+from byname.naming.search import Ours, OursById, SearchResult, Targets, search, written
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import PLAIN, fact
 from byname.table import printable
 from byname.tracking.lookup import SiteLookup
 
-__all__ = ["Look", "end_of", "held_inside", "holders_among", "looking", "reached_from_context", "where"]
+__all__ = ["HeapSnapshot", "end_of", "held_inside", "holders_among", "looking", "reached_from_context", "where"]
 
 
-class Look:
+class HeapSnapshot:
     """Everything alive at one moment. To be made and used inside `looking`.
 
     Args:
@@ -181,7 +181,7 @@ _NOBODY = "nobody that byname can see: C++ code, or an expression that is being 
 class Graphs:
     """Which variable leads to each node? Of several the one whose tensor was made last: a loss, and not its parts."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: HeapSnapshot) -> None:
         self._names: list[Name] = []
         self._sources: dict[Node, int] = {}
         seen: set[Node] = set()
@@ -210,7 +210,7 @@ class Graphs:
         return self._sources.keys()
 
 
-def _sources(look: Look) -> Iterator[tuple[Node, Name]]:
+def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
     """The nodes that variables lead to, as such or as those of tensors, with the variables' names."""
     for tensor in look.living.tensors:
         node = fact(tensor, "grad_fn")
@@ -226,7 +226,7 @@ def _sources(look: Look) -> Iterator[tuple[Node, Name]]:
 @contextmanager
 def looking() -> Iterator[None]:
     """The context of a look: nothing of the program's runs, and the collector waits."""
-    with untouched(), collection_paused(), _disable_current_modes():
+    with DisableTorchFunction(), collection_paused(), _disable_current_modes():
         yield
 
 
@@ -252,7 +252,7 @@ def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[L
     return found
 
 
-def reached_from_context(node: Node) -> Reached:
+def reached_from_context(node: Node) -> SearchResult:
     """What the ``ctx`` of a custom function leads to."""
     return search([_context(node)])
 

@@ -66,7 +66,7 @@ class GraphView(Protocol):
 
 
 class Describer:
-    """Names the tensors of one graph. All methods are to be called inside `untouched`.
+    """Names the tensors of one graph. Callers of its methods hold `DisableTorchFunction`.
 
     Args:
         graph: the graph.

@@ -11,7 +11,7 @@ import torch
 from byname.naming.name import Name
 from byname.naming.roots import module_of
 from byname.reading.tensor import fact
-from byname.source.location import Site, Spot, scope_of, statements_binding
+from byname.source.location import Expression, Site, scope_of, statements_binding
 from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
@@ -30,19 +30,19 @@ class History(NamedTuple):
 
 
 def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
-    """Return where a tensor comes from, as far as the trackers know. To be called inside `untouched`."""
+    """Return where a tensor comes from, as far as the trackers know. Callers hold `DisableTorchFunction`."""
     spot, code = making_of(tensor, lookup)
     if spot is None:
         return _UNKNOWN
     if lookup is None:
         return _history_at(spot, code)
-    known: tuple[History, Spot] | None = lookup.memo.get(id(spot))
+    known: tuple[History, Expression] | None = lookup.memo.get(id(spot))
     if known is None:
         known = lookup.memo[id(spot)] = _history_at(spot, code), spot
     return known[0]
 
 
-def _history_at(spot: Spot, code: CodeType | None) -> History:
+def _history_at(spot: Expression, code: CodeType | None) -> History:
     named = None if code is None else name_at(spot, code)
     if spot.in_place:
         return History(None, None if named is None else replace(named, site=None))
@@ -52,7 +52,7 @@ def _history_at(spot: Spot, code: CodeType | None) -> History:
 _UNKNOWN = History(None, None)
 
 
-def name_at(spot: Spot, code: CodeType) -> Name | None:
+def name_at(spot: Expression, code: CodeType) -> Name | None:
     """The name that the value of an expression was given by its statement."""
     target = spot.site.target
     if not spot.whole or target is None:
@@ -85,7 +85,7 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
     return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
 
 
-def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
+def _taken(call: Call, spot: Expression, inputs: int, index: int) -> str | None:
     """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
     operands = list(spot.operands)
     if spot.receiver is not None and call.is_method:
@@ -95,7 +95,7 @@ def _taken(call: Call, spot: Spot, inputs: int, index: int) -> str | None:
     return operands[index]
 
 
-def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Spot) -> bool:
+def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expression) -> bool:
     """Whether the variable surely held the tensor just before a statement rebound it.
 
     It did when the same function made the tensor as the value of that variable, and no third statement binds it.

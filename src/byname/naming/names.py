@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.errors import NotATensorError
-from byname.naming.children.step import Step, suffix
+from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
-from byname.naming.search import Reached, Targets, Way, search, written
-from byname.reading.quiet import collection_paused, untouched
+from byname.naming.search import ReferencePath, SearchResult, Targets, search, written
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
 from byname.source.location import Site
 from byname.table import printable
@@ -88,7 +88,7 @@ class Named(NamedTuple):
     """A name, and the way that it writes."""
 
     name: Name
-    way: Way
+    way: ReferencePath
 
 
 class Findings:
@@ -98,7 +98,7 @@ class Findings:
     """
 
     def __init__(
-        self, searches: Sequence[Reached], unheld: frozenset[int] = frozenset(), known: _Known | None = None
+        self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset(), known: _Known | None = None
     ) -> None:
         self._searches = searches
         self._unheld = unheld
@@ -107,13 +107,13 @@ class Findings:
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
 
-    def joined(self, reached: Reached) -> Findings:
+    def joined(self, reached: SearchResult) -> Findings:
         """These with those of one more search."""
         return Findings([*self._searches, reached], self._unheld)
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """All names of a tensor, best first; at least one, which may say that there is none."""
-        with untouched():
+        with DisableTorchFunction():
             site, former = history_of(tensor, lookup)
             own = self.own_names(tensor, site)
             if own:
@@ -170,11 +170,11 @@ class Findings:
         return [tensor for reached in self._searches for tensor in reached.tensors()]
 
     def sharing(self, storage: int | None) -> Sequence[tuple[torch.Tensor, Facts]]:
-        """The tensors come upon whose memory is this storage, with their facts. To be called inside `untouched`."""
+        """The tensors come upon whose memory is this storage, with their facts. Callers hold `DisableTorchFunction`."""
         return self.by_storage().get(storage, ())
 
     def by_storage(self) -> Mapping[int | None, Sequence[tuple[torch.Tensor, Facts]]]:
-        """The tensors come upon by their storages, with their facts. To be called inside `untouched`."""
+        """The tensors come upon by their storages, with their facts. Callers hold `DisableTorchFunction`."""
         found = self._known.by_storage
         if found is None:
             found = self._known.by_storage = {}
@@ -185,7 +185,7 @@ class Findings:
         return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
-        """The name of a tensor in the same memory, said to be just that. To be called inside `untouched`."""
+        """The name of a tensor in the same memory, said to be just that. Callers hold `DisableTorchFunction`."""
         storage = facts_of(tensor)[STORAGE]
         base = fact(tensor, "_base")
         if base is not None and site is None:
@@ -233,20 +233,20 @@ class Findings:
         if not owned:
             return ""
         best = min(owned, key=_rank)
-        return printable(Way(best.root, best.steps[:-1]).source)
+        return printable(ReferencePath(best.root, best.steps[:-1]).source)
 
-    def _written(self, way: Way) -> Name | None:
+    def _written(self, way: ReferencePath) -> Name | None:
         """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
         if "state" in [step.kind for step in way.steps]:
             steps = [self._with_parameter(step, way.root) for step in way.steps]
             if None in steps:
                 return None
-            way = Way(way.root, tuple(step for step in steps if step is not None))
+            way = ReferencePath(way.root, tuple(step for step in steps if step is not None))
         source, words = written(way)
         said = "" if words == source else printable(words)
         return Name(printable(source), _how(way), way.root.scope, way.evaluates, text=said)
 
-    def _with_parameter(self, step: Step, root: Root) -> Step | None:
+    def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """A step, written with the name of the parameter where it goes into an optimizer's state of it."""
         if step.parameter is None:
             return step
@@ -290,11 +290,11 @@ class Question:
         self._known: dict[int, _Known] = {}
 
     @cached_property
-    def _near(self) -> Reached:
+    def _near(self) -> SearchResult:
         return search([root for root in self._roots if root.quality < FOREIGN])
 
     @cached_property
-    def _far(self) -> Reached:
+    def _far(self) -> SearchResult:
         return search([root for root in self._roots if root.quality >= FOREIGN], depth=4, budget=100_000)
 
     def find(self, tensors: Targets, *, deep: bool = True, alone: frozenset[int] = frozenset()) -> Findings:
@@ -368,7 +368,7 @@ _HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
 """Kinds of step into what the program does not show: a suspended function, an error's frames, a cache, a queue."""
 
 
-def _rank(way: Way) -> _Rank:
+def _rank(way: ReferencePath) -> _Rank:
     """Which of two names is the better one: lower sorts first."""
     how = _how(way)
     return _Rank(
@@ -383,7 +383,7 @@ def _rank(way: Way) -> _Rank:
     )
 
 
-def _how(way: Way) -> str:
+def _how(way: ReferencePath) -> str:
     if way.root.how == "tag":
         return "tag"
     if "state" in [step.kind for step in way.steps]:

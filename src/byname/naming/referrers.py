@@ -15,7 +15,7 @@ import numpy.typing
 import torch
 
 from byname.naming.roots import all_roots, every_module_root
-from byname.naming.search import OursById, Reached, Targets, search
+from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import namespace_of
 from byname.source.location import is_byname
@@ -96,7 +96,7 @@ class Climb:
         met: the objects met on the way, by id.
     """
 
-    def __init__(self, reached: Reached, unheld: frozenset[int], met: OursById) -> None:
+    def __init__(self, reached: SearchResult, unheld: frozenset[int], met: OursById) -> None:
         self.reached = reached
         self.unheld = unheld
         self.met = met
@@ -117,7 +117,7 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
     met = OursById()
     references = _references_for(wanted, None)
     unheld = frozenset(wanted.keys() - _add_holders(wanted, references, met))
-    reached = Reached()
+    reached = SearchResult()
     passed: set[int] = set()
     for _ in range(HEIGHT):
         fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.errors import BadArgumentError
-from byname.naming.children.step import ATOMS, writable
+from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
 from byname.reading.frames import locals_of, running_frames

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from byname.naming.children.reference import Held, Reference, same, writable
 from byname.naming.children.registry import Children
-from byname.naming.children.step import Held, Step, same, writable
 from byname.naming.roots import Root
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.table import printable
 
-__all__ = ["Ours", "OursById", "Reached", "Targets", "Way", "Written", "pattern_of", "search", "written"]
+__all__ = ["Ours", "OursById", "SearchResult", "Targets", "ReferencePath", "Written", "pattern_of", "search", "written"]
 
 DEPTH = 10
 BUDGET = 300_000
@@ -44,11 +44,11 @@ class OursById(dict[int, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ReferencePath:
     """One whole way: a root, the steps from it, and the objects that are passed: the root's value and what follows."""
 
     root: Root
-    steps: tuple[Step, ...]
+    steps: tuple[Reference, ...]
     passed: tuple[object, ...] = ()
 
     @property
@@ -68,7 +68,7 @@ class Way:
         )
 
 
-class Reached:
+class SearchResult:
     """What a search came upon. It holds these objects, so that their ids stay theirs.
 
     An object stands for its holders as a number: as an object it could lead back here, and such a circle would keep
@@ -87,8 +87,9 @@ class Reached:
         self._roots: dict[int, list[Root]] = {}
         self._first: list[int] = []
         self._others: dict[int, list[int]] = {}
+        self._full: set[int] = set()  # ids of objects that have as many holders as are remembered
         self._steps: dict[int, list[_Into]] = OursById()
-        self._alone: dict[int, Way | None] = OursById()
+        self._alone: dict[int, ReferencePath | None] = OursById()
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -104,32 +105,33 @@ class Reached:
 
         One long loop without calls: it runs once for every object that the program's variables lead to.
         """
-        values, numbers, first, children = self._values, self._numbers, self._first, self._children.of
+        values, numbers, first, others, full = self._values, self._numbers, self._first, self._others, self._full
+        children = self._children.of
         count = len(values)
         for holder in level:
             if count > budget:
                 break
-            for value in children(values[holder]):
+            held = children(values[holder])
+            if full and full.issuperset(map(id, held)):
+                continue
+            for value in held:
                 if only is not None and id(value) not in only:
                     continue
                 number = numbers.setdefault(id(value), count)
-                if number != count:
-                    self._add_holder(number, holder)
-                    continue
-                values.append(value)
-                first.append(holder)
-                count += 1
-                if count > budget:
-                    break
+                if number == count:
+                    values.append(value)
+                    first.append(holder)
+                    count += 1
+                    if count > budget:
+                        break
+                elif number not in others:
+                    if first[number] != holder:
+                        others[number] = [holder]
+                elif (known := others[number])[-1] != holder and len(known) < MOST_WAYS:
+                    known.append(holder)
+                    if len(known) == MOST_WAYS:
+                        full.add(id(value))
         return range(level.stop, count)
-
-    def _add_holder(self, number: int, holder: int) -> None:
-        others = self._others.get(number)
-        if others is None:
-            if self._first[number] != holder:
-                self._others[number] = [holder]
-        elif others[-1] != holder and len(others) < MOST_WAYS:
-            others.append(holder)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -153,7 +155,7 @@ class Reached:
         for roots in self._roots.values():
             yield from roots
 
-    def ways_to(self, value: object, limit: int = TOLD) -> list[Way]:
+    def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
         """The ways to an object, shortest first, none through itself."""
         number = self._numbers.get(id(value))
         if number is None:
@@ -161,14 +163,14 @@ class Reached:
         only = self._only_way(number)
         return [only] if only is not None else list(self._ways(number, limit))
 
-    def _only_way(self, number: int) -> Way | None:
+    def _only_way(self, number: int) -> ReferencePath | None:
         """The one way to an object, where there is just one; by far the most frequent case."""
         into = self._into(number)
         if len(into) != 1:
             return None
         before, make, key = into[0]
         if isinstance(before, Root):
-            return Way(before, ())
+            return ReferencePath(before, ())
         if before not in self._alone:  # the parameters of a module share the way to it
             self._alone[before] = self._followed_alone(before)
         way = self._alone[before]
@@ -176,15 +178,15 @@ class Reached:
             return None
         step = make(key)
         into[0] = (before, same, step)
-        return Way(way.root, (*way.steps, step), (*way.passed, self._values[before]))
+        return ReferencePath(way.root, (*way.steps, step), (*way.passed, self._values[before]))
 
-    def _followed_alone(self, number: int) -> Way | None:
-        steps: list[Step] = []
+    def _followed_alone(self, number: int) -> ReferencePath | None:
+        steps: list[Reference] = []
         passed: list[object] = []
         while len(steps) < _PATIENCE and len(into := self._into(number)) == 1:
             before, make, key = into[0]
             if isinstance(before, Root):
-                return Way(before, tuple(reversed(steps)), tuple(reversed(passed)))
+                return ReferencePath(before, tuple(reversed(steps)), tuple(reversed(passed)))
             step = make(key)
             into[0] = (before, same, step)
             steps.append(step)
@@ -192,7 +194,7 @@ class Reached:
             passed.append(self._values[number])
         return None
 
-    def _ways(self, number: int, limit: int) -> Iterator[Way]:
+    def _ways(self, number: int, limit: int) -> Iterator[ReferencePath]:
         """Follows the ways back to the roots, breadth first, so that the shortest come first."""
         level: list[_Partial] = [(number, (), (), frozenset([number]))]
         given = 0
@@ -204,7 +206,7 @@ class Reached:
                 into = self._into(here)
                 for at, (before, make, key) in enumerate(into):
                     if isinstance(before, Root):
-                        yield Way(before, steps, passed)
+                        yield ReferencePath(before, steps, passed)
                         given += 1
                         if given >= limit:
                             return
@@ -232,7 +234,7 @@ class Reached:
 
     def _made(self, holder: int, value: object) -> list[_Made]:
         """What makes the steps from a holder to a value. A large holder is read whole when it is asked once more."""
-        with untouched():
+        with DisableTorchFunction():
             if holder not in self._contents:
                 held = self._children.list(self._values[holder])
                 if type(held) is not list or len(held) > _FEW:
@@ -255,13 +257,13 @@ def _by_id(held: Held) -> dict[int, list[_Made]]:
 _FEW = 64
 """A holder of so few objects is read whole at once: who asks for one of them most often asks for the others."""
 
-_Made: TypeAlias = tuple[Callable[[Any], Step], Any]
+_Made: TypeAlias = tuple[Callable[[Any], Reference], Any]
 """What makes a step: a function and its argument."""
 
-_Into: TypeAlias = tuple[int | Root, Callable[[Any], Step], Any]
+_Into: TypeAlias = tuple[int | Root, Callable[[Any], Reference], Any]
 """A root, or the number of a holder and what makes the step from it."""
 
-_Partial: TypeAlias = tuple[int, tuple[Step, ...], tuple[object, ...], frozenset[int]]
+_Partial: TypeAlias = tuple[int, tuple[Reference, ...], tuple[object, ...], frozenset[int]]
 """The end of a way: where it begins, its steps, what it passes, and the objects that it may not pass again."""
 
 _NOBODY = -1
@@ -276,7 +278,7 @@ def search(
     only: Collection[int] | None = None,
     depth: int = DEPTH,
     budget: int = BUDGET,
-) -> Reached:
+) -> SearchResult:
     """Looks at what is within `depth` steps of the roots, at most `budget` objects, the nearest first.
 
     Args:
@@ -284,11 +286,11 @@ def search(
         only: ids of the only objects to look at.
         depth, budget: the bounds.
     """
-    reached = Reached()
+    reached = SearchResult()
     for root in sorted(roots, key=lambda root: (root.quality, root.distance)):
         reached.start(root)
     level = range(len(reached))
-    with untouched():
+    with DisableTorchFunction():
         for _ in range(depth):
             level = reached.descend(level, only, budget)
             if not level or len(reached) > budget:
@@ -304,7 +306,7 @@ class Written(NamedTuple):
     words: str
 
 
-def written(way: Way, *, pattern: bool = False) -> Written:
+def written(way: ReferencePath, *, pattern: bool = False) -> Written:
     """Writes a way out.
 
     A variable that the source reaches only by detours, such as one in a closure, begins the words anew; where it is
@@ -329,7 +331,7 @@ def written(way: Way, *, pattern: bool = False) -> Written:
     return Written(source, f"{words} ({note})" if note else words)
 
 
-def pattern_of(way: Way) -> str:
+def pattern_of(way: ReferencePath) -> str:
     """A way in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
     return printable(written(way, pattern=True).words)
 

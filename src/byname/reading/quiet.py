@@ -11,7 +11,14 @@ import torch
 
 from byname.errors import NotInstalledError
 
-__all__ = ["OLDEST", "check_version", "collection_paused", "eager", "is_untouched", "untouched"]
+__all__ = [
+    "OLDEST",
+    "check_version",
+    "collection_paused",
+    "dynamo_skip",
+    "torch_function_disabled",
+    "DisableTorchFunction",
+]
 
 OLDEST = (2, 10)
 """The first version of PyTorch in whose graphs a saved tensor can be read without unpacking it."""
@@ -35,12 +42,12 @@ def check_version(version: str) -> None:
 
 check_version(torch.__version__)
 
-untouched = torch._C.DisableTorchFunction
+DisableTorchFunction = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
 
 
-is_untouched: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
-"""Whether this thread is inside `untouched`. What runs there is byname's own computation, not the program's."""
+torch_function_disabled: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
+"""Whether this thread is inside `DisableTorchFunction`, where byname computes and not the program."""
 
 
 @contextmanager
@@ -61,7 +68,7 @@ def collection_paused() -> Iterator[None]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def eager(function: F) -> F:
+def dynamo_skip(function: F) -> F:
     """Mark a function that PyTorch calls, so that ``torch.compile`` neither traces it nor compiles its callees.
 
     ``torch.compiler.disable`` would do so too, but imports the compiler. Without the mark, a function mode around a

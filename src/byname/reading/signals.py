@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-__all__ = ["interrupts_wait"]
+__all__ = ["defer_signals"]
 
 Handler = Callable[[int, FrameType | None], Any]
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
@@ -30,7 +30,7 @@ _set_handler: Callable[[int, Any], Any] = import_module("_signal").signal
 """Those of `signal` without its enums, on which it spends ten times as long: a handler that is no enum is an error."""
 
 
-def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[None]:
+def defer_signals(*, also_repeated: bool = False) -> AbstractContextManager[None]:
     """Hold back the signals that Python functions handle until the context ends, then let them be handled.
 
     Otherwise a signal that arrives at the wrong moment is lost, as in a callback of a weak reference (h5py has many),
@@ -44,7 +44,7 @@ def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[No
     Examples:
         >>> import signal
         >>> try:
-        ...     with interrupts_wait():
+        ...     with defer_signals():
         ...         signal.raise_signal(signal.SIGINT)
         ...         print("written")
         ... except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def interrupts_wait(*, also_repeated: bool = False) -> AbstractContextManager[No
 
 
 class _Held:
-    """The context of `interrupts_wait`, with the signals that have arrived inside it.
+    """The context of `defer_signals`, with the signals that have arrived inside it.
 
     It is a class, because a signal in a generator's context manager can arrive between two lines of `contextlib`, and
     the generator would then never learn of it.
@@ -109,7 +109,7 @@ class _Held:
 
 
 def _holds(handler: Any) -> bool:
-    """Return whether an enclosing `interrupts_wait` already holds this handler's signal, and so sees it repeated."""
+    """Return whether an enclosing `defer_signals` already holds this handler's signal, and so sees it repeated."""
     context = getattr(handler, "_context", None)
     held = context() if type(context) is weakref.ref else None
     return type(held) is _Held and held.on

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.errors import DeadTensorError, NotATensorError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 
 __all__ = [
     "PLAIN",
@@ -150,7 +150,7 @@ def is_tensor(thing: object) -> bool:
 
 
 def fact(tensor: torch.Tensor, name: str) -> Any:
-    """Return one attribute of a tensor, past any property of its class. Callers hold `untouched`.
+    """Return one attribute of a tensor, past any property of its class. Callers hold `DisableTorchFunction`.
 
     The classes of PyTorch itself are trusted: a ``FakeTensor`` knows its device better than its base class does. One of
     several views that a function made at once (`split`, `unbind`) raises when asked about its graph once its base was
@@ -185,12 +185,12 @@ def card_of(tensor: torch.Tensor) -> Card:
     """
     if not is_tensor(tensor):
         raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
-    with untouched():
+    with DisableTorchFunction():
         return card_from(facts_of(tensor))
 
 
 def facts_of(tensor: torch.Tensor) -> Facts:
-    """Return the fields of a tensor's card. Callers hold `untouched`."""
+    """Return the fields of a tensor's card. Callers hold `DisableTorchFunction`."""
     if type(tensor) not in PLAIN or tensor.is_meta:
         return _guarded_facts(tensor)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.recording.series import Series
 from byname.recording.views.stacking import stack, stack_padded
@@ -162,7 +162,7 @@ def _standing_for_all(value: Any, series: Series) -> Series:
 def _alias(value: Any, depth: int = 0) -> Any:
     """The value for others to look at: tensors without their graph, containers of Python's own types copied."""
     if is_tensor(value):
-        with untouched():
+        with DisableTorchFunction():
             return torch._C.TensorBase.detach(value)
     if depth == _DEPTH:
         return value
@@ -175,7 +175,7 @@ def _alias(value: Any, depth: int = 0) -> Any:
 
 def _versions(values: Any) -> list[tuple[Tensor, int]]:
     """The tensors in a value, and how often each has been changed so far."""
-    with untouched():
+    with DisableTorchFunction():
         # Tensors made in inference mode count no changes.
         return [(one, fact(one, "_version")) for one in _inside(values) if not torch._C.TensorBase.is_inference(one)]
 
@@ -196,6 +196,6 @@ def _members(value: Any) -> Iterable[Any]:
 
 
 def _unchanged(kept: list[tuple[Tensor, int]], instead: str) -> None:
-    with untouched():
+    with DisableTorchFunction():
         if any(fact(tensor, "_version") != version for tensor, version in kept):
             raise BynameError(f"the callback changed a value in place: {instead}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener
@@ -65,7 +65,7 @@ class Recorder:
             make: makes the store.
         """
         try:
-            with interrupts_wait():
+            with defer_signals():
                 atexit.register(self._exit)
                 self._windows.store = make()
                 self._clock.start(self._iteration, self._prepare)
@@ -140,7 +140,7 @@ class Recorder:
         self._close(None)
 
     def _close(self, error: BaseException | None) -> None:
-        with interrupts_wait():
+        with defer_signals():
             if not self._closed:
                 self._begin_closing(error)
             self._end()
@@ -242,7 +242,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with interrupts_wait():
+        with defer_signals():
             try:
                 self._close(error)
             except RecordingError as lost:

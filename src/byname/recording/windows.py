@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.columns import Column
 from byname.recording.processes.gather import Gatherer
@@ -98,7 +98,7 @@ class Windows:
 
     def close(self) -> None:
         """Hands on what came since the last window; then raises what a callback has raised."""
-        with self._alone(), interrupts_wait():
+        with self._alone(), defer_signals():
             self._close()
             self._raise()
 
@@ -108,7 +108,7 @@ class Windows:
         Raises:
             RecordingError: if the file cannot be written.
         """
-        with self._alone(), interrupts_wait():
+        with self._alone(), defer_signals():
             self.close_early()
             self.store.flush()
 
@@ -117,14 +117,14 @@ class Windows:
 
         The series of a place is made when it is asked for: one costs the same however many there are.
         """
-        with self._alone(), interrupts_wait():
+        with self._alone(), defer_signals():
             if early:
                 self.close_early()
             return _OneAtATime(self.store.results(), self._alone)
 
     def close_store(self, *, complete: bool) -> None:
         """Nothing comes any more."""
-        with self._alone(), interrupts_wait():
+        with self._alone(), defer_signals():
             self.store.close(complete=complete)
 
     def _alone(self) -> AbstractContextManager[object]:
@@ -253,7 +253,7 @@ class _OneAtATime(Mapping[str, Series]):
         self._paths = dict.fromkeys(found)
 
     def __getitem__(self, path: str) -> Series:
-        with self._alone(), interrupts_wait():
+        with self._alone(), defer_signals():
             return self._found[path]
 
     def __contains__(self, path: object) -> bool:

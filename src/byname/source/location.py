@@ -23,7 +23,7 @@ from byname.text import printable
 __all__ = [
     "Instruction",
     "Site",
-    "Spot",
+    "Expression",
     "binds_alone",
     "is_byname",
     "is_library",
@@ -75,7 +75,7 @@ _COMPREHENSIONS = re.compile(r"(\.<locals>\.<\w+>)+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Expression:
     """A `Site` and facts about one expression on it.
 
     Attributes:
@@ -105,7 +105,7 @@ Instruction: TypeAlias = tuple[CodeType, int]
 """A code object and the byte offset of an instruction in it."""
 
 
-def locate(code: CodeType, instruction: int, caller: Instruction | None = None) -> Spot:
+def locate(code: CodeType, instruction: int, caller: Instruction | None = None) -> Expression:
     """Find the statement and the expression that an instruction belongs to.
 
     The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
@@ -122,20 +122,20 @@ def locate(code: CodeType, instruction: int, caller: Instruction | None = None) 
 
 
 @lru_cache(maxsize=8192)
-def _located(this: ThisCode, instruction: int) -> Spot:
+def _located(this: ThisCode, instruction: int) -> Expression:
     code = this.code
     assert code is not None
     line, end_line, column, end_column = position_of(code, instruction)
     if line is None:
-        return Spot(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
+        return Expression(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
     source = source_of(code)
     node = None if source is None else expression_at(source, (line, end_line, column, end_column))
     if source is None or node is None:
-        return Spot(Site(code.co_filename, line, code.co_qualname))
+        return Expression(Site(code.co_filename, line, code.co_qualname))
     statement = enclosing_statement(node)
     target, whole = _assigned(statement, node)
     site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
-    return Spot(
+    return Expression(
         site=site,
         whole=whole,
         operands=_operands(node),
@@ -169,7 +169,7 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
     return None if changed is None else ast.unparse(changed)
 
 
-def statements_binding(code: CodeType, variable: str) -> list[Spot]:
+def statements_binding(code: CodeType, variable: str) -> list[Expression]:
     """Return the statements of a function or module body that assign a plain variable, in source order.
 
     Nested functions and classes are left out, because a variable of theirs is a different variable.
@@ -179,7 +179,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Spot]:
     if source is None or body is None:
         return []
     return [
-        Spot(
+        Expression(
             Site(code.co_filename, statement.lineno, code.co_qualname, _text(source, statement), variable),
             made_here=_makes_unseen(getattr(statement, "value", None)),
             reads=_reads(statement),

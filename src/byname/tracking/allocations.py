@@ -20,11 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from byname.reading.frames import Caller, called_from, line_of, users_frame
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.source.location import Site, is_torch, locate
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
 
-__all__ = ["Allocating", "Allocation", "Ledger", "is_given", "living_allocations", "storages_in"]
+__all__ = ["AllocationMode", "Allocation", "AllocationLog", "is_given", "living_allocations", "storages_in"]
 
 
 class Allocation(NamedTuple):
@@ -52,7 +52,7 @@ _Line: TypeAlias = tuple[CodeType | None, int, Caller | None]
 _Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int, Caller | None]
 
 
-class Ledger:
+class AllocationLog:
     """What one tracker knows of storages, over all threads that it watches.
 
     Attributes:
@@ -113,12 +113,12 @@ def living_allocations() -> list[Allocation]:
     return list(found.values())
 
 
-class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The mode that fills a ledger with what one thread allocates."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: AllocationLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger = ledger
         self._notes = ledger.notes
@@ -127,7 +127,7 @@ class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not by PyTorch, whose wrapper would import the compiler at the first operator; `eager` is enough."""
+        """Not by PyTorch, whose wrapper would import the compiler at the first operator; `dynamo_skip` is enough."""
         return False
 
     @classmethod
@@ -135,16 +135,16 @@ class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A compiled function is not to be run eagerly, and never compiled again, because of this mode."""
         return True
 
-    def deafen(self) -> None:
+    def disable(self) -> None:
         """Notes nothing from now on, on whatever thread's stack the mode still stands."""
         self._stopped = True
-        self._ledger = Ledger(1)  # the other one goes with its tracker
+        self._ledger = AllocationLog(1)  # the other one goes with its tracker
 
-    @eager
+    @dynamo_skip
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types or func.__module__ != _ATEN or (args and type(args[0]) is list) or self._stopped or _modes_below():
             return self._others(func, types, args, kwargs or {})
-        with untouched():  # PyTorch has asked the classes of the arguments already
+        with DisableTorchFunction():  # PyTorch has asked the classes of the arguments already
             result = func(*args, **kwargs) if kwargs else func(*args)
             if type(result) in PLAIN_TENSORS:  # the most frequent case, written out because every operator pays for it
                 try:
@@ -159,7 +159,7 @@ class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note_all(func, result, args, kwargs, sys._getframe(1))
             return result
 
-    @eager
+    @dynamo_skip
     def _others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What a user's class, a user's mode or Python code takes care of goes on as if this mode were not there."""
         below = _modes_below()
@@ -168,10 +168,10 @@ class Allocating(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if below or func.__module__ != _ATEN:
             result = func(*args, **kwargs)
         else:
-            with untouched():
+            with DisableTorchFunction():
                 result = _with_versions(func, args, kwargs)
         if not self._stopped:
-            with untouched():
+            with DisableTorchFunction():
                 self._note_all(func, result, args, kwargs, sys._getframe(2))
         return result
 
@@ -243,7 +243,7 @@ def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
     return bool(name.startswith("lift"))
 
 
-_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_LEDGERS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
 """Those of every tracker somebody holds."""
 
 

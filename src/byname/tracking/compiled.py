@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from byname.reading.modes import FUNCTIONS
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.tracking.functions import PLAIN
 from byname.tracking.log import Called
-from byname.tracking.mode import Watch
+from byname.tracking.mode import TrackingMode
 
 __all__ = ["Compiled"]
 
@@ -34,7 +34,7 @@ class _Region:
     """A compiled function that is running."""
 
     frame: FrameType
-    watches: list[Watch]
+    watches: list[TrackingMode]
     modes: list[Any]
     before: int
 
@@ -49,7 +49,7 @@ class Compiled:
     """
 
     def __init__(
-        self, watches: Mapping[int, Sequence[Watch]], hide: Callable[[], None], show: Callable[[], None]
+        self, watches: Mapping[int, Sequence[TrackingMode]], hide: Callable[[], None], show: Callable[[], None]
     ) -> None:
         self._watches = watches
         self._hide, self._show = hide, show
@@ -92,7 +92,7 @@ class Compiled:
             return False
         return self._original is not None or active() is None
 
-    @eager
+    @dynamo_skip
     def _switch(self, callback: Any) -> Any:
         """PyTorch's own switch, before and after which a compiled function begins and ends."""
         original = self._original or torch._C._dynamo.eval_frame.set_eval_frame
@@ -108,7 +108,7 @@ class Compiled:
             self._end(thread, region)
         return prior
 
-    def _begin(self, thread: int, frame: FrameType, watches: list[Watch]) -> None:
+    def _begin(self, thread: int, frame: FrameType, watches: list[TrackingMode]) -> None:
         before = torch._C._autograd._get_sequence_nr()
         self._regions[thread] = _Region(frame, watches, FUNCTIONS.take_off(watches), before)
         self._hide()

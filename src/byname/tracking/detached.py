@@ -36,7 +36,7 @@ def cuts_by(
 ) -> tuple[RawCut, ...]:
     """The cuts that the result of a call without a node carries: the call's own, and those of its inputs.
 
-    To be called inside `untouched`.
+    Callers hold `DisableTorchFunction`.
 
     Args:
         log: where the call's own cut is noted.
@@ -70,7 +70,7 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor requires grad. To be called inside `untouched`."""
+    """Whether a tensor requires grad. Callers hold `DisableTorchFunction`."""
     kind = type(tensor)
     return bool(
         tensor.requires_grad if kind is torch.Tensor or kind in PLAIN_TENSORS else fact(tensor, "requires_grad")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from byname.reading.objects import namespace_of
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.tracking.log import Called, is_in_place, is_method, name_of
 
@@ -126,7 +126,7 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
             return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
             return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
-    with untouched():
+    with DisableTorchFunction():
         inference = torch._C.TensorBase.is_inference
         return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
 

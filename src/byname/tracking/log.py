@@ -20,7 +20,7 @@ from byname.reading.frames import Caller, called_from
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
-from byname.source.location import Site, Spot, changed_by, locate, scope_of
+from byname.source.location import Expression, Site, changed_by, locate, scope_of
 
 __all__ = [
     "Call",
@@ -29,7 +29,7 @@ __all__ = [
     "Change",
     "Cut",
     "Log",
-    "Made",
+    "CreationRecord",
     "Mutation",
     "OptimizerStep",
     "RawCall",
@@ -112,7 +112,7 @@ class Call(NamedTuple):
         """Whether a method of tensors was called, so that its first operand stands before the dot."""
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
 
-    def spot(self) -> Spot | None:
+    def spot(self) -> Expression | None:
         """Where in the user's source the call stands; None when no line of the user's led to it."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller)
 
@@ -199,7 +199,7 @@ class Carrier(weakref.ref):  # type: ignore[type-arg]
     cuts: tuple[RawCut, ...]
 
 
-class Made(Carrier):
+class CreationRecord(Carrier):
     """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
 
     Attributes:
@@ -277,7 +277,7 @@ class Log:
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
         self._thread = weakref.ref(threading.current_thread())
-        self.made: dict[int, Made] = {}
+        self.made: dict[int, CreationRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[RawChange] = deque(maxlen=limit)
@@ -354,9 +354,11 @@ class Log:
         """Whether nothing was noted."""
         return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
 
-    def _note(self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]) -> Made:
+    def _note(
+        self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]
+    ) -> CreationRecord:
         self._forget_the_dead()
-        made = Made(tensor, self._died)
+        made = CreationRecord(tensor, self._died)
         made.key, made.code, made.instruction = id(tensor), frame.f_code, frame.f_lasti
         made.caller = called_from(frame)
         made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts

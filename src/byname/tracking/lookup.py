@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from byname.reading.tensor import fact
-from byname.source.location import Site, Spot, binds_alone, locate, statements_binding
-from byname.tracking.log import Call, CallFinder, Log, Made, is_in_place
+from byname.source.location import Expression, Site, binds_alone, locate, statements_binding
+from byname.tracking.log import Call, CallFinder, CreationRecord, Log, is_in_place
 from byname.tracking.tracker import TRACKERS
 
 __all__ = ["SiteLookup", "making_of", "note_of", "output_spot", "site_of_tensor"]
@@ -42,7 +42,7 @@ class SiteLookup:
         self._notes = [log.made for log in _every_log()]
         self.memo: dict[Any, Any] = {}
         self._calls: dict[Any, Call | None] = {}
-        self._spots: dict[tuple[int, int, int, int], Spot | None] = {}
+        self._spots: dict[tuple[int, int, int, int], Expression | None] = {}
         self._names: dict[type, str] = {}
         self._verdicts: dict[tuple[int, type], bool] = {}
 
@@ -62,12 +62,12 @@ class SiteLookup:
             return None
         return found[0] if found else None
 
-    def spot(self, node: Any) -> Spot | None:
+    def spot(self, node: Any) -> Expression | None:
         """Where the call stands that made a node."""
         call = self.call(node)
         return None if call is None else self.spot_of(call)
 
-    def spot_of(self, call: Call) -> Spot | None:
+    def spot_of(self, call: Call) -> Expression | None:
         """Where a call stands."""
         by, at = call.caller or (None, -1)
         key = id(call.code), call.instruction, id(by), at
@@ -75,7 +75,7 @@ class SiteLookup:
             self._spots[key] = call.spot()
         return self._spots[key]
 
-    def made(self, tensor: torch.Tensor) -> Made | None:
+    def made(self, tensor: torch.Tensor) -> CreationRecord | None:
         """The note of the making of a tensor without a node."""
         return note_of(tensor, self._notes)
 
@@ -125,12 +125,12 @@ _OWN_NODE = frozenset(
 
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
-    """Where a tensor was made, as far as the trackers that are held know. To be called inside `untouched`."""
+    """Where a tensor was made, as far as the trackers that are held know. Callers hold `DisableTorchFunction`."""
     spot, _ = making_of(tensor, lookup)
     return None if spot is None or spot.in_place else spot.site
 
 
-def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | None, CodeType | None]:
+def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expression | None, CodeType | None]:
     """Where a tensor came from: the call that made its node, or the note of its making."""
     if not TRACKERS:
         return None, None
@@ -153,7 +153,7 @@ def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Spot | N
 
 def _making_of_result(
     tensor: torch.Tensor, call: Call | None, lookup: SiteLookup
-) -> tuple[Spot | None, CodeType | None]:
+) -> tuple[Expression | None, CodeType | None]:
     if call is None or (call.result is not None and call.result() is not tensor):
         return None, None
     spot = lookup.spot_of(call)
@@ -166,14 +166,14 @@ def _making_of_result(
     return spot, call.code
 
 
-def output_spot(spot: Spot, output: int) -> Spot:
+def output_spot(spot: Expression, output: int) -> Expression:
     """The spot of one of several results: its target is one of those that the statement unpacks into."""
     if output >= len(spot.parts):
         return replace(spot, whole=False)
     return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
-def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, Made]] | None = None) -> Made | None:
+def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, CreationRecord]] | None = None) -> CreationRecord | None:
     """Return the note of the making of a tensor without a node; by default from all logs there are."""
     for by_id in [log.made for log in _every_log()] if notes is None else notes:
         made = by_id.get(id(tensor))
@@ -186,7 +186,7 @@ def _every_log() -> list[Log]:
     return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 
-def _making_before(code: CodeType, sight: Spot) -> Spot | None:
+def _making_before(code: CodeType, sight: Expression) -> Expression | None:
     """The assignment that made the object of a statement such as ``delta.requires_grad = True``.
 
     Known when the object is made in the expression itself, or is a variable that only one statement binds, and that to

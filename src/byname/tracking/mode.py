@@ -26,9 +26,9 @@ from byname.reading.frames import (
     users_frame,
 )
 from byname.reading.modes import DISPATCHES, FUNCTIONS
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
-from byname.tracking.allocations import Allocating
+from byname.tracking.allocations import AllocationMode
 from byname.tracking.detached import VALUES, cuts_by, cuts_of_taking, requires_grad
 from byname.tracking.functions import (
     GRADIENT,
@@ -49,10 +49,10 @@ from byname.tracking.functions import (
 )
 from byname.tracking.log import Called, Log, RawCut, name_of
 
-__all__ = ["Suspended", "Watch", "restore", "suspend"]
+__all__ = ["Suspended", "TrackingMode", "restore", "suspend"]
 
 
-class Watch(TorchFunctionMode):
+class TrackingMode(TorchFunctionMode):
     """The mode that fills a log with what one thread calls.
 
     Attributes:
@@ -62,7 +62,7 @@ class Watch(TorchFunctionMode):
         stepping: the name of the optimizer's step that is running, where the mode has stayed for it.
     """
 
-    def __init__(self, log: Log, allocating: Allocating | None = None) -> None:
+    def __init__(self, log: Log, allocating: AllocationMode | None = None) -> None:
         super().__init__()
         self.log = log
         self.allocating = allocating
@@ -76,14 +76,14 @@ class Watch(TorchFunctionMode):
         self._add_call = log.calls.append
         self._add_change = log.changes.append
 
-    def deafen(self) -> None:
+    def disable(self) -> None:
         """Notes nothing from now on, on whatever thread's stack the mode still stands."""
         self.stopped = True
         if self.allocating is not None:
-            self.allocating.deafen()
-        self._kinds = _Deaf()
+            self.allocating.disable()
+        self._kinds = _Disabled()
 
-    @eager
+    @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             kind = self._kinds.get(func)
@@ -129,7 +129,7 @@ class Watch(TorchFunctionMode):
             return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
 
-    @eager
+    @dynamo_skip
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function that changes its first argument: an optimizer calls hundreds of these in a step."""
         target = args[0]
@@ -147,7 +147,7 @@ class Watch(TorchFunctionMode):
             self._note_call(func, result, before, after, sys._getframe(2))
         return result
 
-    @eager
+    @dynamo_skip
     def _read(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
         """Reads a property; some, such as ``x.T``, compute their value."""
         before = _sequence_number()
@@ -158,13 +158,13 @@ class Watch(TorchFunctionMode):
         if after != before:
             self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
         elif issubclass(type(result), torch.Tensor) and _name_of(func) in VALUES:
-            with untouched():
+            with DisableTorchFunction():
                 cuts = self._cuts(_name_of(func), args, result, before, frame)
                 if cuts:
                     self.log.note_making(result, users_frame(frame)[0], False, cuts)
         return result
 
-    @eager
+    @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Calls a function that may change its arguments, or is seen for the first time."""
         if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and fact(args[0], "is_leaf"):
@@ -186,7 +186,7 @@ class Watch(TorchFunctionMode):
         elif kind == GRADIENT:
             self._note_reading(args[0], frame)
         elif kind == TAKEN:
-            with untouched():
+            with DisableTorchFunction():
                 cuts_of_taking(self.log, func.__name__, args[0], before, frame)
         elif issubclass(type(result), (tuple, list)):
             self._note_parts(name_of(func), [*args, *kwargs.values()], result, before, frame)
@@ -200,14 +200,14 @@ class Watch(TorchFunctionMode):
             self._note_changes(func, targets, versions, frame)
         return result
 
-    @eager
+    @dynamo_skip
     def note_unseen(self, called: Called, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
         """Notes a call that the mode did not see."""
         after = _sequence_number()
         if after != before:
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
-            with untouched():
+            with DisableTorchFunction():
                 cuts = self._cuts(called.name, args, result, before, frame)
                 self.log.note_making(result, users_frame(frame)[0], False, cuts)
 
@@ -254,7 +254,7 @@ class Watch(TorchFunctionMode):
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
         """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
-        with untouched():
+        with DisableTorchFunction():
             cuts = self._cuts(name, args, result, before, frame)
             if made_for_the_user(frame):
                 same = bool(args) and result is args[0]
@@ -271,7 +271,7 @@ class Watch(TorchFunctionMode):
         """Notes those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
         if type(results) in _HAVE_NO_TENSORS:
             return
-        with untouched():
+        with DisableTorchFunction():
             parts = _cut_parts(results)
             cuts = cuts_by(self.log, name, args, None, before, frame) if parts else ()
             for part in parts if cuts else ():
@@ -285,7 +285,7 @@ class Watch(TorchFunctionMode):
             return
         tensor = targets[0]
         user, _ = users_frame(frame)
-        with untouched():
+        with DisableTorchFunction():
             if not requires_grad(tensor):
                 if trainable:
                     self.log.frozen.append((*place_of(user), weakref.ref(tensor)))
@@ -294,7 +294,7 @@ class Watch(TorchFunctionMode):
 
     def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """Notes that a gradient is read which PyTorch does not keep."""
-        with untouched():
+        with DisableTorchFunction():
             if not fact(tensor, "is_leaf") and not fact(tensor, "retains_grad"):
                 self.log.grad_reads.append((*place_of(frame), weakref.ref(tensor)))
 
@@ -309,7 +309,7 @@ class Watch(TorchFunctionMode):
             for tensor, old, new in zip(targets, versions, now, strict=True)
             if old is not None and new is not None and old != new
         ]
-        with untouched():
+        with DisableTorchFunction():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = self._operation(function, frame)
         code, instruction, caller = line_of(frame)
@@ -320,13 +320,13 @@ Suspended: TypeAlias = tuple[list[Any], list[Any]]
 """Both stacks of modes as they were."""
 
 
-def suspend(watches: Sequence[Watch]) -> Suspended:
+def suspend(watches: Sequence[TrackingMode]) -> Suspended:
     """Takes what watches off this thread's stacks, both of them, until `restore`."""
     allocating = [watch.allocating for watch in watches if watch.allocating is not None]
     return FUNCTIONS.take_off(watches), DISPATCHES.take_off(allocating) if allocating else []
 
 
-def restore(watches: Sequence[Watch], before: Suspended) -> None:
+def restore(watches: Sequence[TrackingMode], before: Suspended) -> None:
     """Puts back what is still wanted of what `suspend` took off."""
     functions, dispatches = before
     FUNCTIONS.put_back(watches, functions)
@@ -357,11 +357,11 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _required_grad(targets: Iterable[torch.Tensor] | None) -> bool:
-    with untouched():
+    with DisableTorchFunction():
         return any(requires_grad(tensor) for tensor in targets or ())
 
 
-class _Deaf(dict[Any, int]):
+class _Disabled(dict[Any, int]):
     """The kinds of a watch that has stopped but is still on another thread's stack: nothing is worth a note."""
 
     def get(self, key: Any, default: Any = None) -> int:

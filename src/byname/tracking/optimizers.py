@@ -19,10 +19,10 @@ import torch
 
 from byname.reading.frames import Caller, line_of
 from byname.reading.modes import FUNCTIONS
-from byname.reading.quiet import eager, is_untouched, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
 from byname.tracking.functions import memory_of, versions_of
 from byname.tracking.log import OptimizerStep
-from byname.tracking.mode import Watch
+from byname.tracking.mode import TrackingMode
 
 __all__ = ["Steps"]
 
@@ -34,7 +34,7 @@ class _Step:
     frame: FrameType
     name: str
     place: tuple[CodeType | None, int, Caller | None]
-    watches: list[Watch]
+    watches: list[TrackingMode]
     parameters: list[torch.Tensor]
     versions: tuple[int | None, ...]
     modes: list[Any] | None
@@ -43,15 +43,15 @@ class _Step:
 class Steps:
     """The optimizer steps in progress, one a thread at most: one inside another is a part of it."""
 
-    def __init__(self, watches: Mapping[int, Sequence[Watch]]) -> None:
+    def __init__(self, watches: Mapping[int, Sequence[TrackingMode]]) -> None:
         self._watches = watches
         self._running: dict[int, _Step] = {}
 
-    @eager
+    @dynamo_skip
     def begin(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """PyTorch's global hook before a step."""
         thread = threading.get_ident()
-        watches = [] if is_untouched() else list(self._watches.get(thread, ()))
+        watches = [] if torch_function_disabled() else list(self._watches.get(thread, ()))
         frame = sys._getframe(1)
         if watches and thread not in self._running and "record_function" in frame.f_code.co_names:
             watched = _stays_watched(optimizer, args, kwargs)
@@ -60,7 +60,7 @@ class Steps:
     def ending(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's ``record_function.__exit__``, after which a step has ended."""
 
-        @eager
+        @dynamo_skip
         def ending(record: Any, *error: Any) -> Any:
             try:
                 return leave(record, *error)
@@ -78,7 +78,7 @@ def _stays_watched(optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs
     return closure or bool(optimizer.defaults.get("differentiable"))
 
 
-def _begun(optimizer: torch.optim.Optimizer, watches: list[Watch], frame: FrameType, watched: bool) -> _Step:
+def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
     place = code, instruction, caller = line_of(frame)
     name = f"{type(optimizer).__name__}.step"
     number = torch._C._autograd._get_sequence_nr()
@@ -99,11 +99,11 @@ def _end(step: _Step) -> None:
     if step.modes is None:
         return
     FUNCTIONS.put_back(watching, step.modes)
-    with untouched():
+    with DisableTorchFunction():
         _note_changes(step, watching)
 
 
-def _note_changes(step: _Step, watching: list[Watch]) -> None:
+def _note_changes(step: _Step, watching: list[TrackingMode]) -> None:
     now = versions_of(step.parameters)
     storages: list[weakref.ref[Any]] = []
     versions: list[tuple[int, int]] = []

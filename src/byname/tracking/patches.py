@@ -21,19 +21,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.quiet import eager, is_untouched
+from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.tracebacks import clean
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
 from byname.tracking.functions import PLAIN
 from byname.tracking.log import Called, Log
-from byname.tracking.mode import Watch, restore, suspend
+from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
 
 __all__ = ["NEW_THREADS", "start", "stop"]
 
 
-def start(watch: Watch) -> None:
+def start(watch: TrackingMode) -> None:
     """Begins to watch this thread."""
     watch.__enter__()  # type: ignore[no-untyped-call]
     if watch.allocating is not None:
@@ -41,7 +41,7 @@ def start(watch: Watch) -> None:
     _UNSEEN.watch(watch)
 
 
-def stop(watch: Watch) -> None:
+def stop(watch: TrackingMode) -> None:
     """Leaves everything as it was, also when other modes were entered since and have not been left.
 
     May be called for a watch that was begun in part, and again where this was stopped.
@@ -51,7 +51,7 @@ def stop(watch: Watch) -> None:
             undo.callback(DISPATCHES.remove, watch.allocating)
         undo.callback(FUNCTIONS.remove, watch)
         undo.callback(_UNSEEN.unwatch, watch)
-        undo.callback(watch.deafen)
+        undo.callback(watch.disable)
 
 
 class _Unseen:
@@ -59,7 +59,7 @@ class _Unseen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: dict[int, list[Watch]] = {}
+        self._watches: dict[int, list[TrackingMode]] = {}
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
         self._made: dict[str, tuple[Any, Any]] = {}
         self._compiled = Compiled(self._watches, self._hide, self._show)
@@ -67,7 +67,7 @@ class _Unseen:
         self._hook: Any = None
         self._deeper = Deeper()
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: TrackingMode) -> None:
         """Wraps the calls for the first watch."""
         with self._lock:
             try:
@@ -76,12 +76,12 @@ class _Unseen:
                 self._end(watch)
                 raise
 
-    def unwatch(self, watch: Watch) -> None:
+    def unwatch(self, watch: TrackingMode) -> None:
         """Puts the originals back after the last watch; what somebody else has put in their place stays."""
         with self._lock:
             self._end(watch)
 
-    def _begin(self, watch: Watch) -> None:
+    def _begin(self, watch: TrackingMode) -> None:
         self._watches.setdefault(watch.log.thread, []).append(watch)
         if not self._wrapped:
             self._deeper.install()
@@ -95,7 +95,7 @@ class _Unseen:
             self._hear_of_steps()
         self._compiled.watch()
 
-    def _end(self, watch: Watch) -> None:
+    def _end(self, watch: TrackingMode) -> None:
         watches = self._watches.get(watch.log.thread, [])
         if watch in watches:
             watches.remove(watch)
@@ -151,10 +151,10 @@ class _Unseen:
         """A function that makes tensors, with a note of each."""
         called = Called(function.__name__.replace("__new__", "Parameter"), PLAIN, False)
 
-        @eager
+        @dynamo_skip
         def noted(*args: Any, **kwargs: Any) -> Any:
             watches = self._watches.get(threading.get_ident())
-            if not watches or is_untouched():
+            if not watches or torch_function_disabled():
                 return function(*args, **kwargs)
             before = torch._C._autograd._get_sequence_nr()
             result = function(*args, **kwargs)
@@ -167,7 +167,7 @@ class _Unseen:
     def _running(self, call: Any) -> Any:
         """A module's call, during which the log knows the module."""
 
-        @eager
+        @dynamo_skip
         def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             watches = self._watches.get(threading.get_ident())
             if not watches:
@@ -188,7 +188,7 @@ class _Unseen:
     def _unwatched(self, function: Any) -> Any:
         """A function that looks at the Python stack under each call, and would find the mode there."""
 
-        @eager
+        @dynamo_skip
         def unwatched(*args: Any, **kwargs: Any) -> Any:
             watches = list(self._watches.get(threading.get_ident(), ()))
             before = suspend(watches)
@@ -200,7 +200,7 @@ class _Unseen:
         return unwatched
 
     def _compiling(self, compile_: Any) -> Any:
-        @eager
+        @dynamo_skip
         def compiling(*args: Any, **kwargs: Any) -> Any:
             compiled = compile_(*args, **kwargs)
             with self._lock:

@@ -13,13 +13,13 @@ import torch
 
 from byname.errors import BadArgumentError, NotATensorError
 from byname.reading.modes import FUNCTIONS
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.table import counted
-from byname.tracking.allocations import Allocating, Ledger
+from byname.tracking.allocations import AllocationLog, AllocationMode
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Log, Mutation
-from byname.tracking.mode import Watch
+from byname.tracking.mode import TrackingMode
 from byname.tracking.patches import NEW_THREADS, start, stop
 from byname.undo import Blocks, Undo
 
@@ -37,10 +37,10 @@ class Tracker:
 
     def __init__(self, limit: int, allocations: bool = False) -> None:
         self._limit = limit
-        self._ledger = Ledger(limit) if allocations else None
+        self._ledger = AllocationLog(limit) if allocations else None
         self.logs: list[Log] = []
-        self._entered: list[Watch] = []
-        self._in_threads: list[Watch] = []
+        self._entered: list[TrackingMode] = []
+        self._in_threads: list[TrackingMode] = []
         self._blocks = Blocks()
         TRACKERS.add(self)
 
@@ -62,9 +62,9 @@ class Tracker:
             NEW_THREADS.begin(context)
         return self
 
-    def _enter(self, block: Undo) -> Watch:
-        allocating = None if self._ledger is None else Allocating(self._ledger)
-        watch = Watch(self._log(), allocating)
+    def _enter(self, block: Undo) -> TrackingMode:
+        allocating = None if self._ledger is None else AllocationMode(self._ledger)
+        watch = TrackingMode(self._log(), allocating)
         block.add(self._leave, watch)
         self._entered.append(watch)
         start(watch)
@@ -79,7 +79,7 @@ class Tracker:
             self.logs += mine
         return mine[0]
 
-    def _leave(self, watch: Watch) -> None:
+    def _leave(self, watch: TrackingMode) -> None:
         """Stops a watch; once more does nothing."""
         if watch not in self._entered:
             return
@@ -126,7 +126,7 @@ class Tracker:
         """
         if not is_tensor(tensor):
             raise NotATensorError(f"mutations() wants a tensor, and this is of type {type(tensor).__name__}")
-        with untouched():
+        with DisableTorchFunction():
             owner = memory_of(tensor)
         found = [mutation for log in self.logs for mutation in log.mutations(owner)]
         return tuple(found)

@@ -23,7 +23,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.reading.modules import modules_in
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.watch.running import active_modes
 from byname.watch.wrappers import notes_on_scripts
 
@@ -187,7 +187,7 @@ class _Eagerly:
     def _choosing(self, frames: Any) -> Callable[[Any], Any]:
         stop_counting = vars(frames).get("set_fullgraph_compiled_frame_count")
 
-        @eager
+        @dynamo_skip
         def choose(callback: Any) -> Any:
             """What the compiler is to do in a call that begins: nothing, but for PyTorch's own need."""
             function = sys._getframe(1).f_locals.get("fn")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from byname.watch.heard import Heard
 
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.text import printable
 from byname.undo import Undo
 
@@ -98,7 +98,7 @@ class Handle:
 
     def add(self, tap: Tap) -> None:
         """Has one more part come and go with the others."""
-        with interrupts_wait(), _CHANGING:
+        with defer_signals(), _CHANGING:
             self._taps.append(tap)
             if self._installed:
                 self._put_on([tap])
@@ -124,7 +124,7 @@ class Handle:
 
     @enabled.setter
     def enabled(self, wanted: bool) -> None:
-        with interrupts_wait(), _CHANGING:
+        with defer_signals(), _CHANGING:
             if self._removed and wanted:
                 raise RuntimeError("this handle was removed; attach again instead")
             if not wanted:
@@ -141,7 +141,7 @@ class Handle:
 
     @paused.setter
     def paused(self, wanted: bool) -> None:
-        with interrupts_wait(), _CHANGING:
+        with defer_signals(), _CHANGING:
             if self._installed and wanted != self._paused:
                 if wanted:
                     self._paused = True
@@ -155,7 +155,7 @@ class Handle:
 
         Each part is taken off, also if another raises or is interrupted; the first error is raised when all were tried.
         """
-        with interrupts_wait(), _CHANGING:
+        with defer_signals(), _CHANGING:
             enabled = self._installed
             self._removed = True
             try:
@@ -175,7 +175,7 @@ class Handle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with interrupts_wait():
+        with defer_signals():
             self._failed = error is not None
             self.remove()
 

@@ -8,7 +8,7 @@ from types import FunctionType
 
 from torch import nn
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.reachable import function_of, methods_of, names_reached
@@ -59,7 +59,7 @@ class Inventory:
         owner = type(module).__name__
         for kind in ("parameter", "buffer"):
             for name, tensor in state_of(module, kind).items():
-                with untouched():
+                with DisableTorchFunction():
                     yield Point(under(path, name), kind, "", owner, tuple(fact(tensor, "shape")))
         for name, function in _methods(module, self._reached):
             if name != "forward":

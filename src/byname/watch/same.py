@@ -9,7 +9,7 @@ from torch import Tensor
 
 from byname.errors import InterjectionError
 from byname.place import join
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.watch.places.items import Segments, tensors_in
 
@@ -58,7 +58,7 @@ def conversion(old: Any, new: Any) -> str:
 
     It may well be meant; the next operation may refuse it, though, in words that do not say where it comes from.
     """
-    with untouched():
+    with DisableTorchFunction():
         for (at, was), (_, now) in zip(_tensors(old), _tensors(new), strict=False):
             before, after = _kind(was), _kind(now)
             if before != after:

@@ -14,7 +14,7 @@ from byname.analyse.analysers.analyser import Analyser, checked_analyser
 from byname.analyse.analysers.kinds import Kind, Kinds
 from byname.analyse.analysers.sample import Sample
 from byname.errors import BynameError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
 from byname.watch.attach import attach, meaning_of, unwrapped
 from byname.watch.event import Event
@@ -193,7 +193,7 @@ class Observation:
         # What is kept is made outside of inference mode, and in full precision. What an analyser computes is no part of
         # the program: a tracker hears nothing of it.
         precise = torch.autocast(value.device.type, enabled=False)
-        with self._analyser.lock, untouched(), torch.inference_mode(False), torch.no_grad(), precise:
+        with self._analyser.lock, DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), precise:
             given = sample(value=value.detach(), gradient=gradient)
             self._analyser.put(given)
             if gradient or not self._analyser.of_gradients or given.path.endswith(".grad"):
@@ -247,5 +247,5 @@ class Observation:
 
     def _keep_targets(self, event: Event) -> None:
         if isinstance(event.value, Tensor):
-            with untouched():
+            with DisableTorchFunction():
                 self._targets = event.value.detach()

@@ -20,7 +20,7 @@ from byname.analyse.evaluation.schedule import Schedule
 from byname.analyse.evaluation.source import Source
 from byname.analyse.results.results import Results
 from byname.errors import BadArgumentError
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.watch.tracing.asleep import told_only_to
 
 __all__ = ["Evaluation"]
@@ -165,7 +165,7 @@ class Evaluation:
         """The figures of one pass. Signals wait while things are put in place and put back."""
         stack = ExitStack()
         try:
-            with interrupts_wait():
+            with defer_signals():
                 self._running = True
                 stack.callback(setattr, self, "_running", False)
                 before = stack.enter_context(
@@ -182,7 +182,7 @@ class Evaluation:
             return (self.analyser.reduce() if self._reduce else self.analyser).result()
         finally:
             try:
-                with interrupts_wait():
+                with defer_signals():
                     stack.close()
             finally:
                 stack.close()  # for an interrupt that came before signals waited

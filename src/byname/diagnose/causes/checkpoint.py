@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from byname.autograd.slots import packed_in
-from byname.diagnose.context import Scene
+from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.describe import name_around
 from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.tracking.log import Call
 from byname.tracking.tracker import logs
 
@@ -25,19 +25,19 @@ _REMEDY = (
 )
 
 
-def checkpoint_mismatch(scene: Scene, error: BaseException) -> Finding | None:
+def checkpoint_mismatch(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the first operation that the recomputation left out, added or did on other shapes."""
-    record = _record(scene)
-    if record is None or not scene.has_graph:
+    record = _record(context)
+    if record is None or not context.has_graph:
         return None
-    with untouched():
-        nodes = _nodes_of(scene, record)
-        return _other_operation(scene, record, nodes) or _other_shape(scene, record, nodes)
+    with DisableTorchFunction():
+        nodes = _nodes_of(context, record)
+        return _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
 
 
-def _record(scene: Scene) -> Any:
+def _record(context: FailureContext) -> Any:
     """Return the checkpoint's own record, from the frame of the function that found the difference."""
-    for place in scene.places:
+    for place in context.places:
         known = dict(locals_of(place.frame)) if place.frame.f_code.co_name in _FINDERS else {}
         record = known.get("self") or known.get("target_frame") or known.get("frame")
         if hasattr(record, "weak_holders"):
@@ -48,16 +48,16 @@ def _record(scene: Scene) -> Any:
 _FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
 
 
-def _nodes_of(scene: Scene, record: Any) -> list[int | None]:
+def _nodes_of(context: FailureContext, record: Any) -> list[int | None]:
     """Return, for each tensor that the checkpoint saved, the node of the graph that it was saved for."""
-    numbers = scene.walk.numbers
-    found = {id(raw.data): numbers[node] for node, _, raw in packed_in(scene.walk.nodes[1:])}
+    numbers = context.walk.numbers
+    found = {id(raw.data): numbers[node] for node, _, raw in packed_in(context.walk.nodes[1:])}
     return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
 
 
-def _other_operation(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding | None:
+def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Finding | None:
     """Return a finding about the first call that only one of the two runs made, if a tracker has seen both."""
-    found = _both_runs(scene, [number for number in nodes if number is not None])
+    found = _both_runs(context, [number for number in nodes if number is not None])
     if found is None:
         return None
     then, now = found
@@ -71,7 +71,7 @@ def _other_operation(scene: Scene, record: Any, nodes: Sequence[int | None]) -> 
     left_out, added = then[start:end][:1], now[start_now:end_now][:1]
     if left_out and not added and end == len(then) and _has_stopped_early(record):
         return None
-    return _told(scene, left_out, added)
+    return _told(context, left_out, added)
 
 
 def _has_stopped_early(record: Any) -> bool:
@@ -79,12 +79,12 @@ def _has_stopped_early(record: Any) -> bool:
     return any(count == len(record.weak_holders) for count in record.recomp_counter.values())
 
 
-def _both_runs(scene: Scene, nodes: Sequence[int]) -> tuple[list[Call], list[Call]] | None:
+def _both_runs(context: FailureContext, nodes: Sequence[int]) -> tuple[list[Call], list[Call]] | None:
     """Return the calls of the checkpointed part, and those of the run that has just been made to repeat them."""
     if not nodes:
         return None
-    numbers = [scene.walk.nodes[number]._sequence_nr() for number in nodes]
-    root = max(scene.walk.nodes[number]._sequence_nr() for number in scene.walk.roots)
+    numbers = [context.walk.nodes[number]._sequence_nr() for number in nodes]
+    root = max(context.walk.nodes[number]._sequence_nr() for number in context.walk.roots)
     for log in logs():
         calls = [Call(*raw) for raw in log.calls]
         then = [call for call in calls if call.after > min(numbers) and call.before <= max(numbers)]
@@ -114,7 +114,7 @@ def _key(call: Call) -> tuple[int, int, str, int]:
     return id(call.code), call.instruction, call.name, id(module)
 
 
-def _told(scene: Scene, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
+def _told(context: FailureContext, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
     calls = [*left_out, *added]
     spots = [call.spot() for call in calls]
     sites = [None if spot is None else spot.site for spot in spots]
@@ -125,7 +125,7 @@ def _told(scene: Scene, left_out: Sequence[Call], added: Sequence[Call]) -> Find
     else:
         words = f"{what[0]} was computed the {'first' if left_out else 'second'} time only"
     message = f"the checkpointed part did something else when backward computed it again: {words}"
-    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, scene.noticed), _REMEDY)
+    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, context.noticed), _REMEDY)
 
 
 def _name(call: Call) -> Name:
@@ -134,7 +134,7 @@ def _name(call: Call) -> Name:
     return named or name_around(call) or unnamed(None if spot is None else spot.site)
 
 
-def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Finding:
+def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Finding:
     """Return a finding about the first tensor that was saved with another shape or dtype.
 
     If only the number of saved tensors differs, the finding blames no variable.
@@ -144,13 +144,13 @@ def _other_shape(scene: Scene, record: Any, nodes: Sequence[int | None]) -> Find
     node = None if number is None else nodes[number]
     if number is None or node is None:
         message = "the checkpointed part saved another number of tensors when backward computed it again"
-        return Finding("checkpoint-mismatch", message, sites=known_sites(scene.noticed), remedy=_REMEDY)
-    name, made = scene.variable(node), scene.site(node)
+        return Finding("checkpoint-mismatch", message, sites=known_sites(context.noticed), remedy=_REMEDY)
+    name, made = context.variable(node), context.site(node)
     message = (
         f"the checkpointed part did something else when backward computed it again: what was saved for {quote(name)}"
         f"{at(made)} was {_shape(then[number])} the first time and is {_shape(now[number])} the second time"
     )
-    return Finding("checkpoint-mismatch", message, culprits_of(name), known_sites(made, scene.noticed), _REMEDY)
+    return Finding("checkpoint-mismatch", message, culprits_of(name), known_sites(made, context.noticed), _REMEDY)
 
 
 def _metadata_now(record: Any) -> list[Any]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from byname.autograd.slots import slots_of
-from byname.diagnose.context import Scene
+from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import freed_by
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_all
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
 
 __all__ = ["backward_twice"]
@@ -25,57 +25,57 @@ _OTHER_LINE = (
 )
 
 
-def backward_twice(scene: Scene, error: BaseException | None = None) -> Finding | None:
+def backward_twice(context: FailureContext, error: BaseException | None = None) -> Finding | None:
     """Return a finding about the first node, in engine order, that cannot run because its saved tensors are freed.
 
     If several nodes may be the one that failed, the finding names each of their variables.
     """
-    if not scene.has_graph:
+    if not context.has_graph:
         return None
-    with untouched():
-        gone = {slot.number for slot in slots_of(scene.walk) if slot.state == "freed"}
-        gone = {number for number in gone if scene.can_fail_at(number)}
+    with DisableTorchFunction():
+        gone = {slot.number for slot in slots_of(context.walk) if slot.state == "freed"}
+        gone = {number for number in gone if context.can_fail_at(number)}
         if not gone:
             return None
-        stamped = {number for number, node in enumerate(scene.walk.nodes[1:], 1) if freed_by(node) is not None}
-        if not scene.places:  # nothing has run yet: the first freed node is the one that will fail
-            possible = [number for number in scene.order() if number in gone][:1]
+        stamped = {number for number, node in enumerate(context.walk.nodes[1:], 1) if freed_by(node) is not None}
+        if not context.places:  # nothing has run yet: the first freed node is the one that will fail
+            possible = [number for number in context.order() if number in gone][:1]
         else:
-            possible = list(_possible(scene, gone, stamped))
-    return _known(scene, possible[-1], stamped) if len(possible) == 1 else _uncertain(scene, possible)
+            possible = list(_possible(context, gone, stamped))
+    return _known(context, possible[-1], stamped) if len(possible) == 1 else _uncertain(context, possible)
 
 
-def _possible(scene: Scene, gone: set[int], stamped: set[int]) -> Iterator[int]:
+def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Iterator[int]:
     """Yield the nodes that may be the one that failed.
 
     The engine stops at the first node that was freed before this backward call. It has run the nodes before that one,
     and freed them itself. A node that was made under a tracker and has no mark of an earlier call can only have been
     freed in this way; for any other node that is not known.
     """
-    live = {slot.number for slot in slots_of(scene.walk) if slot.state != "freed"}
-    for number in scene.order():
+    live = {slot.number for slot in slots_of(context.walk) if slot.state != "freed"}
+    for number in context.order():
         if number in gone and number in stamped:
             yield number
             return
-        if number in gone and (not scene.lookup or scene.lookup.call(scene.walk.nodes[number]) is None):
+        if number in gone and (not context.lookup or context.lookup.call(context.walk.nodes[number]) is None):
             yield number
         elif number in live:
             return
 
 
-def _known(scene: Scene, number: int, stamped: set[int]) -> Finding:
-    variable, made = scene.variable(number, stamped), scene.site(number)
-    run = freed_by(scene.walk.nodes[number])
+def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
+    variable, made = context.variable(number, stamped), context.site(number)
+    run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.site
     it = quote(variable)
     where = f", made at {made}," if made is not None and variable.path else ""
     by = f"the backward{at(freed)} has freed it" if run is not None else "an earlier backward has freed it"
     message = (
-        f"this backward{at(scene.noticed)} goes through {it}{where} and what autograd had saved there is gone: {by}"
+        f"this backward{at(context.noticed)} goes through {it}{where} and what autograd had saved there is gone: {by}"
     )
-    remedy = _SAME_LINE if freed is not None and freed == scene.noticed else _OTHER_LINE
+    remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     name = f"`{variable.path}`" if variable.path else "it"
-    sites = known_sites(made, freed, scene.noticed)
+    sites = known_sites(made, freed, context.noticed)
     return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name))
 
 
@@ -84,26 +84,26 @@ def _each(variable: Name) -> tuple[Name, ...]:
     return culprits_of(*(replace(variable, path=path) for path in variable.path.split(", ")))
 
 
-def _uncertain(scene: Scene, numbers: Sequence[int]) -> Finding:
+def _uncertain(context: FailureContext, numbers: Sequence[int]) -> Finding:
     """Return a finding that names every variable whose node may be the one that failed."""
-    possible = list(_first_of_each_name(scene, numbers))
+    possible = list(_first_of_each_name(context, numbers))
     names = tuple(name for name, _ in possible)
     sites = [made for _, made in possible] if len(possible) == 1 else []
     who = quote_all(names) or "a tensor without a name"
     message = (
-        f"this backward{at(scene.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, and what "
+        f"this backward{at(context.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, and what "
         "autograd had saved there was freed by an earlier backward. byname.explaining() around the program "
         "remembers which backward that was"
     )
     remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")
-    return Finding("backward-twice", message, names, known_sites(*sites, scene.noticed), remedy)
+    return Finding("backward-twice", message, names, known_sites(*sites, context.noticed), remedy)
 
 
-def _first_of_each_name(scene: Scene, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
+def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
     seen: set[str] = set()
-    with untouched():
+    with DisableTorchFunction():
         for number in numbers:
-            name = scene.variable(number, range(len(scene.walk.nodes)))
+            name = context.variable(number, range(len(context.walk.nodes)))
             if name.path and name.path not in seen:
                 seen.add(name.path)
-                yield name, scene.site(number)
+                yield name, context.site(number)

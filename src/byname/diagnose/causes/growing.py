@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from byname.autograd.walk import Node
-from byname.diagnose.context import Scene
-from byname.diagnose.engine import Run, creating_run, first_run
+from byname.diagnose.context import FailureContext
+from byname.diagnose.engine import BackwardCall, creating_run, first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import at, quote, quote_all
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.location import Site
 from byname.table import counted
@@ -25,25 +25,25 @@ from byname.tracking.tracker import logs
 __all__ = ["graph_grows", "graph_in_grad"]
 
 
-def graph_grows(scene: Scene, nodes: Iterable[Node]) -> list[Finding]:
+def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]:
     """Return a finding if a graph reaches back through several iterations, each with a backward call of its own.
 
     Args:
-        scene: the context of the question.
+        context: the context of the question.
         nodes: the nodes of the graph.
     """
     if not any(log.steps for log in logs()):
         return []
-    with untouched():
+    with DisableTorchFunction():
         passed = _iterations(map(first_run, nodes))
         if len(passed) < 2:
             return []
-        runs = [None, *map(first_run, scene.walk.nodes[1:])]
-        joins = list(_joins(scene, runs))
+        runs = [None, *map(first_run, context.walk.nodes[1:])]
+        joins = list(_joins(context, runs))
     join = max(joins, key=lambda one: one.spans, default=None)
     if join is None or join.spans < 2:
         return []
-    variable = scene.variable(join.carrier)
+    variable = context.variable(join.carrier)
     message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
         f"{quote(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every "
         "iteration, in memory and in time"
@@ -73,15 +73,15 @@ class _Join(NamedTuple):
     is_chain: bool
 
 
-def _joins(scene: Scene, runs: Sequence[Run | None]) -> Iterator[_Join]:
+def _joins(context: FailureContext, runs: Sequence[BackwardCall | None]) -> Iterator[_Join]:
     found: dict[Site | None, list[int]] = {}
-    reached: dict[Site | None, set[Run | None]] = {}
+    reached: dict[Site | None, set[BackwardCall | None]] = {}
     chains: dict[Site | None, bool] = {}
-    for user, row in enumerate(scene.walk.rows):
+    for user, row in enumerate(context.walk.rows):
         older = [below for below in row if below and _is_older(runs[below], runs[user])]
         if older:
-            site = scene.site(user)
-            adds_up = site is not None and any(scene.site(below) == site for below in row if below)
+            site = context.site(user)
+            adds_up = site is not None and any(context.site(below) == site for below in row if below)
             chains[site] = chains.get(site, False) or adds_up or (runs[user] is not None)
             found.setdefault(site, []).append(user if adds_up else older[0])
             reached.setdefault(site, set()).update(runs[below] for below in older)
@@ -89,7 +89,7 @@ def _joins(scene: Scene, runs: Sequence[Run | None]) -> Iterator[_Join]:
         yield _Join(site, carriers[0], len(_iterations(reached[site])), chains[site])
 
 
-def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:
+def _iterations(runs: Iterable[BackwardCall | None]) -> set[tuple[int, int]]:
     """Return the iterations that some backward calls belong to; a step of an optimizer separates two iterations."""
     found = set()
     for run in {run for run in runs if run is not None}:
@@ -98,14 +98,14 @@ def _iterations(runs: Iterable[Run | None]) -> set[tuple[int, int]]:
     return found
 
 
-def _is_older(one: Run | None, other: Run | None) -> bool:
+def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:
     """Return whether a node was run by an earlier backward call than its user; a node not yet run counts as latest."""
     return one is not None and (other is None or one.number < other.number)
 
 
-def graph_in_grad(scene: Scene, leaves: Sequence[torch.Tensor]) -> list[Finding]:
+def graph_in_grad(context: FailureContext, leaves: Sequence[torch.Tensor]) -> list[Finding]:
     """Return a finding about the leaves whose ``.grad`` is itself part of a graph."""
-    with untouched():
+    with DisableTorchFunction():
         held = []
         for leaf in leaves:
             gradient = fact(leaf, "grad")
@@ -114,7 +114,7 @@ def graph_in_grad(scene: Scene, leaves: Sequence[torch.Tensor]) -> list[Finding]
         if not held:
             return []
         runs = [creating_run(fact(leaf, "grad")) for leaf in held]
-    names = tuple(scene.names(held[::-1]))
+    names = tuple(context.names(held[::-1]))
     sites = dict.fromkeys(run.site for run in runs if run is not None)
     message = (
         f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True has left it "

@@ -15,15 +15,15 @@ from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
-from byname.diagnose.context import Scene, base_name, message_of
+from byname.diagnose.context import FailureContext, base_name, message_of
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor
 from byname.source.code import expression
-from byname.source.location import Site, Spot, locate, statements_binding
+from byname.source.location import Expression, Site, locate, statements_binding
 from byname.table import counted
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
@@ -33,29 +33,29 @@ from byname.tracking.tracker import logs
 __all__ = ["leaf_in_place", "modified", "non_leaf_grad"]
 
 
-def modified(scene: Scene, message: str = "") -> list[Finding]:
+def modified(context: FailureContext, message: str = "") -> list[Finding]:
     """Return a finding for each tensor that was changed after autograd had saved it; for an error, one at most.
 
     Args:
-        scene: the graph.
+        context: the graph.
         message: PyTorch's error message, if backward has failed already.
     """
-    if not scene.has_graph:
+    if not context.has_graph:
         return []
-    with untouched():
-        spoilt = [slot for slot in slots_of(scene.walk) if slot.state == "modified"]
-        changed = {slot.number: slot for slot in spoilt if scene.can_fail_at(slot.number)}
-        first = [changed[number] for number in scene.order() if number in changed] if changed else []
+    with DisableTorchFunction():
+        spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
+        changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
+        first = [changed[number] for number in context.order() if number in changed] if changed else []
         if message:
-            first = _told(scene, first, message)[:1]
-        found = [_Change(scene, slot) for slot in _one_of_each(first)]
+            first = _told(context, first, message)[:1]
+        found = [_Change(context, slot) for slot in _one_of_each(first)]
         return [change.finding() for change in found]
 
 
-def _told(scene: Scene, slots: list[Slot], message: str) -> list[Slot]:
+def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
     """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
     told = versions_told(message)
-    fitting = [slot for slot in slots if versions_of(scene.walk.nodes[slot.number], slot.name) == told]
+    fitting = [slot for slot in slots if versions_of(context.walk.nodes[slot.number], slot.name) == told]
     return fitting or slots
 
 
@@ -70,12 +70,12 @@ def _one_of_each(slots: Iterable[Slot]) -> list[Slot]:
 class _Change:
     """A saved tensor that was changed in place. It holds the tensor, so it lives only as long as the question."""
 
-    def __init__(self, scene: Scene, slot: Slot) -> None:
-        self._scene = scene
+    def __init__(self, context: FailureContext, slot: Slot) -> None:
+        self._scene = context
         self._slot = slot
-        row: SavedTensor = rows_of(scene.walk, [slot], [*scene.models, *scene.optimizers])[0]
-        self.saved = row.site or scene.site(slot.number)
-        self.versions = versions_of(scene.walk.nodes[slot.number], slot.name)
+        row: SavedTensor = rows_of(context.walk, [slot], [*context.models, *context.optimizers])[0]
+        self.saved = row.site or context.site(slot.number)
+        self.versions = versions_of(context.walk.nodes[slot.number], slot.name)
         self.changes = self._changes()
         self.name = self._named(row)
 
@@ -206,22 +206,22 @@ def _is_path(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def leaf_in_place(scene: Scene, error: BaseException) -> Finding | None:
+def leaf_in_place(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the leaf that a statement changes in place though it requires grad."""
-    leaves = [tensor for tensor in _tensors_at(scene) if _is_changed_leaf(tensor)]
+    leaves = [tensor for tensor in _tensors_at(context) if _is_changed_leaf(tensor)]
     leaf = next(iter(leaves), None)
-    name = unnamed() if leaf is None else scene.name(_leaf_of(leaf))
+    name = unnamed() if leaf is None else context.name(_leaf_of(leaf))
     what = (
-        f"{quote(name)} is a leaf that requires grad, and{at(scene.noticed)} it"
+        f"{quote(name)} is a leaf that requires grad, and{at(context.noticed)} it"
         if name.path
-        else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(scene.noticed)}")
+        else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(context.noticed)}")
     )
     message = f"{what} is changed in place"
     remedy = (
         "to set its values, as an initialisation or a step does, write the statement under torch.no_grad(); to compute "
         f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
     )
-    return Finding("leaf-in-place", message, culprits_of(name), known_sites(scene.noticed), remedy)
+    return Finding("leaf-in-place", message, culprits_of(name), known_sites(context.noticed), remedy)
 
 
 def _is_changed_leaf(tensor: torch.Tensor) -> bool:
@@ -230,22 +230,22 @@ def _is_changed_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
-    with untouched():
+    with DisableTorchFunction():
         base = fact(tensor, "_base")
         return tensor if base is None else base
 
 
-def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
+def non_leaf_grad(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
-    asked = _given_to_optimizer(scene) if type(error) is ValueError else _asked_for_grad(scene)
+    asked = _given_to_optimizer(context) if type(error) is ValueError else _asked_for_grad(context)
     tensor = next(asked, None)
     if tensor is None:
         return None
-    with untouched():
-        made, name = site_of_tensor(tensor), scene.name(tensor)
+    with DisableTorchFunction():
+        made, name = site_of_tensor(tensor), context.name(tensor)
         node = fact(tensor, "grad_fn")
         if made is None and node is not None:
-            made = Scene([tensor]).site(1)
+            made = FailureContext([tensor]).site(1)
     why = (
         f"made{at(made)} by an operation on another tensor" if made else "the result of an operation on another tensor"
     )
@@ -256,21 +256,21 @@ def non_leaf_grad(scene: Scene, error: BaseException) -> Finding | None:
         "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
     )
     message = f"{it} is no leaf: it is {why}, and {wanted}"
-    return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, scene.noticed), remedy)
+    return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
 
 
-def _given_to_optimizer(scene: Scene) -> Iterator[torch.Tensor]:
+def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors that ``add_param_group`` refused, from the frame that refused them."""
-    for place in scene.places:
+    for place in context.places:
         if place.frame.f_code.co_name == "add_param_group":
             group = dict(locals_of(place.frame)).get("param_group")
             params = group.get("params", ()) if type(group) is dict else ()
             yield from (one for one in params if is_tensor(one) and _is_result(one))
 
 
-def _asked_for_grad(scene: Scene) -> Iterator[torch.Tensor]:
+def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
-    place = scene.users_place
+    place = context.users_place
     found = None if place is None else expression(place.frame.f_code, place.instruction)
     if place is None or found is None:
         return
@@ -296,7 +296,7 @@ def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> I
                     yield value
 
 
-def _assigned_in(spot: Spot) -> ast.expr | None:
+def _assigned_in(spot: Expression) -> ast.expr | None:
     """Return the value of a simple assignment, parsed from its source."""
     try:
         statement = ast.parse(spot.site.statement).body[0]
@@ -315,20 +315,20 @@ def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
 
 
 def _is_result(tensor: torch.Tensor) -> bool:
-    with untouched():
+    with DisableTorchFunction():
         return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
 
 
-def _tensors_at(scene: Scene) -> Iterator[torch.Tensor]:
+def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the tensors that the failing expression changes."""
-    place = scene.users_place
+    place = context.users_place
     if place is None:
         return
     found = expression(place.frame.f_code, place.instruction)
     if found is None:
         return
     variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    with untouched():
+    with DisableTorchFunction():
         for value in _subjects(found.node, variables):
             yield from (one for one in _inside(value) if is_tensor(one))
 

@@ -18,17 +18,17 @@ from torch import nn
 from byname.autograd.order import node_of_input
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
-from byname.diagnose.context import Scene, message_of
+from byname.diagnose.context import FailureContext, message_of
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.modules import own_parameters, parameters_in
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, Spot, locate, statements_binding
-from byname.tracking.log import Call, Cut, Log, Made
+from byname.source.location import Expression, Site, locate, statements_binding
+from byname.tracking.log import Call, CreationRecord, Cut, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
@@ -40,14 +40,14 @@ class Snip:
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
-        self.spot: Spot | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
+        self.spot: Expression | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
         self.site: Site | None = None if self.spot is None else self.spot.site
 
-    def name(self, scene: Scene) -> Name:
+    def name(self, context: FailureContext) -> Name:
         """Return the variable that the line assigns, or else one that it reads."""
         result = None if self.cut.result is None else self.cut.result()
         if result is not None:
-            name = scene.name(result)
+            name = context.name(result)
             if name.path and name.exact:
                 return name
         if self.spot is not None and self.cut.code is not None and self.site is not None and self.site.target:
@@ -56,27 +56,27 @@ class Snip:
                 return whole if self.spot.whole else replace(whole, relation="part of")
         for reference, _ in self.cut.inputs:
             tensor = reference()
-            if tensor is not None and scene.name(tensor).path:
-                return scene.name(tensor)
+            if tensor is not None and context.name(tensor).path:
+                return context.name(tensor)
         return unnamed(self.site)
 
 
-def no_grad_path(scene: Scene, error: BaseException | None = None) -> Finding | None:
+def no_grad_path(context: FailureContext, error: BaseException | None = None) -> Finding | None:
     """Return a finding about a loss without a graph, with the first call that cut it off.
 
     The inputs of such a call require grad, and its result does not.
     """
-    cut_off = [root for root in scene.roots if is_tensor(root) and not has_graph(root)]
+    cut_off = [root for root in context.roots if is_tensor(root) and not has_graph(root)]
     if not cut_off:
         return None
-    with untouched():
+    with DisableTorchFunction():
         cuts = [cut for log in logs() for cut in log.cuts_of(cut_off[0])]
         if cuts:
-            return _at_cuts(scene, _first_of_each(cuts), certain=True)
+            return _at_cuts(context, _first_of_each(cuts), certain=True)
         taken, certain = _taken_out(cut_off[0])
         if taken:
-            return _at_cuts(scene, _first_of_each(taken), certain)
-        return _frozen(scene, cut_off[0]) or _unseen(scene, cut_off[0])
+            return _at_cuts(context, _first_of_each(taken), certain)
+        return _frozen(context, cut_off[0]) or _unseen(context, cut_off[0])
 
 
 def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
@@ -110,12 +110,12 @@ def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
 _MOST_PLACES = 3
 
 
-def _feeds(out: Spot, into: Spot) -> bool:
+def _feeds(out: Expression, into: Expression) -> bool:
     """Return whether a statement is the given other one, or assigns a variable that the other one reads."""
     return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
 
 
-def _makes_anew(code: CodeType, into: Spot) -> bool:
+def _makes_anew(code: CodeType, into: Expression) -> bool:
     """Return whether a statement, or one that assigns a variable it reads, makes a tensor from numbers or an array."""
     before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
     return any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
@@ -124,21 +124,21 @@ def _makes_anew(code: CodeType, into: Spot) -> bool:
 _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
-def _spot(cut: Cut) -> Spot:
+def _spot(cut: Cut) -> Expression:
     return locate(cut.code, cut.instruction, cut.caller)
 
 
-def _making_in(log: Log, root: torch.Tensor) -> Made | None:
+def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
     made = log.made.get(id(root))
     return made if made is not None and made() is root else None
 
 
-def _at_cuts(scene: Scene, snips: Sequence[Snip], certain: bool) -> Finding:
-    places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in snips]
+def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> Finding:
+    places = [f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in snips]
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
     message = f"{ends} {'; and '.join(places)}"
-    names = culprits_of(*(snip.name(scene) for snip in snips))
-    sites = known_sites(*(snip.site for snip in snips), scene.noticed)
+    names = culprits_of(*(snip.name(context) for snip in snips))
+    sites = known_sites(*(snip.site for snip in snips), context.noticed)
     return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
 
 
@@ -186,9 +186,9 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
 """Calls that cut off, by name, with a phrase about their result and the code to write instead."""
 
 
-def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
+def _frozen(context: FailureContext, root: torch.Tensor) -> Finding | None:
     """Return a finding about frozen parameters, if nothing that requires grad went into the loss."""
-    given: list[torch.Tensor] = [one for model in scene.models for one in parameters_in(model)]
+    given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
     if any(fact(one, "requires_grad") for one in given):
         return None
     seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
@@ -197,20 +197,20 @@ def _frozen(scene: Scene, root: torch.Tensor) -> Finding | None:
     if not frozen:
         return None
     sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
-    names = scene.names(frozen)
+    names = context.names(frozen)
     verb = "requires no grad: it was" if len(names) == 1 else "require no grad: they were"
     where = f" frozen{at(sites[0])}" if sites else " frozen"
     message = f"nothing that requires grad went into this loss. {quote_all(names)} {verb}{where}"
     remedy = "call requires_grad_() on the parameters that should learn"
-    return Finding("no-grad-path", message, culprits_of(*names), known_sites(*sites, scene.noticed), remedy)
+    return Finding("no-grad-path", message, culprits_of(*names), known_sites(*sites, context.noticed), remedy)
 
 
-def _unseen(scene: Scene, root: torch.Tensor) -> Finding:
+def _unseen(context: FailureContext, root: torch.Tensor) -> Finding:
     """Return a finding from the tensor alone, for a cut that no tracker saw."""
-    made, name = site_of_tensor(root), scene.name(root)
+    made, name = site_of_tensor(root), context.name(root)
     message = f"{quote(name)} cannot be backwarded: {why_no_graph(root, made)}"
     remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
-    return Finding("no-grad-path", message, (), known_sites(made, scene.noticed), remedy)
+    return Finding("no-grad-path", message, (), known_sites(made, context.noticed), remedy)
 
 
 IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
@@ -230,11 +230,11 @@ class CutOff(NamedTuple):
     snips: list[Snip]
     sure: str
 
-    def finding(self, scene: Scene) -> Finding:
+    def finding(self, context: FailureContext) -> Finding:
         """Return the finding about these parameters."""
-        names = tuple(scene.names(self.parameters))
+        names = tuple(context.names(self.parameters))
         gets = "it gets" if len(names) == 1 else "they get"
-        message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(scene)}"
+        message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(context)}"
         remedy = (
             "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
             if self.snips
@@ -242,21 +242,21 @@ class CutOff(NamedTuple):
         )
         return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
 
-    def _way(self, scene: Scene) -> str:
+    def _way(self, context: FailureContext) -> str:
         """Return the place of the cut, as the rest of a sentence."""
         if not self.snips:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
-        places = [f"{quote_at(snip.name(scene), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+        places = [f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
         return f". The way {self.sure} cut here: {'; or '.join(places)}"
 
 
-def cut_off(scene: Scene, missing: Sequence[torch.Tensor]) -> list[CutOff]:
+def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[CutOff]:
     """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
     if not missing:
         return []
     groups: dict[Any, CutOff] = {}
-    with untouched():
-        evidence = [_Evidence(scene, log) for log in logs()]
+    with DisableTorchFunction():
+        evidence = [_Evidence(context, log) for log in logs()]
         for one in missing:
             found = (behind for log in evidence if (behind := log.cuts_behind(one))[0])
             cuts, sure = next(found, ([], MAY_BE))
@@ -271,10 +271,10 @@ class _Evidence:
     Only calls of this forward pass count: an earlier evaluation under ``no_grad`` cuts nothing off from the loss.
     """
 
-    def __init__(self, scene: Scene, log: Log) -> None:
-        saved = [slot.tensor for slot in slots_of(scene.walk) if slot.tensor is not None]
+    def __init__(self, context: FailureContext, log: Log) -> None:
+        saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
         self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
-        begin = _begin(scene)
+        begin = _begin(context)
         every = (Cut(*raw) for raw in log.cuts)
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
@@ -298,12 +298,12 @@ class _Evidence:
         return (distinct if len(distinct) <= _MOST_PLACES else []), MAY_BE
 
 
-def _begin(scene: Scene) -> int:
+def _begin(context: FailureContext) -> int:
     """Return the sequence number at which the forward of a loss began.
 
     It is the number of the first node that no backward call has run.
     """
-    fresh = (node for node in scene.walk.nodes[1:] if node.next_functions and first_run(node) is None)
+    fresh = (node for node in context.walk.nodes[1:] if node.next_functions and first_run(node) is None)
     return min((node._sequence_nr() for node in fresh), default=0)
 
 
@@ -346,29 +346,29 @@ def _distinct(cuts: Iterable[Cut]) -> list[Cut]:
     return list({cut.place: cut for cut in cuts}.values())
 
 
-def unused_input(scene: Scene, error: BaseException) -> Finding | None:
+def unused_input(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the inputs of ``autograd.grad`` that the outputs do not depend on."""
-    with untouched():
-        unused = [one for one in scene.inputs if is_tensor(one) and node_of_input(one) not in scene.walk.numbers]
+    with DisableTorchFunction():
+        unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
         if not unused:
             return None
-        names = tuple(scene.names(unused))
-        named = scene.names([root for root in scene.roots if is_tensor(root)])
+        names = tuple(context.names(unused))
+        named = context.names([root for root in context.roots if is_tensor(root)])
     outputs = quote_all([name for name in named if name.path]) or "the outputs"
     message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
     remedy = (
         "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
         "them out"
     )
-    return Finding("unused-input", message, names, known_sites(scene.noticed), remedy)
+    return Finding("unused-input", message, names, known_sites(context.noticed), remedy)
 
 
-def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
+def ddp_unused(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the parameters that DistributedDataParallel lacks, by the indices in its error."""
     told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
     found = [
         dict(locals_of(place.frame)).get("self")
-        for place in scene.places
+        for place in context.places
         if "distributed" in place.frame.f_code.co_filename
     ]
     wrapper = next((one for one in found if isinstance(one, nn.parallel.DistributedDataParallel)), None)
@@ -378,9 +378,9 @@ def ddp_unused(scene: Scene, error: BaseException) -> Finding | None:
     indices = [int(word) for word in told[1].split()]
     if any(index >= len(every) for index in indices):
         return None
-    with untouched():
-        names = tuple(scene.names([every[index] for index in indices]))
-    return _waiting(names, scene, "the last")
+    with DisableTorchFunction():
+        names = tuple(context.names([every[index] for index in indices]))
+    return _waiting(names, context, "the last")
 
 
 def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
@@ -394,7 +394,7 @@ def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
+def _waiting(names: tuple[Name, ...], context: FailureContext, which: str) -> Finding:
     message = (
         f"{which} loss of this rank does not reach {quote_all(names)}, and DistributedDataParallel waits for "
         "the gradient of every parameter before it starts the next iteration"
@@ -403,10 +403,10 @@ def _waiting(names: tuple[Name, ...], scene: Scene, which: str) -> Finding:
         "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
         "DistributedDataParallel, which costs a walk through the graph each step"
     )
-    return Finding("ddp-unused", message, names, known_sites(scene.noticed), remedy)
+    return Finding("ddp-unused", message, names, known_sites(context.noticed), remedy)
 
 
-def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
+def unreached(context: FailureContext, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
     """Return findings about parameters that a loss does not reach.
 
     There is one for each line that cuts some of them off, one for the rest, and one for those that a
@@ -415,5 +415,5 @@ def unreached(scene: Scene, missing: Sequence[torch.Tensor], wrappers: Iterable[
     waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
     reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
     theirs = [one for one in missing if id(one) in reduced]
-    found = [group.finding(scene) for group in cut_off(scene, [one for one in missing if id(one) not in reduced])]
-    return [*([_waiting(tuple(scene.names(theirs)), scene, "the")] if theirs else []), *found]
+    found = [group.finding(context) for group in cut_off(context, [one for one in missing if id(one) not in reduced])]
+    return [*([_waiting(tuple(context.names(theirs)), context, "the")] if theirs else []), *found]

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.autograd.leaves import Leaf
-from byname.diagnose.context import Scene
+from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding, known_sites
 from byname.naming.name import Name, quote, quote_all
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import parameters_in
 from byname.reading.objects import found_in
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
@@ -30,17 +30,17 @@ from byname.source.location import Site, is_library
 __all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of"]
 
 
-def left_out(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
+def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     """Return a finding about the models' parameters that the loss reaches and that no optimizer will change."""
-    theirs = {id(one) for model in scene.models for one in parameters_in(model)}
+    theirs = {id(one) for model in context.models for one in parameters_in(model)}
     names = tuple(
         leaf.name for leaf in reversed(leaves) if _is_left_out(leaf) and (not theirs or id(leaf.tensor) in theirs)
     )
     if not names:
         return []
     gather, it, they = ("gathers", "it", "it") if len(names) == 1 else ("gather", "them", "they")
-    has = "has" if _several(scene) else "does not have"
-    message = f"{quote_all(names)} {gather} a gradient, and {_those(scene)} {has} {it}"
+    has = "has" if _several(context) else "does not have"
+    message = f"{quote_all(names)} {gather} a gradient, and {_those(context)} {has} {it}"
     remedy = (
         f"give {it} to the optimizer (optimizer.add_param_group), or build it when the model is complete; where {they} "
         f"should stay, requires_grad_(False) also saves computing {'its gradient' if it == 'it' else 'their gradients'}"
@@ -52,20 +52,20 @@ def _is_left_out(leaf: Leaf) -> bool:
     return leaf.kind == "parameter" and not leaf.in_optimizer
 
 
-def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequence[Leaf]) -> list[Finding]:
+def orphaned(context: FailureContext, strangers: Sequence[torch.Tensor], newcomers: Sequence[Leaf]) -> list[Finding]:
     """Return a finding about parameters that an optimizer has and that the model no longer has.
 
     Args:
-        scene: the context of the question.
+        context: the context of the question.
         strangers: the optimizer's parameters that are not the model's and that the loss does not reach.
         newcomers: the leaves of the model's parameters that no optimizer has.
     """
     shapes = {leaf.card.shape for leaf in newcomers}
-    named = zip(scene.names(strangers), strangers, strict=True)
+    named = zip(context.names(strangers), strangers, strict=True)
     gone = [(name, one) for name, one in named if ".param_groups[" in name.path or _shape(one) in shapes]
     if not gone:
         return []
-    holder = "one of the optimizers" if _several(scene) else _those(scene)
+    holder = "one of the optimizers" if _several(context) else _those(context)
     old = ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone)
     message = f"{holder} has {old}, which the model does not have and this loss does not reach"
     new = tuple(leaf.name for leaf in reversed(newcomers))
@@ -80,28 +80,28 @@ def orphaned(scene: Scene, strangers: Sequence[torch.Tensor], newcomers: Sequenc
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    with untouched():
+    with DisableTorchFunction():
         return tuple(fact(tensor, "shape"))
 
 
-def _several(scene: Scene) -> bool:
-    return len(scene.optimizers) > 1
+def _several(context: FailureContext) -> bool:
+    return len(context.optimizers) > 1
 
 
-def _those(scene: Scene) -> str:
-    return "none of the optimizers" if _several(scene) else f"the optimizer ({type(scene.optimizers[0]).__name__})"
+def _those(context: FailureContext) -> str:
+    return "none of the optimizers" if _several(context) else f"the optimizer ({type(context.optimizers[0]).__name__})"
 
 
-def free_leaves(scene: Scene, leaves: Sequence[Leaf]) -> list[Finding]:
+def free_leaves(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     """Return findings about leaves that are no parameters and gather a gradient that nobody reads."""
     return [
-        _free(scene, leaf)
+        _free(context, leaf)
         for leaf in reversed(leaves)
-        if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(scene, leaf)
+        if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(context, leaf)
     ]
 
 
-def _is_idle(scene: Scene, leaf: Leaf) -> bool:
+def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     """Return whether a leaf's gradient goes unused, as far as can be seen.
 
     Without a given optimizer, this is claimed only of a leaf that no variable holds any more.
@@ -109,16 +109,16 @@ def _is_idle(scene: Scene, leaf: Leaf) -> bool:
     tensor = leaf.tensor
     if tensor is None:
         return True
-    with untouched():
+    with DisableTorchFunction():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False
     if reads_gradient_of(leaf.names):
         return False
     is_lost = not leaf.name.exact or leaf.name.rebound_at is not None  # no variable holds it any more
-    return is_lost or bool(scene.optimizers)
+    return is_lost or bool(context.optimizers)
 
 
-def _free(scene: Scene, leaf: Leaf) -> Finding:
+def _free(context: FailureContext, leaf: Leaf) -> Finding:
     made, used = leaf.site, next((one.site for one in leaf.consumers if one.site is not None), None)
     name = leaf.name
     if used is not None and used.target and not name.exact and "requires_grad" in used.statement:

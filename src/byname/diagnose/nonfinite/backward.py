@@ -10,16 +10,16 @@ import torch
 
 from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.context import Scene, message_of
+from byname.diagnose.context import FailureContext, message_of
 from byname.diagnose.finding import Finding, culprits_of, known_sites, quote_operation, site_of
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.naming.describe import Describer
 from byname.naming.name import Name, at, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, Spot
+from byname.source.location import Expression, Site
 from byname.tracking.lookup import SiteLookup
 
 __all__ = ["WatchedRun", "anomaly", "of_backward"]
@@ -49,7 +49,7 @@ class _Offence:
 class WatchedRun:
     """One backward call, watched by a hook on every node."""
 
-    def __init__(self, walk: Walk, place: Spot | None) -> None:
+    def __init__(self, walk: Walk, place: Expression | None) -> None:
         self.walk = walk
         self.place = place
         self.offence: _Offence | None = None
@@ -70,7 +70,7 @@ class WatchedRun:
         self._handles = []
 
     def _hook(self, number: int) -> Any:
-        @eager
+        @dynamo_skip
         def look(outgoing: Any, incoming: Any) -> None:
             if not self.done and (bad := _first_bad(outgoing)) is not None:
                 self._note(number, bad, incoming)
@@ -78,7 +78,7 @@ class WatchedRun:
         return look
 
     def _leaf_hook(self, number: int) -> Any:
-        @eager
+        @dynamo_skip
         def look(outgoing: Any, incoming: Any) -> None:
             if self.done:
                 return
@@ -104,13 +104,16 @@ def _first_bad(gradients: Any) -> torch.Tensor | None:
 
 
 def _grad_is_finite(node: Any) -> bool:
-    with untouched():
+    with DisableTorchFunction():
         gradient = fact(node.variable, "grad")
     return gradient is None or is_finite(gradient)
 
 
 def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any) -> _Offence:
-    """Return the facts about a gradient, read while the node's saved tensors are there. Callers hold `untouched`."""
+    """Return the facts about a gradient, read while the node's saved tensors are there.
+
+    Callers hold `DisableTorchFunction`.
+    """
     mask, kind = not_finite(bad), kind_of(bad)
     count, of = int(mask.sum().item()), mask.numel()
     if how != "turned":
@@ -166,7 +169,11 @@ _CAME = {
 
 
 def _turned_in_backward(
-    offence: _Offence, operation: str, spot: Spot | None, culprit: Name | None, mask: tuple[str, Site | None] | None
+    offence: _Offence,
+    operation: str,
+    spot: Expression | None,
+    culprit: Name | None,
+    mask: tuple[str, Site | None] | None,
 ) -> str:
     words = (
         f"the backward of {quote_operation(operation, spot, culprit)} turned finite gradients into {offence.kind} "
@@ -234,7 +241,7 @@ _MASKS = {
 def _result_name(walk: Walk, number: int) -> Name | None:
     """Return the name of a node's result: that of the living tensor, or else the name that its statement gave it."""
     findings = find(Targets([]), deep=False)
-    with untouched():
+    with DisableTorchFunction():
         return Describer(walk, findings).result(number)
 
 
@@ -243,20 +250,20 @@ def _leaf_name(walk: Walk, number: int) -> Name | None:
     return find(Targets([leaf])).names(leaf)[0]
 
 
-def anomaly(scene: Scene, error: BaseException) -> Finding | None:
+def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the node that anomaly mode names: the last node of that name that the engine has run."""
     told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", message_of(error))
-    if told is None or not scene.has_graph:
+    if told is None or not context.has_graph:
         return None
-    with untouched():
-        named = [number for number in scene.order() if node_name(scene.walk.nodes[number]) == told[1]]
-        ran = [number for number in named if has_freed_slot(scene.walk.nodes[number])]
+    with DisableTorchFunction():
+        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == told[1]]
+        ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
     sure = len(named) == 1 or bool(ran)
     number = (ran or named or [0])[-1]
     if not number or not sure:
         return None
-    variable, made = scene.variable(number), scene.site(number)
+    variable, made = context.variable(number), context.site(number)
     operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
     message = f"the backward of {operation}, which computes {quote(variable)}{at(made)}, gives NaN"
     remedy = "byname run --non-finite tells which values do it; keep them away before the operation, not after it"
-    return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, scene.noticed), remedy)
+    return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, context.noticed), remedy)

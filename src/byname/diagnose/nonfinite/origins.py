@@ -22,7 +22,7 @@ from torch.utils._device import DeviceContext
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.reading.frames import caller
 from byname.reading.modes import FUNCTIONS
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, fact
 from byname.source.tracebacks import STANDS_IN, is_byname
 from byname.tracking.functions import first_given, is_pytorchs
@@ -123,7 +123,7 @@ class OriginsMode(TorchFunctionMode):
         self._stopped = True
         FUNCTIONS.remove(self)
 
-    @eager
+    @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         pytorchs = is_pytorchs(func)
         kind = self._kinds.get(func) if pytorchs else None
@@ -165,7 +165,7 @@ class OriginsMode(TorchFunctionMode):
         for tensor in changed:
             self._origins.clear(tensor)
 
-    @eager
+    @dynamo_skip
     def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], before: int, changed: Any) -> None:
         targets, were_finite = changed
         name = name_of(function)
@@ -211,7 +211,7 @@ class OriginsMode(TorchFunctionMode):
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    with untouched():
+    with DisableTorchFunction():
         return bool(fact(tensor, "is_leaf")) and tensor.requires_grad
 
 

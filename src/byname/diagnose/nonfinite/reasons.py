@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.table import counted
 
@@ -182,7 +182,7 @@ _REMEDIES = {
 @contextmanager
 def looking() -> Iterator[None]:
     """Hide computations with tensors from modes, from graphs and from the classes of the tensors."""
-    with untouched(), torch.no_grad(), _disable_current_modes():
+    with DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
         yield
 
 
@@ -190,7 +190,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether a tensor holds neither NaN nor Inf; True also for one whose numbers cannot be read."""
     if type(tensor) not in PLAIN and not _has_no_own_code(tensor):
         return True
-    with untouched():
+    with DisableTorchFunction():
         try:
             if _is_usual(tensor) and math.isfinite(tensor.detach().sum().item()):
                 return True
@@ -205,7 +205,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Return whether a plain tensor can be read without further checks. Callers hold `untouched`."""
+    """Return whether a plain tensor can be read without further checks. Callers hold `DisableTorchFunction`."""
     return (
         tensor.dtype in _USUAL
         and tensor.layout is torch.strided
@@ -221,7 +221,7 @@ _USUAL = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def can_look(tensor: torch.Tensor) -> bool:
-    """Return whether the numbers of a tensor can be read here and now. Callers hold `untouched`."""
+    """Return whether the numbers of a tensor can be read here and now. Callers hold `DisableTorchFunction`."""
     kind = tensor.dtype
     if not (kind.is_floating_point or kind.is_complex) or tensor.is_meta or tensor.is_nested:
         return False
@@ -231,12 +231,12 @@ def can_look(tensor: torch.Tensor) -> bool:
 
 
 def not_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the stored numbers that are NaN or Inf. Callers hold `untouched`."""
+    """Return a mask of the stored numbers that are NaN or Inf. Callers hold `DisableTorchFunction`."""
     return ~torch.isfinite(_dense(tensor.detach()))
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """Return ``NaN``, ``Inf`` or ``NaN and Inf``, as a tensor holds them. Callers hold `untouched`."""
+    """Return ``NaN``, ``Inf`` or ``NaN and Inf``, as a tensor holds them. Callers hold `DisableTorchFunction`."""
     values = _dense(tensor.detach())
     found = {"NaN": torch.isnan(values).any().item(), "Inf": torch.isinf(values).any().item()}
     return " and ".join(word for word, there in found.items() if there)

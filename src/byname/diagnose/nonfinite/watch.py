@@ -26,9 +26,9 @@ from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.frames import caller
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.source.location import Site, Spot, locate
+from byname.source.location import Expression, Site, locate
 
 __all__ = ["FiniteWatch", "of_forward"]
 
@@ -112,7 +112,9 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
         return None
 
 
-def of_forward(walk: Walk, root: torch.Tensor, origins: Origins, place: Spot | None) -> tuple[tuple[Any, ...], Finding]:
+def of_forward(
+    walk: Walk, root: torch.Tensor, origins: Origins, place: Expression | None
+) -> tuple[tuple[Any, ...], Finding]:
     """Return a key and a finding for a root that is not finite itself."""
     origin = origins.of(root)
     if origin is None:
@@ -128,7 +130,7 @@ def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.T
     """Return the first tensor in the graph that is not finite, and its origin, for a root of unknown origin."""
     order = sorted(range(1, len(walk.nodes)), key=lambda number: walk.nodes[number]._sequence_nr())
     leaves = set(walk.leaf_numbers())
-    with untouched():
+    with DisableTorchFunction():
         held = [walk.nodes[number].variable for number in sorted(leaves)]
         saved = (slot.tensor for number in order if number not in leaves for slot in slots_in(walk.nodes[number]))
         for tensor in (*held, *saved, root):
@@ -137,7 +139,7 @@ def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.T
     return None, None
 
 
-def _turned_in_forward(origin: Origin, place: Spot | None) -> Finding:
+def _turned_in_forward(origin: Origin, place: Expression | None) -> Finding:
     spot = None if origin.code is None else locate(origin.code, origin.instruction)
     culprit = _called(origin, spot)
     message = (
@@ -148,7 +150,7 @@ def _turned_in_forward(origin: Origin, place: Spot | None) -> Finding:
     return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, origin.remedy)
 
 
-def _called(origin: Origin, spot: Spot | None) -> Name | None:
+def _called(origin: Origin, spot: Expression | None) -> Name | None:
     """Return the name of the call's result."""
     result = None if origin.result is None else origin.result()
     if result is not None:
@@ -159,7 +161,7 @@ def _called(origin: Origin, spot: Spot | None) -> Name | None:
 
 
 def _was_there(
-    walk: Walk, tensor: torch.Tensor | None, origin: Origin | None, place: Spot | None
+    walk: Walk, tensor: torch.Tensor | None, origin: Origin | None, place: Expression | None
 ) -> tuple[tuple[Any, ...], Finding]:
     """Return a key and a finding for values that were not finite before any operation that was seen."""
     spot = None if origin is None or origin.code is None else locate(origin.code, origin.instruction)
@@ -196,7 +198,7 @@ def _was_there(
     return key, Finding("non-finite-gradient", message, (named,) if named.path else (), sites, remedy)
 
 
-def _given(origin: Origin, spot: Spot | None, sites: tuple[Site, ...]) -> Finding:
+def _given(origin: Origin, spot: Expression | None, sites: tuple[Site, ...]) -> Finding:
     """Return the finding for numbers that the program itself wrote or read as NaN or Inf."""
     culprit = _called(origin, spot)
     message = (

@@ -15,10 +15,10 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
-from byname.naming.children.step import (
+from byname.naming.children.reference import (
     ATOMS,
     Held,
-    Step,
+    Reference,
     attribute,
     held_by_attributes,
     held_by_instance,
@@ -90,8 +90,8 @@ def _type_of_links() -> type:
 
 
 _LINK = _type_of_links()
-_RESULT = Step("cache", suffix(" (cached result)"), evaluates=False)
-_ARGUMENT = Step("cache", suffix(" (cached argument)"), evaluates=False)
+_RESULT = Reference("cache", suffix(" (cached result)"), evaluates=False)
+_ARGUMENT = Reference("cache", suffix(" (cached argument)"), evaluates=False)
 
 
 def leads_on(value: object) -> bool:
@@ -118,8 +118,8 @@ def held_by_context(obj: contextvars.Context) -> Held:
             yield _value_in_context, variable.name, value
 
 
-def _value_in_context(name: str) -> Step:
-    return Step("held", lambda before: f"({name!r} in {before})", evaluates=False)
+def _value_in_context(name: str) -> Reference:
+    return Reference("held", lambda before: f"({name!r} in {before})", evaluates=False)
 
 
 def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
@@ -127,7 +127,7 @@ def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
     value = obj.get(_UNSET)
     for one in gc.get_referents(obj) if value is _UNSET else [value]:
         if leads_on(one):
-            yield same, Step("held", suffix(".get()")), one
+            yield same, Reference("held", suffix(".get()")), one
 
 
 _UNSET = object()
@@ -142,8 +142,8 @@ def held_by_threads(obj: Any) -> Held:
                 yield _of_a_thread, name, value
 
 
-def _of_a_thread(name: str) -> Step:
-    return Step("held", lambda before: f"({before}.{name} of some thread)", evaluates=False)
+def _of_a_thread(name: str) -> Reference:
+    return Reference("held", lambda before: f"({before}.{name} of some thread)", evaluates=False)
 
 
 def held_by_builtin(obj: Any) -> Held:
@@ -169,7 +169,7 @@ def held_inside(value: object) -> Held:
         yield same, _HELD, value
 
 
-_HELD = Step("held", lambda before: f"(held by {before})", evaluates=False)
+_HELD = Reference("held", lambda before: f"(held by {before})", evaluates=False)
 
 
 def held_by_dict(obj: Any) -> Held:
@@ -201,17 +201,17 @@ def values_in(mapping: dict[Any, Any]) -> list[object]:
     return found
 
 
-def _entry(found: tuple[object, int, bool]) -> Step:
+def _entry(found: tuple[object, int, bool]) -> Reference:
     """The step to a dict's value: by its key where that can be written down, else by its position."""
     key, position, evaluates = found
     if literal(key):
         return item(key, evaluates=evaluates)
-    return Step("item", lambda before: f"[*{before}.values()][{position}]", evaluates, wild=suffix("[*]"))
+    return Reference("item", lambda before: f"[*{before}.values()][{position}]", evaluates, wild=suffix("[*]"))
 
 
-def _key(found: tuple[int, bool]) -> Step:
+def _key(found: tuple[int, bool]) -> Reference:
     position, evaluates = found
-    return Step("item", lambda before: f"[*{before}][{position}]", evaluates, wild=suffix("[*]"))
+    return Reference("item", lambda before: f"[*{before}][{position}]", evaluates, wild=suffix("[*]"))
 
 
 def held_by_sequence(obj: Any) -> Held:
@@ -225,7 +225,7 @@ def held_by_sequence(obj: Any) -> Held:
         yield from held_by_instance(obj)
 
 
-def _indirect_item(position: int) -> Step:
+def _indirect_item(position: int) -> Reference:
     return item(position, evaluates=False)
 
 
@@ -240,7 +240,7 @@ def _steady(obj: deque[Any]) -> list[Any]:
 
 def held_by_set(obj: Any) -> Held:
     """The members of a set, which have no place in it."""
-    step = Step("item", lambda before: f"(one of {before})", evaluates=False)
+    step = Reference("item", lambda before: f"(one of {before})", evaluates=False)
     for value in gc.get_referents(obj):
         if type(value) not in ATOMS and not issubclass(type(value), type):
             yield same, step, value
@@ -270,9 +270,9 @@ _MOST = 10_000
 """How many objects of one array are looked at."""
 
 
-def _item(found: tuple[int, bool, bool]) -> Step:
+def _item(found: tuple[int, bool, bool]) -> Reference:
     position, flat, evaluates = found
-    return Step("item", suffix(f"[{position}]" if flat else f".flat[{position}]"), evaluates, wild=suffix("[*]"))
+    return Reference("item", suffix(f"[{position}]" if flat else f".flat[{position}]"), evaluates, wild=suffix("[*]"))
 
 
 def held_by_error(obj: Any) -> Held:
@@ -351,10 +351,10 @@ def _variables_of(frame: types.FrameType, running: frozenset[int]) -> list[tuple
     return [(name, value) for name, value in locals_of(frame) if type(value) not in ATOMS]
 
 
-def _kept_by_traceback(found: tuple[str, str, int, str, str, bool]) -> Step:
+def _kept_by_traceback(found: tuple[str, str, int, str, str, bool]) -> Reference:
     name, function, depth, start, owner, evaluates = found
     source = f"{start}{'.tb_next' * depth}.tb_frame.f_locals[{name!r}]"
-    return Step(
+    return Reference(
         "traceback",
         suffix(source),
         evaluates and depth < _WRITABLE,
@@ -367,10 +367,10 @@ _WRITABLE = 500
 """How many ``.tb_next`` Python's parser takes in a row, and more than anybody reads."""
 
 
-def _kept_by_frame(found: tuple[str, str]) -> Step:
+def _kept_by_frame(found: tuple[str, str]) -> Reference:
     name, function = found
     source = suffix(f".f_locals[{name!r}]")
-    return Step("traceback", source, label=name, note=lambda before: f"local of {function}, kept by {before}")
+    return Reference("traceback", source, label=name, note=lambda before: f"local of {function}, kept by {before}")
 
 
 def futures() -> tuple[Any, ...]:
@@ -387,7 +387,7 @@ def held_by_future(obj: Any) -> Held:
         coroutine = _private(obj, tasks.Task, "_coro")
         known.append(coroutine)
         if leads_on(coroutine):
-            yield same, Step("task", suffix(".get_coro()"), _reads(obj, "get_coro")), coroutine
+            yield same, Reference("task", suffix(".get_coro()"), _reads(obj, "get_coro")), coroutine
     for name in ("_result", "_exception"):
         value = _private(obj, tasks.Future, name)
         known.append(value)

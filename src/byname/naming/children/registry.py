@@ -38,7 +38,16 @@ from byname.naming.children.python import (
     held_by_view,
     values_in,
 )
-from byname.naming.children.step import ATOMS, Held, Step, attribute, has_attributes, instance_reader, same, suffix
+from byname.naming.children.reference import (
+    ATOMS,
+    Held,
+    Reference,
+    attribute,
+    has_attributes,
+    instance_reader,
+    same,
+    suffix,
+)
 from byname.naming.children.torch import held_by_optimizer, held_by_tensor, module_reader
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
@@ -117,8 +126,8 @@ def add_children(kind: type, read: Callable[[Any], Iterable[tuple[str, object]]]
     return remove
 
 
-def _behind(text: str) -> Step:
-    return Step("item", suffix(text))
+def _behind(text: str) -> Reference:
+    return Reference("item", suffix(text))
 
 
 def _reader(kind: type) -> Reader:
@@ -151,19 +160,21 @@ def _function(obj: Any) -> Held:
             yield same, _cell(position, names[position], obj.__qualname__), value
     for position, value in enumerate(obj.__defaults__ or ()):
         if type(value) not in ATOMS:
-            yield same, Step("item", suffix(f".__defaults__[{position}]")), value
+            yield same, Reference("item", suffix(f".__defaults__[{position}]")), value
     for name, value in snapshot(obj.__kwdefaults__ or {}):
         if type(value) not in ATOMS:
-            yield same, Step("item", suffix(f".__kwdefaults__[{name!r}]")), value
+            yield same, Reference("item", suffix(f".__kwdefaults__[{name!r}]")), value
     for name, value in snapshot(obj.__dict__):
         if type(value) not in ATOMS:
             yield attribute, name, value
 
 
-def _cell(position: int, variable: str, function: str) -> Step:
+def _cell(position: int, variable: str, function: str) -> Reference:
     source = suffix(f".__closure__[{position}].cell_contents")
     own = function.rpartition(".")[2]
-    return Step("closure", source, label=variable, note=lambda holder: f"closure of {_said(function, own, holder)}")
+    return Reference(
+        "closure", source, label=variable, note=lambda holder: f"closure of {_said(function, own, holder)}"
+    )
 
 
 def _said(function: str, own: str, holder: str) -> str:
@@ -211,10 +222,10 @@ def _suspended(obj: Any) -> Held:
         yield attribute, awaited, inner
 
 
-def _variable(found: tuple[str, str, str]) -> Step:
+def _variable(found: tuple[str, str, str]) -> Reference:
     name, field, function = found
     source = suffix(f".{field}.f_locals[{name!r}]")
-    return Step("local", source, label=name, note=lambda _: f"local of the suspended {function}")
+    return Reference("local", source, label=name, note=lambda _: f"local of the suspended {function}")
 
 
 def _class(obj: Any) -> Held:

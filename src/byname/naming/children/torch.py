@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.naming.children.step import (
+from byname.naming.children.reference import (
     ATOMS,
     Held,
-    Step,
+    Reference,
     attribute,
     dict_of,
     held_in_slots,
@@ -54,7 +54,7 @@ def module_reader(kind: type) -> Callable[[Any], Held]:
     def held(obj: Any) -> Held:
         own = None if fields is None else fields(obj)
         attributes: dict[str, Any] = own if own is not None and issubclass(type(own), dict) else {}
-        found: list[tuple[Callable[[Any], Step], Any, object]] = []
+        found: list[tuple[Callable[[Any], Reference], Any, object]] = []
         for field, what in _REGISTRIES:
             registry: Any = attributes.get(field)
             if not issubclass(type(registry), dict) or not dict.__len__(registry):
@@ -98,18 +98,18 @@ class _Registered:
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
-    def __call__(self, found: tuple[str, int, str, bool]) -> Step:
+    def __call__(self, found: tuple[str, int, str, bool]) -> Reference:
         name, position, what, shadowed = found
         if what == "module":
             for parent in self._wrappers:
                 if (through := _SEEN_THROUGH.get((parent, name))) is not None:
-                    return Step("module", _unchanged, through, seen_through=True)
+                    return Reference("module", _unchanged, through, seen_through=True)
         if (container := _container_item(self._kind, name, position, what)) is not None:
             return container
         if shadowed or not self._own or found_in(self._kind, name) is not None:
             registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
             reachable = plain(self._kind, nn.Module, "__getattribute__")
-            return Step(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
+            return Reference(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
         return attribute(name, kind=what)
 
     @cached_property
@@ -130,7 +130,7 @@ def _unchanged(before: str) -> str:
     return before
 
 
-def _container_item(kind: type, name: str, position: int, what: str) -> Step | None:
+def _container_item(kind: type, name: str, position: int, what: str) -> Reference | None:
     """The step ``[0]`` or ``['key']`` into PyTorch's containers: a Sequential counts, the others look up a name."""
     if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential):
         return item(position, "module", plain(kind, nn.Sequential, "__getitem__", "_get_item_by_idx"))
@@ -154,7 +154,7 @@ def _unsharded(obj: Any) -> Held:
     for one in gathered_parameters(obj):
         inside = _path_inside(obj, one.module)
         if inside is not None:
-            yield same, Step("parameter", suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
+            yield same, Reference("parameter", suffix(f"{inside}.{one.name}"), evaluates=False), one.gathered
 
 
 def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
@@ -191,13 +191,13 @@ def held_by_optimizer(obj: Any) -> Held:
             yield own_attribute, (type(obj), name), value
 
 
-def _state_step(found: tuple[torch.Tensor, object]) -> Step:
+def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
     """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
     parameter, key = found
     evaluates = literal(key)
     written = key if evaluates else "?"
     pattern = suffix(f".state[*][{written!r}]")
-    return Step("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
+    return Reference("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
 
 
 def held_by_tensor(obj: Any) -> Held:
@@ -259,10 +259,10 @@ def held_by_hooks(registry: str, hooks: Any, evaluates: bool) -> Held:
             yield _hook, (registry, key, evaluates), value
 
 
-def _hook(found: tuple[str, object, bool]) -> Step:
+def _hook(found: tuple[str, object, bool]) -> Reference:
     registry, key, evaluates = found
     written = repr(key) if literal(key) else "?"
-    return Step(
+    return Reference(
         "hook",
         suffix(f".{registry}[{written}]"),
         evaluates and written != "?",

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from byname.errors import NotStorableError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.recording.processes.shard import Shard
 
 __all__ = ["checked", "cuts", "indices", "is_distributed", "local_part"]
@@ -38,7 +38,7 @@ def local_part(tensor: Any) -> tuple[Tensor, Shard]:
     Raises:
         NotStorableError: if the part has another shape than its placements say, so that it could not be put back.
     """
-    with untouched():
+    with DisableTorchFunction():
         return _local_part(tensor._local_tensor, tensor._spec)
 
 

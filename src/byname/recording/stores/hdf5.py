@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from byname.errors import RecordingError, RecordingWarning, recording_error
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.recording.series import Series
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.journal import JournaledFile
@@ -162,7 +162,7 @@ class Hdf5Store:
 
     def _open(self, run: Mapping[str, Any], filters: Filters, overwrite: bool) -> None:
         try:
-            with interrupts_wait(also_repeated=True):
+            with defer_signals(also_repeated=True):
                 self._disk = JournaledFile(self.path, overwrite=overwrite)
                 try:
                     self._begin(run, filters)
@@ -255,7 +255,7 @@ class Hdf5Store:
     def _guarded(self, action: Any) -> None:
         """Does something with the file; what goes wrong there ends the recording, and not the program."""
         try:
-            with interrupts_wait(also_repeated=True):
+            with defer_signals(also_repeated=True):
                 action()
         except _OUTSIDE as reason:
             self._give_up(reason)
@@ -267,7 +267,7 @@ class Hdf5Store:
         self._waiting.clear()
         for thing in (file, self._disk):
             with (
-                interrupts_wait(also_repeated=True),
+                defer_signals(also_repeated=True),
                 suppress(*_OUTSIDE),
             ):  # a lost one has been reported, and a fork writes nothing
                 if thing is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from byname.errors import NotStorableError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, is_tensor
 from byname.recording.values.copying import copied
 from byname.recording.values.kinds import ATOMS
@@ -129,7 +129,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...] | None]:
     try:
         if type(tensor) in PLAIN and not functions_listen():  # the context takes as long as all that is read
             return _read(tensor)
-        with untouched():
+        with DisableTorchFunction():
             return _read(tensor)
     except (RuntimeError, NotImplementedError):  # what sparse, nested and wrapper tensors answer
         return None, None
@@ -174,7 +174,7 @@ def _is_plain(value: Any) -> bool:
     if type(value) in PLAIN:
         if is_ordinary(value):
             return True
-        with untouched():
+        with DisableTorchFunction():
             if value.device.type != "cpu":
                 raise _Elsewhere
         return False
@@ -205,7 +205,7 @@ _BITS = struct.Struct("d")
 
 def _same_numbers(value: torch.Tensor, copy: torch.Tensor) -> bool:
     """Whether two dense tensors have the same bits; no memory is taken for it."""
-    with untouched() if nothing_listens() else undisturbed():
+    with DisableTorchFunction() if nothing_listens() else undisturbed():
         if value.dtype != copy.dtype or value.shape != copy.shape:
             return False
         return torch.equal(*_bits(bare(value), copy))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from byname.errors import NotStorableError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.recording.values.kinds import ATOMS, Refused, kind_of, plain_atom, plain_items, plain_key
 from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 from byname.recording.values.unusual import check_dtype, part_copied
@@ -86,7 +86,7 @@ def _at_once(tensor: torch.Tensor) -> torch.Tensor:
     """The copy of an ordinary tensor while nothing listens, or functions at most."""
     if not functions_listen():
         return _cloned(tensor)
-    with untouched():
+    with DisableTorchFunction():
         return _cloned(tensor)
 
 

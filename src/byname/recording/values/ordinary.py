@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 
 __all__ = ["bare", "functions_listen", "is_ordinary", "nothing_listens", "undisturbed"]
@@ -20,7 +20,7 @@ bare: Callable[[Any], torch.Tensor] = torch._C.TensorBase.data.__get__  # type: 
 """The tensor without history, neither for backward nor, which ``detach`` would keep, for forward mode."""
 
 functions_listen: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many function modes are on; under `untouched` they hear nothing."""
+"""How many function modes are on; under `DisableTorchFunction` they hear nothing."""
 
 _operators_listen: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined, unused-ignore]
@@ -61,5 +61,5 @@ _LISTENERS = _keyset("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontM
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Context in which operators work on tensors themselves: no mode, no subclass and no transform sees them."""
-    with untouched(), torch._C._ExcludeDispatchKeyGuard(_LISTENERS):
+    with DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_LISTENERS):
         yield

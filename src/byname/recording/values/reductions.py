@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from byname.errors import BadArgumentError, NotReducibleError
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.recording.values.figures import FIGURES, ORDERED, Reduction
 from byname.recording.values.kinds import Refused, kind_of, plain_items, plain_key
@@ -112,11 +112,11 @@ def _inside(value: Any, take: Reduction, done: dict[int, Any], deeper: int) -> A
 def _figure(tensor: torch.Tensor, name: str, path: str) -> Any:
     try:
         if is_ordinary(tensor) and nothing_listens():
-            with untouched():
+            with DisableTorchFunction():
                 return _taken(bare(tensor), name)
         return _of_unusual(tensor, name)
     except (Refused, RuntimeError, TypeError) as error:  # PyTorch's answers for what an operator does not do
-        with untouched():
+        with DisableTorchFunction():
             what = f"{fact(tensor, 'dtype')} tensor of shape {list(fact(tensor, 'shape'))}"
         raise NotReducibleError(f"reduce={name!r} of `{path}`, a {what}: it {error}") from error
 

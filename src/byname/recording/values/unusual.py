@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.values.kinds import Refused
@@ -20,7 +20,7 @@ __all__ = ["check_dtype", "inner", "numbers", "part_copied"]
 def part_copied(tensor: torch.Tensor, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The copy of any tensor, or `Refused`; `fetch` brings dense ones from other devices."""
     tensor = inner(tensor)
-    with untouched():
+    with DisableTorchFunction():
         layout, is_nested = fact(tensor, "layout"), fact(tensor, "is_nested")
     if is_nested:
         return [part_copied(one, fetch) for one in _nested_parts(tensor)]

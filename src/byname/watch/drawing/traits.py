@@ -8,7 +8,7 @@ from math import prod
 from torch import nn
 
 from byname.reading.modules import parameters_in, registered
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.watch.drawing.plan import Item, Shape
 
@@ -19,7 +19,7 @@ def traits(item: Item) -> Hashable:
     """Class, settings, parameters, shapes and marks of one item."""
     own: Hashable = None
     if item.kind == "module" and item.module is not None:
-        with untouched():
+        with DisableTorchFunction():
             state = [*registered(item.module, "_parameters"), *registered(item.module, "_buffers")]
             own = (type(item.module), settings(item.module), tuple(shape_of(one) for one in state))
     return item.operation, own, item.shapes, tuple(item.marks), item.same is not None
@@ -39,7 +39,7 @@ def shape_of(value: object) -> Shape | None:
     """The sizes of a tensor; None of anything else, and of a parameter that has none yet."""
     if not is_tensor(value):
         return None
-    with untouched():
+    with DisableTorchFunction():
         try:
             return tuple(fact(value, "shape"))  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001 - lazy and nested tensors refuse to say

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.watch.gradients.doors import Edge, Entered, Event, Found
 from byname.watch.gradients.followed import Followed, Later, Receive
 from byname.watch.gradients.values import watch_the_base
@@ -33,7 +33,7 @@ def before(inputs: Sequence[Tensor]) -> Entered:
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
     windows: dict[Edge, tuple[int, Window | Reshaped] | None] = {}
-    with untouched():
+    with DisableTorchFunction():
         for number, tensor in enumerate(inputs):
             node = tensor.grad_fn
             if node is not None:
@@ -84,7 +84,7 @@ def follow(
     >>> x.grad_fn.next_functions[0][0].variable.grad          # 1 from the sum, ten times 3 from the call
     tensor([31., 31.])
     """
-    with untouched():
+    with DisableTorchFunction():
         found = Found(entered, outputs)
         if not found.events:
             return None

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.watch.gradients.windows import Reshaped, Window, whole_window_of
 
 __all__ = [
@@ -70,7 +70,7 @@ class Removable:
                 self.handle.remove()
             if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be walking through the hooks now
                 return
-            with untouched():
+            with DisableTorchFunction():
                 if getattr(leaf, self._attribute) == {}:
                     setattr(leaf, self._attribute, None)
 
@@ -96,7 +96,7 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
     >>> x.grad
     tensor([30., 30.])
     """
-    with untouched():
+    with DisableTorchFunction():
         if not value.requires_grad:
             return None
         found = hidden_base(value) if value._is_view() else None
@@ -146,7 +146,7 @@ def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
         if new is not None and new is not gradient:
             parameter.grad = new
 
-    with untouched(), _HOOKING:
+    with DisableTorchFunction(), _HOOKING:
         hook.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.gradients.calls import before, follow
 from byname.watch.gradients.doors import Entered
@@ -81,7 +81,7 @@ class Inserted(nn.Module):
             note_on(error, f"byname: at `{self.path}`")
             raise
 
-    @eager
+    @dynamo_skip
     def _await_gradients(self, value: Any, entered: Entered) -> None:
         """Has the gradients of this call told."""
         outputs = [tensor for _, tensor in tensors_in(value)]
@@ -120,7 +120,7 @@ class Begun(nn.Module):
         super().__init__()
         self.path = path
 
-    @eager
+    @dynamo_skip
     def forward(self, *inputs: Any) -> Entered | None:
         """What the end of the call is to know."""
         if not torch.is_grad_enabled():

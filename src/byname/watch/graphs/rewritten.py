@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.fx.graph_module import _forward_from_src
 
 from byname.errors import RewriteError
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.watch.graphs.arguments import Arguments, of_call
 from byname.watch.graphs.held import HELD, Held
 from byname.watch.graphs.recipe import Recipe
@@ -116,7 +116,7 @@ class Rewritten(fx.GraphModule):
         forward.__signature__ = _with_self(signature)  # type: ignore[attr-defined]
         return forward
 
-    @eager
+    @dynamo_skip
     def _one_more(self, call: Arguments) -> Variant:
         """Traces the model for a way to call it that is new."""
         if len(self._byname_variants) >= MOST:

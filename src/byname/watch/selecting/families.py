@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
 __all__ = ["FAMILIES", "Family", "family_named"]
@@ -227,7 +227,7 @@ def _tensors_of(held: dict[str, Any]) -> list[Any]:
 def _is_matrix(value: Any) -> bool:
     if not is_tensor(value):
         return False
-    with untouched():
+    with DisableTorchFunction():
         return len(fact(value, "shape") or ()) > 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.watch.event import Event
 from byname.watch.gradients.values import missed_at, on_gradient
@@ -166,7 +166,7 @@ class _Waiting:
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors lie at the same place in memory."""
-    with untouched():
+    with DisableTorchFunction():
         if one.layout != torch.strided or other.layout != torch.strided:
             return False
         return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape and one.stride() == other.stride()

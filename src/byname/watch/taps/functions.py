@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.reading.modes import FUNCTIONS
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.tracking.log import is_in_place
 from byname.watch.places.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.watch.running import Running, active_modes, runs
@@ -97,7 +97,7 @@ class _Mode(TorchFunctionMode):
         self.gone = False
         self.names: dict[Any, Any] = {}
 
-    @eager
+    @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = self.frame
         if frame is None:

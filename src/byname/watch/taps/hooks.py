@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.watch.running import Running
 from byname.watch.wrappers import is_script
 
@@ -30,7 +30,7 @@ class Hook:
         self.expected = expected
         self.running = running
 
-    @eager
+    @dynamo_skip
     def __call__(self, *args: Any) -> Any:
         """What PyTorch calls; without the keyword arguments if it was taken off while the module ran."""
         return self.function(*args) if len(args) == self.expected else None
@@ -42,7 +42,7 @@ class Hook:
 class _Spent:
     """What a hook is in a copy made by a class's own ``__deepcopy__``: it takes itself off when it is first called."""
 
-    @eager
+    @dynamo_skip
     def __call__(self, module: nn.Module, *args: Any) -> None:
         _take_out(module, self)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.tracking.functions import first_given
 from byname.tracking.log import is_in_place
@@ -65,7 +65,7 @@ def _packed_already() -> bool:
     return top is not None and top(True) is not None
 
 
-@eager
+@dynamo_skip
 def overwrite(changed: torch.Tensor, value: torch.Tensor, first: Any = None) -> None:
     """Copies a value into a tensor that a function has just changed in place, as ``relu_`` does.
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from byname.errors import BadExampleError
 from byname.reading.objects import attributes_of, snapshot
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 
 __all__ = ["arguments_of", "copied", "labelled", "tensors_in"]
 
@@ -119,7 +119,7 @@ def _copy(value: Any, memory: dict[int, Any]) -> Any:
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same values and the same standing in autograd."""
-    with untouched():
+    with DisableTorchFunction():
         if not tensor.is_leaf:
             return tensor.clone()
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)

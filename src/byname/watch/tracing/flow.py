@@ -13,7 +13,7 @@ from torch import nn
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
-from byname.reading.quiet import untouched
+from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
 from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY
@@ -101,7 +101,7 @@ def trace(model: nn.Module, example: Any) -> Flow:
     _refuse_unfinished(model)
     with Deeper(), example_running(), kept(model) as before, EAGERLY.held():
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
-        with untouched():
+        with DisableTorchFunction():
             named = [*_state_names(model), *_input_names(model, args, kwargs), *_attribute_names(modules)]
             numbers = Numbers(named, [tensor for _, tensor in _state_names(model)])
         tracer = Tracer(modules, numbers, before)

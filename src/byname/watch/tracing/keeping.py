@@ -14,7 +14,7 @@ from torch import nn
 
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
-from byname.reading.quiet import collection_paused, untouched
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.tracking.functions import memory_of
 
@@ -51,7 +51,7 @@ class Kept:
         for module in modules:
             held = attributes_of(module)
             parameters.update((id(one), one) for one in (held.get("_parameters") or {}).values() if is_tensor(one))
-        with untouched():
+        with DisableTorchFunction():
             self._seen.update(parameters)
             for parameter in parameters.values():
                 self._tensors.append(_Tensor(parameter))
@@ -63,7 +63,7 @@ class Kept:
     def before_writing(self, tensors: list[torch.Tensor]) -> None:
         """Copies the values of those of these tensors that are not copied yet: of parameters, and of what lies deep.
 
-        To be called inside `untouched`.
+        Callers hold `DisableTorchFunction`.
         """
         for tensor in tensors:
             kept = self._copied_late.get(_storage_key(tensor))
@@ -72,14 +72,14 @@ class Kept:
 
     def clear_gradients(self) -> None:
         """Takes all gradients off; `restore` gives the same ones back, with nothing copied."""
-        with untouched():
+        with DisableTorchFunction():
             for one in self._tensors:
                 if one.leaf and fact(one.tensor, "grad") is not None:
                     one.tensor.grad = None
 
     def before_backward(self) -> None:
         """Copies the values of the gradients, to which a backward pass is about to add."""
-        with untouched():
+        with DisableTorchFunction():
             for grad in [one.grad for one in self._tensors if one.grad is not None]:
                 if id(grad) not in self._seen:
                     self._seen.add(id(grad))
@@ -88,7 +88,7 @@ class Kept:
 
     def restore(self) -> None:
         """Puts everything back."""
-        with untouched():
+        with DisableTorchFunction():
             for tensor in self._tensors:
                 tensor.restore_memory()
             for storage, values in self._storages.values():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.tracking.functions import first_given, versions_of
 from byname.tracking.log import is_in_place
@@ -77,7 +77,7 @@ class Tracer(TorchFunctionMode):
                 handle.remove()
             self._stack.clear()
 
-    @eager
+    @dynamo_skip
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
@@ -86,21 +86,21 @@ class Tracer(TorchFunctionMode):
         self.drafts.append(draft)
         self._stack.append(draft)
 
-    @eager
+    @dynamo_skip
     def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Notes what goes in, after the hooks of others."""
         if threading.get_ident() == self._thread and self._stack:
-            with untouched():
+            with DisableTorchFunction():
                 self._stack[-1].inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
 
-    @eager
+    @dynamo_skip
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if threading.get_ident() != self._thread:
             return None
         while self._stack:
             draft = self._stack.pop()
             if draft.module is module:
-                with untouched():
+                with DisableTorchFunction():
                     return self._came_out(draft, output)
         return None
 
@@ -113,13 +113,13 @@ class Tracer(TorchFunctionMode):
         draft.outputs = [numbers.of(one, draft.inputs) for one in tensors_in(output)]
         return other
 
-    @eager
+    @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operation_name(func)
         if name is None or not self._stack:
             return self._unnoted(func, args, kwargs)
-        with untouched():
+        with DisableTorchFunction():
             tensors = tensors_in((args, kwargs))
             targets = _targets(func, args, kwargs)
             self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
@@ -127,7 +127,7 @@ class Tracer(TorchFunctionMode):
             draft.inputs = [self.numbers.of(one) for one in tensors]
             versions = versions_of(tensors)
         result = func(*args, **kwargs)
-        with untouched():
+        with DisableTorchFunction():
             changed = [
                 tensor
                 for tensor, old, new in zip(tensors, versions, versions_of(tensors), strict=True)
@@ -191,7 +191,7 @@ class Tracer(TorchFunctionMode):
             self._before.before_backward()
         result = func(*args, **kwargs)
         if name == "__set__" and getattr(func, "__self__", None) is _DATA and self._stack:
-            with untouched():
+            with DisableTorchFunction():
                 self._before.before_writing([])
                 self.numbers.same(args[0], args[1])
         return result

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from byname.reading.quiet import eager, untouched
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 
 __all__ = ["Activation", "Listener", "Receive", "Run", "version_of"]
 
@@ -60,12 +60,12 @@ class Run:
         self.exits = listeners[0][0].exits if len(listeners) == 1 else any(one.exits for one, _ in listeners)
         self.known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
 
-    @eager
+    @dynamo_skip
     def nested(self, scope: str) -> Run:
         """The run of a function defined in this one."""
         return Run([(listener, Activation(scope, activation)) for listener, activation in self._listeners])
 
-    @eager
+    @dynamo_skip
     def tell(self, variable: str, value: Any, moment: str) -> Any:
         """Tells every receiver, in the order in which they came; gives back what the last of them made of the value."""
         for listener, activation in self._listeners:
@@ -75,36 +75,36 @@ class Run:
         self.known[variable] = None if version is None else (weakref.ref(value), version)
         return value
 
-    @eager
+    @dynamo_skip
     def show(self, variable: str, value: Any, moment: str) -> None:
         """Tells every receiver who wants to know, where nothing can be replaced."""
         for listener, activation in self._listeners:
             if listener.active and variable in listener.variables and (listener.exits or moment != "exit"):
                 listener.receive(activation, variable, value, moment)
 
-    @eager
+    @dynamo_skip
     def last(self, variable: str, value: Any, returned: Any) -> tuple[Any, Any]:
         """A change noticed on leaving; where the variable's value is what is returned, its replacement is returned."""
         new = self.tell(variable, value, "changed")
         return new, new if returned is value else returned
 
-    @eager
+    @dynamo_skip
     def forget(self, variable: str) -> None:
         """The variable was deleted."""
         self.known.pop(variable, None)
 
-    @eager
+    @dynamo_skip
     def has(self, variable: str) -> bool:
         """Whether the variable is bound."""
         return variable in self.known
 
-    @eager
+    @dynamo_skip
     def has_moved(self, variable: str) -> bool:
         """Whether the variable's tensor was changed in place since it was last told."""
         known = self.known.get(variable)
         return known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]
 
-    @eager
+    @dynamo_skip
     def moved(self) -> bool:
         """Whether that is so for any variable."""
         for known in tuple(self.known.values()):
@@ -122,7 +122,7 @@ def version_of(value: Any) -> int | None:
     try:
         if plain and not _mode_is_on():  # then nobody's code runs for it, and the context takes longer than all else
             return value._version  # type: ignore[no-any-return]
-        with untouched():
+        with DisableTorchFunction():
             return int(value._version)
     except RuntimeError:  # an inference tensor keeps no count
         return None

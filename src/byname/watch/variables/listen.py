@@ -18,7 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from byname.errors import BadArgumentError
-from byname.reading.quiet import eager
+from byname.reading.quiet import dynamo_skip
 from byname.source.code import HIDDEN, ThisCode
 from byname.table import listed
 from byname.watch.compiling import EAGERLY
@@ -311,7 +311,7 @@ def _key_of(function: FunctionType) -> int:
         return _KEYS[function]
 
 
-@eager
+@dynamo_skip
 def _enter(key: int, first: object) -> Run | None:
     """What rewritten code calls when it begins to run: None when nobody listens to this run."""
     tap = _TAPS.get(key)
@@ -325,7 +325,7 @@ _enter._torchdynamo_disable_msg = (  # type: ignore[attr-defined]  # PyTorch sho
 )
 
 
-@eager
+@dynamo_skip
 def _traced(key: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function without source calls in its place."""
     tap = _TAPS.get(key)

@@ -41,7 +41,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.recording.stores.journal.descriptors import (
     alone,
     beside,
@@ -145,7 +145,7 @@ class JournaledFile(GuardedFile):
             return
         if self._error is None:
             try:
-                with interrupts_wait(also_repeated=True):
+                with defer_signals(also_repeated=True):
                     self._commit()
             except OSError as error:
                 self._fail(error)
@@ -189,7 +189,7 @@ class JournaledFile(GuardedFile):
         self._closed = True
         try:
             if os.getpid() == self._process:
-                with interrupts_wait(also_repeated=True):
+                with defer_signals(also_repeated=True):
                     self._finish()
         except OSError as error:
             self._fail(error)  # all that was committed is in the file and its journal

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from byname.errors import RecordingError
-from byname.reading.signals import interrupts_wait
+from byname.reading.signals import defer_signals
 from byname.recording.stores.journal.committed import CommittedFile, journaled
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over, write_at
 from byname.recording.stores.journal.frames import MAGIC
@@ -78,7 +78,7 @@ def put_back(path: Path, check: Check, *, surely: bool) -> bool:
         if last is not None:
             changes.cut(last.end)
             check(CommittedFile(descriptor, changes, last.end), last.marked_at)
-            with interrupts_wait():
+            with defer_signals():
                 for offset, piece in changes.runs():
                     write_at(descriptor, piece, offset)
                 os.ftruncate(descriptor, last.end)

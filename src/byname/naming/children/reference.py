@@ -17,7 +17,7 @@ from byname.reading.objects import found_in, namespace_of, parents_of, reads_pla
 __all__ = [
     "ATOMS",
     "Held",
-    "Step",
+    "Reference",
     "attribute",
     "dict_of",
     "has_attributes",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-class Step(NamedTuple):
+class Reference(NamedTuple):
     """One step on the way to a tensor.
 
     Attributes:
@@ -64,7 +64,7 @@ class Step(NamedTuple):
     wild: Callable[[str], str] | None = None
 
 
-Held: TypeAlias = Iterable[tuple[Callable[[Any], Step], Any, object]]
+Held: TypeAlias = Iterable[tuple[Callable[[Any], Reference], Any, object]]
 """Held objects, each with the function that makes the step to it and that function's argument: most are never made."""
 
 ATOMS: frozenset[type] = frozenset(
@@ -79,16 +79,16 @@ ATOMS: frozenset[type] = frozenset(
 """Types that hold no tensor, or lead out of the user's objects into the whole interpreter."""
 
 
-def same(step: Step) -> Step:
+def same(step: Reference) -> Reference:
     """Stands for the maker of a step that is made already."""
     return step
 
 
-def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Step:
+def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Reference:
     """The step ``.name``; by ``getattr`` where the name cannot be written as one."""
     if writable(name):
-        return Step(kind, lambda before: f"{before}.{name}", evaluates)
-    return Step(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
+        return Reference(kind, lambda before: f"{before}.{name}", evaluates)
+    return Reference(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
 
 
 def writable(name: str) -> bool:
@@ -96,13 +96,13 @@ def writable(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
 
 
-def item(key: object, kind: str = "item", evaluates: bool = True) -> Step:
+def item(key: object, kind: str = "item", evaluates: bool = True) -> Reference:
     """The step ``[key]`` for a key that can be written down."""
     written = repr(key)
     wild: Callable[[str], str] | None = _any_entry if kind == "item" and type(key) is not str else None
     if wild is None and "[*]" in written:  # in a pattern this must not look like a position that is left open
         wild = suffix(f"[{written.replace('[*]', '[' + _STAR + ']')}]")
-    return Step(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
+    return Reference(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
 
 
 _STAR = r"\x2a"
@@ -172,17 +172,17 @@ def has_attributes(kind: type) -> bool:
 _dict_offset: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
 
 
-def own_attribute(found: tuple[type, str]) -> Step:
+def own_attribute(found: tuple[type, str]) -> Reference:
     """The same from one argument, as `Held` wants it."""
     return instance_attribute(*found)
 
 
-def instance_attribute(kind: type, name: str) -> Step:
+def instance_attribute(kind: type, name: str) -> Reference:
     """The step ``.name`` where that reads the instance's attribute; ``.__dict__['name']`` where a class hides it."""
     plain = reads_plainly(kind)
     hidden = found_in(kind, name)
     if hidden is not None and any(hasattr(type(hidden), method) for method in ("__set__", "__delete__")):
-        return Step("attribute", lambda before: f"{before}.__dict__[{name!r}]", plain)
+        return Reference("attribute", lambda before: f"{before}.__dict__[{name!r}]", plain)
     return attribute(name, plain)
 
 
@@ -227,5 +227,5 @@ def in_slots(slots: list[_Slot], obj: object) -> Held:
             yield _slot, (name, evaluates), value
 
 
-def _slot(found: tuple[str, bool]) -> Step:
+def _slot(found: tuple[str, bool]) -> Reference:
     return attribute(*found)
