@@ -55,7 +55,7 @@ class RunningFrame(NamedTuple):
 
 
 def caller() -> FrameType | None:
-    """The innermost frame that is neither byname's nor PyTorch's."""
+    """Return the innermost frame that is neither byname's nor PyTorch's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_torch(frame.f_code.co_filename):
         frame = frame.f_back
@@ -63,12 +63,12 @@ def caller() -> FrameType | None:
 
 
 def running_frames() -> Iterator[RunningFrame]:
-    """Every frame of every thread that is not byname's or PyTorch's, the asker's first and the nearest first."""
+    """Yield all frames that are not byname's or PyTorch's: this thread's before others', the inner before the outer."""
     for distance, left in enumerate(_revisited.frames):
         if not is_torch(left.f_code.co_filename):
             yield RunningFrame(left, distance, False)
     here = threading.get_ident()
-    # Not this generator's own frame: what holds itself lives until the next collection, with all that is above it.
+    # Not this generator's own frame: one that refers to itself lives, with its callers, until the next collection.
     others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != here]
     for ident, innermost in [(here, sys._getframe().f_back), *others]:
         frame: FrameType | None = innermost
@@ -82,7 +82,7 @@ def running_frames() -> Iterator[RunningFrame]:
 
 
 def stacks() -> frozenset[int]:
-    """The ids of all frames that are running, in every thread."""
+    """Return the ids of all frames that are running, in every thread."""
     found = set()
     frame: FrameType | None
     for frame in sys._current_frames().values():
@@ -93,19 +93,19 @@ def stacks() -> frozenset[int]:
 
 
 def in_a_module(frame: FrameType) -> bool:
-    """Whether a frame is a module's own, so that its variables are the module's globals."""
+    """Return whether a frame runs a module's body, so that its variables are the module's globals."""
     return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
 
 
 class Place(NamedTuple):
-    """Where a function stood when an error passed it: its frame, and the instruction."""
+    """A frame that an error passed, and the instruction at which it stood then."""
 
     frame: FrameType
     instruction: int
 
 
 def places_of(error: BaseException) -> list[Place]:
-    """Where every function stood that an error passed, the innermost first, and then those it has yet to pass."""
+    """Return the places of all frames that an error passed, the innermost first, then of the frames outside them."""
     passed = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -121,7 +121,7 @@ def places_of(error: BaseException) -> list[Place]:
 
 @contextmanager
 def revisiting(error: BaseException | None) -> Iterator[None]:
-    """Within it, the variables of functions that an error has left count as those of running functions."""
+    """Within the block, treat the variables of functions that an error has left as those of running ones."""
     before = _revisited.frames
     _revisited.frames = () if error is None else tuple(place.frame for place in places_of(error))
     try:
@@ -138,12 +138,12 @@ _revisited = _Revisited()
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """The local variables of a frame.
+    """Return the local variables of a frame.
 
     Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, also after ``del`` in
-    the program. It is emptied again, unless the program itself holds that dict (it called ``locals()`` and kept it), or
-    a debugger or tracer may be about to write the dict back into the frame. The dict is one for all who look at the
-    frame, so only one thread does at a time.
+    the program. This function empties that dict again, unless the program itself holds it (it called ``locals()`` and
+    kept the result), or a debugger or tracer may be about to write it back into the frame. All readers of a frame
+    share the dict, so only one thread reads at a time.
     """
     with _LOOKING:
         found = frame.f_locals
@@ -158,7 +158,7 @@ _LOOKING = threading.RLock()
 
 
 def _look_anew() -> None:
-    """In a forked process no other thread looks, whoever did before."""
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
     global _LOOKING
     _LOOKING = threading.RLock()
 
@@ -173,16 +173,16 @@ def _traced(frame: FrameType) -> bool:
 
 
 _ONLY_THE_FRAME = 3
-"""References to a frame's dict when nobody else holds it: the frame, the variable above, the argument of the count."""
+"""References to a frame's dict that no other code holds: the frame, the variable above, the argument of the count."""
 
 
 call_of_a_module = nn.Module._call_impl
-"""A module's call as PyTorch has it, before anything is wrapped."""
+"""PyTorch's own function for a module call, as it is before anything patches it."""
 
 CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
 
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
-"""What calls a module's ``forward``: a module's call, or the function inside it that also calls its hooks."""
+"""The code that calls a module's ``forward``: the module call, or the function inside it that also calls its hooks."""
 
 Caller: TypeAlias = tuple[CodeType, int]
 """The code object and the instruction of a frame that called a function."""
@@ -195,7 +195,7 @@ _MAKERS = frozenset({"handle_torch_function", "wrapped"})
 
 
 def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
-    """The innermost frame of the user's, and how many calls of modules lie between it and the given one."""
+    """Return the innermost frame of the user's, and the number of module calls between it and the given frame."""
     inside = 0
     while frame is not None:
         code = frame.f_code
@@ -211,17 +211,17 @@ def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
 
 
 def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """The code object and the instruction of the user's frame."""
+    """Return the code object and the instruction of the user's frame."""
     user, _ = users_frame(frame)
     return (None, -1) if user is None else (user.f_code, user.f_lasti)
 
 
 def called_from(frame: FrameType) -> Caller | None:
-    """Return what called the function that a user's frame runs, or None where that function is no helper.
+    """Return the code that called the function of a user's frame, or None if that function is not a helper.
 
-    A module's body has no caller, and neither has a ``forward``, nor what a library calls in the program. The caller of
-    a library's function is the innermost frame of the program, however far out; of any other, the frame that called it,
-    past those of PyTorch such as the wrapper of ``@torch.no_grad()``.
+    A module's body has no caller, and neither has a ``forward``, nor a function that a library calls in the program.
+    The caller of a library's function is the innermost frame of the program, however far out; of any other, the frame
+    that called it, past those of PyTorch such as the wrapper of ``@torch.no_grad()``.
     """
     back = frame.f_back
     if back is not None and frame.f_code.co_name not in _NO_FUNCTIONS:  # the usual cases first: every call pays for it
@@ -277,18 +277,18 @@ def _is_programs(frame: FrameType) -> bool:
 
 
 def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Caller | None]:
-    """Return the code object and the instruction of the user's frame, and what called its function."""
+    """Return the code object and the instruction of the user's frame, and the caller of its function."""
     user, _ = users_frame(frame)
     return (None, -1, None) if user is None else (user.f_code, user.f_lasti, called_from(user))
 
 
 def made_for_the_user(frame: FrameType) -> bool:
-    """Whether the frame that called is the user's, and not one of the many in which PyTorch works for itself."""
+    """Return whether the calling frame is the user's, and not one of the many in which PyTorch works for itself."""
     return not known_files.get(frame.f_code.co_filename) or frame.f_code.co_name in _MAKERS
 
 
 def computes(frame: FrameType) -> bool:
-    """Whether what this frame calls is part of the user's computation, not of an optimizer's or a clipper's."""
+    """Return whether a call from this frame is part of the user's computation, not of an optimizer or of clipping."""
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_name in _MAKERS and is_torch(caller.f_code.co_filename):
         caller = caller.f_back
@@ -296,7 +296,7 @@ def computes(frame: FrameType) -> bool:
 
 
 def is_optimizers(frame: FrameType) -> bool:
-    """Whether what this frame calls is called by one of PyTorch's optimizers."""
+    """Return whether a frame runs code of one of PyTorch's optimizers."""
     return "/torch/optim/" in frame.f_code.co_filename.replace("\\", "/")
 
 
@@ -310,4 +310,4 @@ _HOUSEKEEPING = tuple(
     "optim/ nn/utils/ nn/init.py amp/ cuda/ autograd/ distributed/ utils/ testing/ profiler/ jit/ fx/ onnx/ _dynamo/ "
     "_inductor/ _functorch/ _tensor_str.py _utils.py serialization.py".split()
 )
-"""Where in PyTorch tensors are computed that are no part of what the user computes."""
+"""Parts of PyTorch that compute tensors which do not belong to the user's computation."""

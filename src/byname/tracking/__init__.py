@@ -1,1 +1,1 @@
-"""Tracking: what ran, and where; from a call of PyTorch to a log to a line of the program."""
+"""Tracking: a log of the PyTorch calls that a thread makes, and the source line of each."""

@@ -1,9 +1,9 @@
-"""Where was every storage allocated? A dispatch mode notes the results of all operators, also those in backward.
+"""Allocations: a dispatch mode that records where each storage was allocated, in backward and in optimizers too.
 
-A ``TorchDispatchMode`` sees every operator that PyTorch runs in its thread, after autograd and before the kernel. Of
-each storage in a result that was not in an argument it notes the user's line. A storage is held weakly, by its Python
-object, which is one and the same for as long as the storage lives. (A `StorageWeakRef` would leave a crumb of C++
-memory behind for each storage that is gone: on a training step that cost more in page faults than everything else.)
+A ``TorchDispatchMode`` sees every operator that PyTorch runs in its thread, after autograd and before the kernel. The
+mode records the user's line for each storage in a result that was not in an argument. It holds a storage weakly, by its
+Python object, which stays the same for as long as the storage lives. (A `StorageWeakRef` would leave some C++ memory
+behind for each freed storage: on a training step that cost more in page faults than everything else.)
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Allocation(NamedTuple):
     """One living storage that a tracker has seen.
 
     Attributes:
-        storage: the storage itself; whoever holds this keeps it alive.
-        code, instruction: the user's frame that led to the allocation; None and -1 where it was there before, or where
-            no line of the user's led to it.
-        caller: what called the function of that frame, where it is a helper.
+        storage: the storage itself; holding this record keeps it alive.
+        code, instruction: the user's frame that led to the allocation; None and -1 if the storage was there before the
+            block, or if no line of the user's led to the allocation.
+        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     storage: torch.UntypedStorage
@@ -44,7 +44,7 @@ class Allocation(NamedTuple):
 
     @property
     def site(self) -> Site | None:
-        """The place in the source."""
+        """Return the location of the allocation, or None where it is not known."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
@@ -53,10 +53,10 @@ _Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, i
 
 
 class AllocationLog:
-    """What one tracker knows of storages, over all threads that it watches.
+    """The storages that one tracker has seen, in all threads that it watches.
 
     Attributes:
-        notes: by the storage's id; a note counts only for the very storage that it refers to.
+        notes: the records by the storage's id; a record is valid only for the storage that it refers to.
     """
 
     def __init__(self, limit: int) -> None:
@@ -66,12 +66,12 @@ class AllocationLog:
         _LEDGERS.add(self)
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether there is a note of a storage."""
+        """Return whether there is a record of a storage."""
         note = self.notes.get(id(storage))
         return note is not None and note[0]() is storage
 
     def add(self, storage: torch.UntypedStorage, line: _Line) -> None:
-        """Notes a storage that is not known yet."""
+        """Record a storage that is not known yet."""
         self.notes[id(storage)] = (weakref.ref(storage), *line)
         if len(self.notes) > self._sweep_at:
             self._forget_the_dead()
@@ -80,9 +80,9 @@ class AllocationLog:
         return sum(note[0]() is not None for note in self.notes.copy().values())
 
     def _forget_the_dead(self) -> None:
-        """Drops the notes of storages that are gone; so rarely that each note is looked at about twice.
+        """Drop the records of freed storages, so rarely that each record is looked at about twice.
 
-        Without a lock, which a process that is forked meanwhile would never see released.
+        There is no lock: a process forked while it was held would never see it released.
         """
         dead = [key for key, note in self.notes.copy().items() if note[0]() is None]
         for key in dead:
@@ -93,14 +93,14 @@ class AllocationLog:
 
 
 def _spare(living: int, limit: int) -> int:
-    """How many dead notes may gather."""
+    """Return how many records of freed storages may gather before the next purge."""
     return min(limit, max(1000, living))
 
 
 def living_allocations() -> list[Allocation]:
-    """The storages alive that the trackers held have seen, each once, with where it was allocated.
+    """Return the living storages that the existing trackers have seen, each once, with where it was allocated.
 
-    Of several trackers the one that saw the allocation is believed, not one that met the storage later.
+    If several trackers know a storage, the one that saw the allocation counts, not one that met the storage later.
     """
     found: dict[int, Allocation] = {}
     for ledger in list(_LEDGERS):
@@ -114,7 +114,7 @@ def living_allocations() -> list[Allocation]:
 
 
 class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The mode that fills a ledger with what one thread allocates."""
+    """Dispatch mode that records the storages that one thread allocates."""
 
     supports_higher_order_operators = True
 
@@ -127,16 +127,19 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not by PyTorch, whose wrapper would import the compiler at the first operator; `dynamo_skip` is enough."""
+        """Return False, so that PyTorch adds no wrapper, which would import the compiler at the first operator.
+
+        The decorator `dynamo_skip` already keeps the compiler out.
+        """
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """A compiled function is not to be run eagerly, and never compiled again, because of this mode."""
+        """Return True, so that this mode neither makes compiled functions run eagerly nor stops compilation."""
         return True
 
     def disable(self) -> None:
-        """Notes nothing from now on, on whatever thread's stack the mode still stands."""
+        """Stop recording, also if the mode is still on the stack of another thread."""
         self._stopped = True
         self._ledger = AllocationLog(1)  # the other one goes with its tracker
 
@@ -161,7 +164,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @dynamo_skip
     def _others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What a user's class, a user's mode or Python code takes care of goes on as if this mode were not there."""
+        """Run an operator for a subclass, another mode or Python code as if this mode were absent; record it."""
         below = _modes_below()
         if not below and any(map(_has_a_handler, types)):
             return NotImplemented  # its class is asked next; this mode sees what that computes
@@ -181,7 +184,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(func, new, args, kwargs, frame)
 
     def _note(self, func: Any, new: list[Any], args: Any, kwargs: Any, frame: FrameType) -> None:
-        """Notes storages that are not known: made by this operator, or there before and met in an argument."""
+        """Record new storages: those that this operator made, and those from before that it got in an argument."""
         line = self._line(frame)
         for storage in new:
             if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
@@ -190,7 +193,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._ledger.add(storage, line if _makes_of_its_argument(func, frame) else _BEFORE)
 
     def _line(self, frame: FrameType | None) -> _Line:
-        """The user's line; for what a thread of PyTorch's own computes, that on which the user's thread waits."""
+        """Return the user's line; in a thread of PyTorch's own, the line on which the user's thread waits."""
         user, _ = users_frame(frame)
         while user is not None and user.f_code.co_filename == _COPY:
             user, _ = users_frame(user.f_back)
@@ -202,21 +205,21 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _BEFORE: _Line = (None, -1, None)
-"""The place of what was there before the block, or what no line of the user's led to."""
+"""Stands for the line of a storage from before the block, or one to which no line of the user's led."""
 
 _COPY = copy.__file__
-"""A deep copy belongs to the line that asked for it."""
+"""Frames of this file are skipped: a deep copy belongs to the line that asked for it."""
 
 _CODE_OF_A_COPY = torch.UntypedStorage.clone.__code__
-"""Copies a storage through two tensors; which of the two is the new one is seen when a tensor is set to it."""
+"""This function copies a storage through two tensors; a later ``set_`` shows which of the two is the new one."""
 
 _ATEN = torch.ops.aten.add.Tensor.__module__
 _modes_below: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many modes come after ours: PyTorch has taken ours off while it handles an operator."""
+"""Returns the number of modes that run after ours: PyTorch takes ours off while it handles an operator."""
 
 
 def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
-    """Calls an operator; under a dispatch mode PyTorch does not count the versions that ``_foreach_add_`` raises."""
+    """Call an operator; for ``_foreach_add_`` and the like, raise the versions that PyTorch omits under a mode."""
     name = func.__name__.partition(".")[0]
     if not (name.startswith("_foreach_") and name.endswith("_")):
         return func(*args, **kwargs)
@@ -233,9 +236,10 @@ def _has_a_handler(kind: Any) -> bool:
 
 
 def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
-    """Whether what comes in was made on the way, where no mode looks.
+    """Return whether the argument of an operator was itself made just before, where no mode sees it.
 
-    ``torch.tensor`` lifts what it made. ``torch.load`` and a deep copy set a tensor to a storage that they made.
+    ``torch.tensor`` lifts a tensor that it has made. ``torch.load`` and a deep copy set a tensor to a storage that they
+    have made.
     """
     name = func.__name__
     if name.startswith("set_.source_Storage"):
@@ -244,11 +248,11 @@ def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
 
 
 _LEDGERS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
-"""Those of every tracker somebody holds."""
+"""The ledgers of all existing trackers."""
 
 
 def is_given(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
-    """Whether a storage comes in with an operator's arguments."""
+    """Return whether a storage is among the arguments of an operator."""
     for value in values:
         if type(value) in PLAIN_TENSORS and value.layout is torch.strided:
             if value.untyped_storage() is storage:
@@ -262,7 +266,7 @@ _NUMBERS = (int, float, bool, type(None))
 
 
 def storages_in(values: Iterable[Any]) -> Iterator[Any]:
-    """The storages among some values, in the tensors among them, and in the lists."""
+    """Yield the storages among some values, in the tensors among them, and in nested lists and tuples."""
     for value in values:
         if issubclass(type(value), torch.Tensor):
             yield from _storages_of(value)
@@ -273,7 +277,7 @@ def storages_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _storages_of(tensor: torch.Tensor) -> Iterator[Any]:
-    """A tensor's storage, or those of the parts that it consists of."""
+    """Yield a tensor's storage, or those of its component tensors if it is sparse."""
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
@@ -286,7 +290,7 @@ def _storages_of(tensor: torch.Tensor) -> Iterator[Any]:
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:
-    """Whether there is memory behind a storage; that of a wrapper only says how large it would be."""
+    """Return whether a storage has memory; the storage of a wrapper subclass has only a size."""
     try:
         return storage.data_ptr() != 0
     except RuntimeError:  # PyTorch's answer for a wrapper

@@ -1,9 +1,9 @@
-"""What happens to compiled functions while a thread is watched? They run compiled, with everything of ours taken away.
+"""Compiled functions under a tracker: they run compiled, with modes and patches out of the way.
 
-The guards of compiled code look at the stack of function modes, and at the functions that we wrap. So both are as they
-were from the moment when the compiler becomes active for a call until it has returned: nothing is compiled again. The
-call is noted as one. Where that cannot be done (another compiler, several watched threads), compiled functions run
-eagerly instead, in the whole process.
+The guards of compiled code check the stack of function modes and the functions that byname patches. So both are put
+back as they were from the moment the compiler becomes active for a call until that call returns, and nothing is
+compiled again. The log records the call as one. Where this is not possible (another version of the compiler, several
+watched threads), compiled functions run eagerly instead, in the whole process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from byname.tracking.mode import TrackingMode
 __all__ = ["Compiled"]
 
 _SWITCH = "_maybe_set_eval_frame"
-"""What PyTorch's compiler calls to become active for a call, and not to be any more (2.7 to 2.13)."""
+"""Name of the function by which PyTorch's compiler switches itself on for a call, and off after it (2.7 to 2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Compiled:
     """The compiled functions that are running in watched threads.
 
     Args:
-        watches: who watches which thread.
-        hide: takes the wrappers away.
-        show: puts them back.
+        watches: the tracking modes of each watched thread, by the thread's identifier.
+        hide: a function that removes the patches.
+        show: a function that puts them back.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Compiled:
         self._stance: Any = None
 
     def watch(self) -> None:
-        """Takes care of compiled functions, if the compiler has been imported."""
+        """Prepare compiled functions for being watched, if the compiler has been imported."""
         if "torch._dynamo" not in sys.modules:
             return
         if len(self._watches) > 1 or not self._can_switch():
@@ -70,7 +70,7 @@ class Compiled:
             setattr(frames, _SWITCH, self._ours)
 
     def unwatch(self) -> None:
-        """Leaves the compiler as it was."""
+        """Restore the compiler as it was."""
         self._regions.clear()
         if self._original is not None:
             frames: Any = sys.modules["torch._dynamo.eval_frame"]
@@ -94,7 +94,7 @@ class Compiled:
 
     @dynamo_skip
     def _switch(self, callback: Any) -> Any:
-        """PyTorch's own switch, before and after which a compiled function begins and ends."""
+        """Replace PyTorch's own switch: a compiled call begins and ends with a call of it."""
         original = self._original or torch._C._dynamo.eval_frame.set_eval_frame
         thread = threading.get_ident()
         region, frame = self._regions.get(thread), sys._getframe(1)

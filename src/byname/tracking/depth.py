@@ -1,8 +1,8 @@
-"""How deep may a program call while it is watched? As deep as without, though what watches adds frames.
+"""Depth: a higher recursion limit while a program is watched, to make room for the frames that watching adds.
 
-The wrapper of a tracker is one more frame in the call of each module, and so is PyTorch's own detour for a module with
-hooks (``_call_impl.<locals>.inner``). Python has one bound of the frames for the whole process: it is raised while
-somebody watches, and put back afterwards.
+The patch of a tracker adds one frame to each module call, and so does PyTorch's own detour for a module with hooks
+(``_call_impl.<locals>.inner``). Python has one recursion limit for the whole process: it is raised while anything
+watches, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from types import TracebackType
 __all__ = ["Deeper"]
 
 _MOST = 3000
-"""By how much the bound is raised at most: each frame of a module's call also takes of the thread's own stack."""
+"""The most that is added to the limit: each frame of a module call also takes space on the thread's own stack."""
 
 
 class Deeper:
-    """Raises Python's recursion limit while it is in place; one that is let go of does so no longer."""
+    """Raises Python's recursion limit from `install` to `remove`, or until this object is freed."""
 
     def __init__(self) -> None:
         self._share = _Share()
         weakref.finalize(self, self._share.release).atexit = False
 
     def install(self) -> None:
-        """Let the program call deeper from now on."""
+        """Raise the recursion limit."""
         self._share.hold()
 
     def remove(self) -> None:
-        """Put the limit back, if nobody else has it raised. Once more does nothing."""
+        """Restore the limit, unless another holder still needs it raised. A second call does nothing."""
         self._share.release()
 
     def __enter__(self) -> Deeper:
@@ -42,26 +42,26 @@ class Deeper:
 
 
 class _Share:
-    """One of those that have the limit raised, or not yet, or no longer."""
+    """One holder's request for the raised limit, apart from the holder so that it can outlive it."""
 
     def __init__(self) -> None:
         self._holds = False
 
     def hold(self) -> None:
-        """Raise the limit; once more does nothing."""
+        """Raise the limit. A second call does nothing."""
         if not self._holds:
             self._holds = True
             _LIMIT.hold()
 
     def release(self) -> None:
-        """Put the limit back, if it was raised here."""
+        """Give up the raised limit, if this share holds it."""
         if self._holds:
             self._holds = False
             _LIMIT.release()
 
 
 class _Limit:
-    """The recursion limit of the process, and how many have it raised."""
+    """The recursion limit of the process, and the number of holders that need it raised."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the collector may let go of a holder at any moment
@@ -69,7 +69,7 @@ class _Limit:
         self._before = self._raised = 0
 
     def hold(self) -> None:
-        """One more has it raised."""
+        """Add a holder; the first one raises the limit."""
         with self._lock:
             self._holders += 1
             now = sys.getrecursionlimit()
@@ -78,7 +78,7 @@ class _Limit:
                 sys.setrecursionlimit(self._raised)
 
     def release(self) -> None:
-        """One less; after the last one it is as before, unless the program has set another meanwhile."""
+        """Remove a holder; the last one restores the limit, unless the program has set another one meanwhile."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -92,4 +92,4 @@ class _Limit:
 
 
 _LIMIT = _Limit()
-"""One for the process, as the limit is."""
+"""One object for the process, because Python has one limit for the process."""

@@ -1,4 +1,4 @@
-"""Where did a value leave the graph? Notes the calls whose inputs required grad and whose result does not."""
+"""Detach points: calls whose inputs require grad and whose result does not, as recorded in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from byname.tracking.log import Log, RawCut
 __all__ = ["VALUES", "cuts_by", "cuts_of_taking", "requires_grad"]
 
 VALUES = frozenset("data T mT H mH real imag".split())
-"""Properties of a tensor that are tensors with its values."""
+"""Properties of a tensor that return a tensor with its values."""
 
 _MOST_INPUTS = 32
 _MOST_CUTS = 4
@@ -34,15 +34,15 @@ def cuts_by(
     number: int,
     frame: FrameType,
 ) -> tuple[RawCut, ...]:
-    """The cuts that the result of a call without a node carries: the call's own, and those of its inputs.
+    """Return the detach points behind the result of a call that made no node: the call itself, and those of its inputs.
 
     Callers hold `DisableTorchFunction`.
 
     Args:
-        log: where the call's own cut is noted.
-        name: what was called.
+        log: the log that records the call's own detach point.
+        name: the name of the called function.
         inputs: its arguments.
-        result: the tensor without a node that came out.
+        result: the resulting tensor, which has no node; None if there was none or several.
         number: the thread's sequence number at the call.
         frame: the frame that called.
     """
@@ -60,7 +60,7 @@ def cuts_by(
 
 
 def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
-    """Notes that a number or an array was taken out of a tensor of the graph, or of one that was cut from it."""
+    """Record that a tensor of the graph, or one detached from it, was converted to a Python number or an array."""
     if requires_grad(tensor):
         cuts_by(log, name, [tensor], None, number, frame)
         return
@@ -70,7 +70,7 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor requires grad. Callers hold `DisableTorchFunction`."""
+    """Return whether a tensor requires grad. Callers hold `DisableTorchFunction`."""
     kind = type(tensor)
     return bool(
         tensor.requires_grad if kind is torch.Tensor or kind in PLAIN_TENSORS else fact(tensor, "requires_grad")
@@ -96,7 +96,7 @@ def _noted(
 
 
 def _only_looks(name: str) -> bool:
-    """Whether a function of this name takes no values from its arguments into a result, or is backward itself."""
+    """Return whether a function of this name copies no values from its arguments to a result, or is backward itself."""
     return name in _LOOKING or name.startswith("new_") or name.endswith("_like")
 
 
@@ -110,7 +110,10 @@ def _reason() -> str:
 
 
 def _number_of(log: Log, tensor: torch.Tensor) -> int:
-    """The sequence number of a tensor's node, from the log if it is there: a node once seen is freed recursively."""
+    """Return the sequence number of a tensor's node, or -1 for a leaf.
+
+    The number comes from the log if it is there: a node whose Python object has been made is freed recursively.
+    """
     if fact(tensor, "is_leaf"):
         return -1
     reference = weakref.ref(tensor)
@@ -121,7 +124,10 @@ def _number_of(log: Log, tensor: torch.Tensor) -> int:
 
 
 def _merged(cuts: Iterable[RawCut]) -> tuple[RawCut, ...]:
-    """At most four cuts of different places, of each place the latest: a sum over a million steps grows no longer."""
+    """Return at most four detach points at different places, and of each place the latest.
+
+    The bound keeps a sum over a million steps from collecting ever more of them.
+    """
     found: dict[tuple[int, int], RawCut] = {}
     for cut in cuts:
         place = (id(cut[1]), cut[2])

@@ -1,4 +1,4 @@
-"""What kind of function is this, and which tensors may a call of it change?"""
+"""Kinds of PyTorch functions, and the tensors that a call of each kind may change."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ __all__ = [
 ]
 
 READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT = range(7)
-"""Kinds of function: reads a property; makes; changes its first argument; sets ``requires_grad``; may do anything;
-takes a value out of a tensor; reads ``.grad``."""
+"""Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
+anything; converts a tensor to a Python or NumPy value; reads ``.grad``.
+"""
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-"""Classes whose attributes can be read without running anybody's code."""
+"""Classes whose attributes can be read without running any user code."""
 
 modes_left = torch._C._len_torch_function_stack
-"""How many function modes are still on the stack: inside a mode's own handler, those below it."""
+"""Returns the number of function modes on the stack; inside a mode's own handler, those below it."""
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
 _WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
@@ -51,7 +52,7 @@ _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __co
 
 
 def kind_of(function: Any) -> int:
-    """The kind of a function. One that is not PyTorch's may do anything, whatever it is called."""
+    """Return the kind of a function. One that is not PyTorch's may do anything, whatever its name."""
     if not is_pytorchs(function):
         return COMPOSITE
     name = name_of(function)
@@ -67,7 +68,7 @@ def kind_of(function: Any) -> int:
 
 
 def is_pytorchs(function: Any) -> bool:
-    """Whether a function is PyTorch's own, or at least written in C, and can be kept and looked up."""
+    """Return whether a function is PyTorch's own, or at least written in C, and can be kept and looked up."""
     if type(function) is FunctionType:
         return str(function.__module__).partition(".")[0] == "torch"
     kind = type(function)
@@ -81,14 +82,14 @@ def _kind_of_access(access: str, attribute: Any) -> int:
 
 
 def called_as(function: Any, kind: int) -> Any:
-    """What the log keeps of a function: a builtin itself, of anything else its name."""
+    """Return the form in which the log keeps a function: a builtin as it is, any other as a `Called`."""
     if type(function) in _BUILTINS:
         return function
     return Called(name_of(function), kind, is_method(function))
 
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
-    """The tensors that a call may change."""
+    """Return the tensors that a call may change; None if it changes none."""
     if kind in (PLAIN, READ, TAKEN, GRADIENT):
         out = kwargs.get("out") if kwargs else None
         return None if out is None else flat([out])
@@ -96,7 +97,7 @@ def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) ->
 
 
 def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """What a function is given first: by keyword PyTorch's functions call it ``input``, ``self`` or what it is."""
+    """Return the first argument of a call; if there are only keywords, ``input``, ``self`` or the first of them."""
     if args:
         return args[0]
     given = kwargs or {}
@@ -104,7 +105,7 @@ def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
 
 
 def flat(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among these values and in the lists among them."""
+    """Return the tensors among these values and in the lists and tuples among them."""
     found = []
     for value in values:
         kind = type(value)
@@ -120,7 +121,7 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
-    """The version of each tensor; None where it counts none."""
+    """Return the version of each tensor; None for an inference tensor, which has no version counter."""
     if not modes_left() and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
         try:
             return tuple([tensor._version for tensor in tensors])
@@ -132,7 +133,7 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """What stands for a tensor's memory: its storage, or itself where it has none."""
+    """Return the storage of a tensor, or the tensor itself if it has none."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

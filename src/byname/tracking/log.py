@@ -1,4 +1,7 @@
-"""What did one thread do while it was watched? A bounded log in which nothing is text yet and no tensor is held."""
+"""Log: what one thread did while it was watched, bounded in length.
+
+Recording is on the hot path, so nothing is turned into text yet, and no tensor is kept alive.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Called(NamedTuple):
 
 
 def is_in_place(name: str) -> bool:
-    """Whether a function of this name changes its first argument."""
+    """Return whether a function of this name changes its first argument."""
     return name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -58,7 +61,7 @@ _IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in
 
 
 def name_of(function: Any) -> str:
-    """The name of a function; ``?`` for a callable that has none. A name that would have to be computed is none."""
+    """Return the name of a function; ``?`` for a callable that has none, or computes it."""
     if type(function) in _HAVE_A_NAME:
         return str(function.__name__)
     name = attributes_of(function).get("__name__", found_in(type(function), "__name__"))
@@ -69,27 +72,27 @@ _HAVE_A_NAME = (FunctionType, type(len), type(str.join), type(str.__len__), type
 
 
 def is_method(function: Any) -> bool:
-    """Whether a function is a method of tensors."""
+    """Return whether a function is a method of tensors."""
     name = name_of(function)
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
 RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int, Caller | None]
-"""The fields of a `Call`: made a thousand times where a `Call` is looked at once."""
+"""The fields of a `Call`: a thousand are recorded for each `Call` that is read."""
 
 
 class Call(NamedTuple):
-    """One call that made graph nodes. Unresolved: `spot` turns it into a place in the source.
+    """One call that made graph nodes. `spot` finds its location in the source.
 
     Attributes:
         before, after: the thread's sequence number around the call; its nodes have before <= number < after.
         code, instruction: the user's frame that called.
-        called: what was called: a builtin of PyTorch's, or the `Called` of anything else.
-        result: the tensor that came out, weakly; None when it was none or several.
-        module: the innermost running module, weakly.
-        inside: how many of PyTorch's modules, called by the user's line, the result has still to be returned by; 0 when
-            it is the value of the user's expression.
-        caller: what called the function of that frame, where it is a helper (`called_from`).
+        called: the called function: a builtin of PyTorch's itself, or the `Called` of any other.
+        result: a weak reference to the resulting tensor; None if there was none or several.
+        module: a weak reference to the innermost running module.
+        inside: the number of enclosing torch.nn module calls that have not yet returned the result; 0 if it is the
+            value of the user's own expression.
+        caller: the code that called the function of that frame, if the function is a helper (`called_from`).
     """
 
     before: int
@@ -104,7 +107,7 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of what was called."""
+        """The name of the called function."""
         return str(self.called.name if type(self.called) is Called else self.called.__name__)
 
     @property
@@ -113,7 +116,7 @@ class Call(NamedTuple):
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
 
     def spot(self) -> Expression | None:
-        """Where in the user's source the call stands; None when no line of the user's led to it."""
+        """Return the location of the call in the user's source; None if no line of the user's led to it."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller)
 
 
@@ -132,18 +135,18 @@ RawCut: TypeAlias = tuple[
 
 
 class Cut(NamedTuple):
-    """One call that had inputs which require grad, and a result which does not.
+    """A detach point: one call with inputs that require grad and a result that does not.
 
     Attributes:
         number: the thread's sequence number at the call.
         code, instruction: the user's frame that called.
-        name: what was called: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
-        reason: ``no_grad`` or ``inference`` where such a block was why; empty where the function itself was.
-        inputs: the inputs that required grad, weakly, each with its node's sequence number, -1 for a leaf. Of a value
-            taken out of a tensor that was cut already, the inputs of that cut.
-        result: the tensor that came out, weakly; None when it was none or several.
-        module: the innermost running module, weakly.
-        caller: what called the function of that frame, where it is a helper.
+        name: the called function: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
+        reason: ``no_grad`` or ``inference`` if the call ran in such a block; empty if the function itself detaches.
+        inputs: weak references to the inputs that required grad, each with its node's sequence number, -1 for a leaf.
+            If the input was detached earlier and is now converted to a Python value, the inputs of that earlier call.
+        result: a weak reference to the resulting tensor; None if there was none or several.
+        module: a weak reference to the innermost running module.
+        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     number: int
@@ -158,7 +161,7 @@ class Cut(NamedTuple):
 
     @property
     def place(self) -> tuple[ThisCode, int]:
-        """Where it was called, as a key."""
+        """The place of the call, as a dictionary key."""
         return ThisCode(self.code), self.instruction
 
 
@@ -166,11 +169,11 @@ class OptimizerStep(NamedTuple):
     """One step of an optimizer.
 
     Attributes:
-        number: the thread's sequence number when it began.
+        number: the thread's sequence number when the step began.
         code, instruction: the user's frame that called ``step()``.
-        optimizer: the optimizer, weakly.
+        optimizer: a weak reference to the optimizer.
         name: such as ``SGD.step``.
-        caller: what called the function of that frame, where it is a helper.
+        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     number: int
@@ -182,15 +185,15 @@ class OptimizerStep(NamedTuple):
 
 
 RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
-"""Where something was done with a tensor."""
+"""The place of an operation on a tensor, and a weak reference to the tensor."""
 
 
 class Carrier(weakref.ref):  # type: ignore[type-arg]
-    """A tensor without a graph node that was computed after cuts, weakly.
+    """Weak reference to a tensor without a graph node that was computed after detach points.
 
     Attributes:
-        key: the tensor's id, under which the log has this note.
-        cuts: the fields of the cuts: four at most.
+        key: the tensor's id, which is also the key of this record in the log.
+        cuts: the fields of the detach points: four at most.
     """
 
     __slots__ = ("cuts", "key")
@@ -200,13 +203,13 @@ class Carrier(weakref.ref):  # type: ignore[type-arg]
 
 
 class CreationRecord(Carrier):
-    """The making (or the first sight) of a tensor that no graph node belongs to; gone with the tensor.
+    """Creation record of a tensor that has no graph node; the log drops it once the tensor is gone.
 
     Attributes:
-        code, instruction: where it was made, or first met.
-        caller: what called that function, where it is a helper.
-        first_sight: whether it was made unseen, and met only when something was called on it.
-        passed_on: where a call last gave the very same tensor back, as ``requires_grad_()`` does.
+        code, instruction: where the tensor was made, or first seen.
+        caller: the code that called that function, if the function is a helper.
+        first_sight: whether the making was not seen, and the tensor was met only when a function was called on it.
+        passed_on: where a call last returned this very tensor, as ``requires_grad_()`` does.
     """
 
     __slots__ = ("caller", "code", "first_sight", "instruction", "passed_on")
@@ -225,9 +228,9 @@ RawChange: TypeAlias = tuple[
 
 
 class Change(NamedTuple):
-    """One call that changed tensors in place: their storages, weakly, and each one's version before and after.
+    """One call that changed tensors in place: weak references to their storages, with each version before and after.
 
-    Its caller is what called the function of the user's frame, where that is a helper.
+    `caller` is the code that called the function of the user's frame, if that function is a helper.
     """
 
     code: CodeType | None
@@ -245,9 +248,9 @@ class Mutation:
     Attributes:
         operation: the name of the function, such as ``add_`` or ``__setitem__``.
         before, after: the storage's version number around it.
-        site: where it stands; None when no line of the user's led to it.
-        changed: the source of what it changes there, such as ``h`` in ``h += 1``; None where that is not plain.
-        scope: the function of that source.
+        site: the location of the operation; None if no line of the user's led to it.
+        changed: the source text of the changed value, such as ``h`` in ``h += 1``; None if it cannot be told.
+        scope: the function that contains that source text.
     """
 
     operation: str
@@ -259,19 +262,19 @@ class Mutation:
 
 
 class Log:
-    """What one thread did while it was watched: calls that made nodes, tensors made without one, in-place changes.
+    """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
     Attributes:
         thread: the thread's number.
-        made: the tensors made without a node, by id.
-        inner: those of them that have cuts and were made inside a module of PyTorch's, by id.
-        modules: the modules that are running.
+        made: the creation records of tensors without a node, by the tensor's id.
+        inner: records of tensors that have detach points and were made inside one of PyTorch's modules, by id.
+        modules: weak references to the running modules, the innermost last.
         calls: the calls that made nodes, as the fields of a `Call`.
         changes: the in-place changes, as the fields of a `Change`.
-        cuts: the calls whose inputs required grad and whose result does not, as the fields of a `Cut`.
+        cuts: the detach points, as the fields of a `Cut`.
         steps: the steps of optimizers.
-        grad_reads: where ``.grad`` was read of a tensor that does not keep it.
-        frozen: where ``requires_grad`` was set to False.
+        grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
+        frozen: the places that set ``requires_grad`` to False.
     """
 
     def __init__(self, limit: int) -> None:
@@ -291,12 +294,12 @@ class Log:
         self.inner: dict[int, Carrier] = {}
 
     def enter(self, module: nn.Module) -> int:
-        """Notes that a module begins to run; how many were running before."""
+        """Record that a module begins to run, and return how many were running before."""
         self.modules.append(weakref.ref(module))
         return len(self.modules) - 1
 
     def note_return(self, output: object) -> None:
-        """Notes that a module has returned; the last call's result, if it is what was returned, is one step further."""
+        """Record that a module has returned; if it returned the last call's result, decrement that call's `inside`."""
         if self.calls:
             *fields, result, module, inside, caller = self.calls[-1]
             if inside and result is not None and result() is output:
@@ -305,7 +308,7 @@ class Log:
     def note_making(
         self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
     ) -> None:
-        """Notes where a tensor without a node comes from, unless an earlier note of it stands."""
+        """Record where a tensor without a node was made, unless an earlier record of it exists."""
         node = fact(tensor, "grad_fn")
         if frame is None or node is not None:
             return
@@ -317,7 +320,7 @@ class Log:
         self.made[id(tensor)] = self._note(tensor, frame, first_sight, cuts)
 
     def note_inner(self, tensor: torch.Tensor, cuts: tuple[RawCut, ...]) -> None:
-        """Notes the cuts of a tensor that a module of PyTorch's made, which is no value that the user's line made."""
+        """Record the detach points of a tensor that one of PyTorch's modules made, and no expression of the user's."""
         if self._dead:
             self._forget_the_dead()
         carrier = Carrier(tensor, self._died)
@@ -325,7 +328,7 @@ class Log:
         self.inner[id(tensor)] = carrier
 
     def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
-        """The fields of the cuts that a tensor was computed after."""
+        """Return the fields of the detach points that a tensor was computed after."""
         key = id(tensor)
         carrier = self.inner.get(key)
         if carrier is not None and carrier() is tensor:
@@ -334,11 +337,11 @@ class Log:
         return made.cuts if made is not None and made() is tensor else ()
 
     def cuts_of(self, tensor: torch.Tensor) -> tuple[Cut, ...]:
-        """The cuts that a tensor without a node was computed after: four at most, of different places."""
+        """Return the detach points that a tensor without a node was computed after: at most four different places."""
         return tuple(itertools.starmap(Cut, self.raw_cuts_of(tensor)))
 
     def mutations(self, owner: object) -> list[Mutation]:
-        """The changes noted for a storage."""
+        """Return the changes recorded for a storage."""
         found = []
         for change in itertools.starmap(Change, list(self.changes)):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
@@ -347,11 +350,11 @@ class Log:
         return found
 
     def of_this_thread(self) -> bool:
-        """Whether it is this very thread's log; identifiers of threads are used again."""
+        """Return whether this is the current thread's log. Its number does not tell, because numbers are used again."""
         return self._thread() is threading.current_thread()
 
     def is_empty(self) -> bool:
-        """Whether nothing was noted."""
+        """Return whether nothing was recorded."""
         return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
 
     def _note(
@@ -365,7 +368,7 @@ class Log:
         return made
 
     def _forget_the_dead(self) -> None:
-        """Drops the notes of tensors that are gone."""
+        """Drop the records of tensors that are gone."""
         while self._dead:
             gone = self._dead.popleft()
             if self.made.get(gone.key) is gone:
@@ -390,11 +393,11 @@ class CallFinder:
         self._ends: list[int] | None = None
 
     def index(self) -> None:
-        """Prepare for many questions: one alone is answered sooner without."""
+        """Prepare for many lookups; a single lookup is faster without."""
         self._ends = list(map(_after, self._calls))
 
     def at(self, number: int) -> Call | None:
-        """The innermost call that made the node of this number."""
+        """Return the innermost call that made the node with this sequence number."""
         if self._ends is not None:
             position = bisect.bisect_right(self._ends, number)
         else:
@@ -405,7 +408,7 @@ class CallFinder:
         return None
 
     def living_results(self) -> Iterator[torch.Tensor]:
-        """The results of calls that are still alive, the latest first."""
+        """Yield the results of calls that are still alive, the latest first."""
         for call in reversed(self._calls):
             result = None if call[5] is None else call[5]()
             if result is not None:
@@ -415,4 +418,4 @@ class CallFinder:
 _after = operator.itemgetter(1)
 _MOST_STEPS = 100_000
 _NESTING = 256
-"""How many calls inside a custom function's forward are looked past to find the custom function itself."""
+"""The number of calls inside a custom function's forward that a lookup passes to find the custom function itself."""

@@ -1,4 +1,4 @@
-"""Lookup: where a node or a tensor was made, as the logs of the trackers tell."""
+"""Lookup: where a node or a tensor was made, according to the logs of the trackers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["SiteLookup", "making_of", "note_of", "output_spot", "site_of_tensor"
 
 
 class SiteLookup:
-    """Finds the calls behind the nodes of one graph.
+    """Finds the calls that made the nodes of one graph.
 
-    Sequence numbers are counted by each thread for itself, and a node does not tell its thread. So a log is used for a
-    graph only when a living result of one of its calls is in that graph; and a node is given to a call only when no
-    other log claims it too and the call can have made such a node. The rest has no site rather than a wrong one.
+    Each thread counts sequence numbers for itself, and a node does not record its thread. So a log is used for a graph
+    only if a living result of one of its calls is in that graph. A node is matched with a call only if no other log
+    claims it too and the call can have made such a node. Every other node has no location rather than a wrong one.
 
     Args:
         roots: the living tensors at the root of the graph.
-        holds: whether a node is in the graph.
+        holds: a function that returns whether a node is in the graph.
 
     Attributes:
-        memo: what those who ask keep for the time of this lookup.
+        memo: results that callers cache for the lifetime of this lookup.
     """
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
@@ -50,7 +50,7 @@ class SiteLookup:
         return bool(self._logs)
 
     def call(self, node: Any) -> Call | None:
-        """The call that made a node, or None when that is not known."""
+        """Return the call that made a node, or None if it is not known."""
         if node not in self._calls:
             self._calls[node] = self._find_call(node)
         return self._calls[node]
@@ -63,12 +63,12 @@ class SiteLookup:
         return found[0] if found else None
 
     def spot(self, node: Any) -> Expression | None:
-        """Where the call stands that made a node."""
+        """Return the location of the call that made a node."""
         call = self.call(node)
         return None if call is None else self.spot_of(call)
 
     def spot_of(self, call: Call) -> Expression | None:
-        """Where a call stands."""
+        """Return the location of a call."""
         by, at = call.caller or (None, -1)
         key = id(call.code), call.instruction, id(by), at
         if key not in self._spots:
@@ -76,11 +76,11 @@ class SiteLookup:
         return self._spots[key]
 
     def made(self, tensor: torch.Tensor) -> CreationRecord | None:
-        """The note of the making of a tensor without a node."""
+        """Return the creation record of a tensor without a node."""
         return note_of(tensor, self._notes)
 
     def _can_make(self, call: Call, node: Any) -> bool:
-        """Whether a call can have made such a node, as far as their names tell."""
+        """Return whether a call can have made a node, judged by their names."""
         if call.after != call.before + 1:
             return True
         key = id(call.called), type(node)  # the log keeps what was called
@@ -93,7 +93,7 @@ class SiteLookup:
         return verdict
 
     def _function_of(self, node: Any) -> str:
-        """The function that a node is the backward of: ``mul`` of a ``MulBackward0``."""
+        """Return the name of the function that a node is the backward of: ``mul`` for a ``MulBackward0``."""
         known = self._names.get(type(node))
         if known is None:
             name = node.name().rpartition("::")[2]
@@ -104,7 +104,7 @@ class SiteLookup:
 
 
 def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
-    """Whether a log's thread is known to have made a part of the graph."""
+    """Return whether a log's thread is known to have made a part of the graph."""
     for root in roots:
         node = fact(root, "grad_fn")
         call = None if node is None else log.at(node._sequence_nr())
@@ -121,17 +121,17 @@ _OWN_NODE = frozenset(
     "softmax softplus sort split sqrt squeeze stack std sub sum tan tanh transpose tril triu unbind unsqueeze var view "
     "where".split()
 )
-"""Functions that make a node of their own name and no other: a call of one cannot have made the node of another."""
+"""Functions that only make nodes of their own name: a call of one cannot have made the node of another."""
 
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
-    """Where a tensor was made, as far as the trackers that are held know. Callers hold `DisableTorchFunction`."""
+    """Return where a tensor was made, if an existing tracker saw it. Callers hold `DisableTorchFunction`."""
     spot, _ = making_of(tensor, lookup)
     return None if spot is None or spot.in_place else spot.site
 
 
 def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expression | None, CodeType | None]:
-    """Where a tensor came from: the call that made its node, or the note of its making."""
+    """Return where a tensor was made, and the code object: from the call that made its node, or its creation record."""
     if not TRACKERS:
         return None, None
     node = fact(tensor, "grad_fn")
@@ -167,14 +167,14 @@ def _making_of_result(
 
 
 def output_spot(spot: Expression, output: int) -> Expression:
-    """The spot of one of several results: its target is one of those that the statement unpacks into."""
+    """Return the location of one of several results, with the target that the statement unpacks this result into."""
     if output >= len(spot.parts):
         return replace(spot, whole=False)
     return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
 def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, CreationRecord]] | None = None) -> CreationRecord | None:
-    """Return the note of the making of a tensor without a node; by default from all logs there are."""
+    """Return the creation record of a tensor without a node; by default from all existing logs."""
     for by_id in [log.made for log in _every_log()] if notes is None else notes:
         made = by_id.get(id(tensor))
         if made is not None and made() is tensor:
@@ -187,10 +187,10 @@ def _every_log() -> list[Log]:
 
 
 def _making_before(code: CodeType, sight: Expression) -> Expression | None:
-    """The assignment that made the object of a statement such as ``delta.requires_grad = True``.
+    """Return the assignment that made the object of a statement such as ``delta.requires_grad = True``.
 
-    Known when the object is made in the expression itself, or is a variable that only one statement binds, and that to
-    a new object, apart from those that compute the new value from the old.
+    It is known if the expression itself makes the object, or if the object is a variable that only one statement binds,
+    and binds to a new object. Statements that compute the new value from the old one do not count.
     """
     if sight.made_here:
         return sight

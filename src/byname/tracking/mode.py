@@ -1,7 +1,7 @@
-"""How is every call of a PyTorch function seen? By a function mode; what it misses is wrapped in `unseen`.
+"""Tracking mode: a function mode that records every call of a PyTorch function in its thread.
 
-A ``TorchFunctionMode`` sees every call of a PyTorch function in its thread. Of each it notes the thread's autograd
-sequence number before and after, the caller's code object and instruction, and a weak reference to the result.
+For each call the mode records the thread's autograd sequence number before and after, the caller's code object and
+instruction, and a weak reference to the result. `patches` covers the calls that a function mode does not see.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = ["Suspended", "TrackingMode", "restore", "suspend"]
 
 
 class TrackingMode(TorchFunctionMode):
-    """The mode that fills a log with what one thread calls.
+    """Function mode that records in a log the calls that one thread makes.
 
     Attributes:
         log: the log.
-        allocating: the mode that follows the allocations of the same thread, if any.
-        stopped: whether it notes nothing any more, though it may still be on another thread's stack.
-        stepping: the name of the optimizer's step that is running, where the mode has stayed for it.
+        allocating: the mode that records the allocations of the thread, if any.
+        stopped: whether it no longer records, though it may still be on another thread's stack.
+        stepping: the name of the running optimizer step; None outside of one.
     """
 
     def __init__(self, log: Log, allocating: AllocationMode | None = None) -> None:
@@ -77,7 +77,7 @@ class TrackingMode(TorchFunctionMode):
         self._add_change = log.changes.append
 
     def disable(self) -> None:
-        """Notes nothing from now on, on whatever thread's stack the mode still stands."""
+        """Stop recording, also if the mode is still on the stack of another thread."""
         self.stopped = True
         if self.allocating is not None:
             self.allocating.disable()
@@ -131,7 +131,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function that changes its first argument: an optimizer calls hundreds of these in a step."""
+        """Call a function that changes its first argument. A fast path: an optimizer calls hundreds of these."""
         target = args[0]
         old = target._version
         before = _sequence_number()
@@ -149,7 +149,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _read(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
-        """Reads a property; some, such as ``x.T``, compute their value."""
+        """Read a property; some, such as ``x.T``, compute their value."""
         before = _sequence_number()
         result = func(*args, **kwargs)
         if self.stopped:
@@ -166,7 +166,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
-        """Calls a function that may change its arguments, or is seen for the first time."""
+        """Call a function that may change its arguments, or is seen for the first time."""
         if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         if kind is None:
@@ -202,7 +202,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def note_unseen(self, called: Called, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
-        """Notes a call that the mode did not see."""
+        """Record a call that the mode did not see."""
         after = _sequence_number()
         if after != before:
             self._note_call(called, result, before, after, frame)
@@ -212,7 +212,7 @@ class TrackingMode(TorchFunctionMode):
                 self.log.note_making(result, users_frame(frame)[0], False, cuts)
 
     def _get_to_know(self, function: Any) -> int:
-        """The kind of a function. Only PyTorch's own are remembered: a user's may hold anything."""
+        """Return the kind of a function. Only PyTorch's own are cached: a user's function may keep anything alive."""
         kind = kind_of(function)
         if is_pytorchs(function):
             self._kinds[function] = kind
@@ -220,11 +220,11 @@ class TrackingMode(TorchFunctionMode):
         return kind
 
     def _known(self, function: Any) -> Any:
-        """What the log keeps of a function that is remembered."""
+        """Return the form in which the log keeps a function, if it is cached."""
         return self._called.get(function) if is_pytorchs(function) else None
 
     def _operation(self, func: Any, frame: FrameType) -> str:
-        """The name under which a change is noted: what an optimizer does is its step."""
+        """Return the name under which a change is recorded: inside an optimizer, the name of its step."""
         if self.stepping is not None and is_optimizers(frame):
             return self.stepping
         return name_of(func)
@@ -236,7 +236,7 @@ class TrackingMode(TorchFunctionMode):
         self._add_call((before, after, code, instruction, called, reference, module, inside, caller))
 
     def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Caller | None]:
-        """Return what a `Call` says of the user's frame: its code, instruction, modules inside, and caller."""
+        """Return a `Call`'s facts about the user's frame: its code, instruction, modules inside, and caller."""
         user, inside = users_frame(frame)
         if user is None:
             return None, -1, inside, None
@@ -246,14 +246,14 @@ class TrackingMode(TorchFunctionMode):
         return user.f_code, user.f_lasti, inside, caller
 
     def _note_without_node(self, name: str, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
-        """Notes what a call has given back that made no node."""
+        """Record the results of a call that made no node."""
         if issubclass(type(result), torch.Tensor):
             self._note_making(name, args, result, before, frame)
         elif issubclass(type(result), (tuple, list)):
             self._note_parts(name, args, result, before, frame)
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
-        """Notes a tensor made without a node; not the many that PyTorch makes for itself, as an optimizer does."""
+        """Record a tensor made without a node, unless PyTorch made it for itself, as an optimizer does."""
         with DisableTorchFunction():
             cuts = self._cuts(name, args, result, before, frame)
             if made_for_the_user(frame):
@@ -268,7 +268,7 @@ class TrackingMode(TorchFunctionMode):
         return () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
 
     def _note_parts(self, name: str, args: Sequence[Any], results: Any, before: int, frame: FrameType) -> None:
-        """Notes those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
+        """Record those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
         if type(results) in _HAVE_NO_TENSORS:
             return
         with DisableTorchFunction():
@@ -280,7 +280,7 @@ class TrackingMode(TorchFunctionMode):
     def _note_setting(
         self, targets: Sequence[torch.Tensor] | None, result: Any, trainable: bool, frame: FrameType
     ) -> None:
-        """Notes a tensor that no longer requires grad, or the first sight of one that the user makes require it."""
+        """Record a tensor that no longer requires grad, or the first sight of one that the user makes require grad."""
         if not targets:
             return
         tensor = targets[0]
@@ -293,7 +293,7 @@ class TrackingMode(TorchFunctionMode):
                 self.log.note_making(tensor, user, True)
 
     def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
-        """Notes that a gradient is read which PyTorch does not keep."""
+        """Record that the program reads a gradient that PyTorch does not keep."""
         with DisableTorchFunction():
             if not fact(tensor, "is_leaf") and not fact(tensor, "retains_grad"):
                 self.log.grad_reads.append((*place_of(frame), weakref.ref(tensor)))
@@ -317,17 +317,17 @@ class TrackingMode(TorchFunctionMode):
 
 
 Suspended: TypeAlias = tuple[list[Any], list[Any]]
-"""Both stacks of modes as they were."""
+"""Both stacks of modes as they were before `suspend`; the second is empty if there was nothing to take off."""
 
 
 def suspend(watches: Sequence[TrackingMode]) -> Suspended:
-    """Takes what watches off this thread's stacks, both of them, until `restore`."""
+    """Take the tracking modes and their allocation modes off this thread's stacks until `restore`."""
     allocating = [watch.allocating for watch in watches if watch.allocating is not None]
     return FUNCTIONS.take_off(watches), DISPATCHES.take_off(allocating) if allocating else []
 
 
 def restore(watches: Sequence[TrackingMode], before: Suspended) -> None:
-    """Puts back what is still wanted of what `suspend` took off."""
+    """Put the modes that are still wanted back on the stacks from which `suspend` took them."""
     functions, dispatches = before
     FUNCTIONS.put_back(watches, functions)
     if dispatches:
@@ -341,12 +341,12 @@ _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 
 def _name_of(access: Any) -> str:
-    """The name of the property that a call of its ``__get__`` reads."""
+    """Return the name of the property that a call of its ``__get__`` reads."""
     return str(getattr(getattr(access, "__self__", None), "__name__", "?"))
 
 
 def _cut_parts(results: Sequence[Any]) -> list[torch.Tensor]:
-    """Those of several results that are cut off: all of them, or the indices that come with values that are not."""
+    """Return the detached ones of several results: all of them, or the indices beside values that are not detached."""
     tensors = [one for one in results if issubclass(type(one), torch.Tensor)]
     parts = [one for one in tensors if not requires_grad(one)]
     return parts if len(parts) == len(tensors) else [one for one in parts if not _is_real(fact(one, "dtype"))]
@@ -362,7 +362,10 @@ def _required_grad(targets: Iterable[torch.Tensor] | None) -> bool:
 
 
 class _Disabled(dict[Any, int]):
-    """The kinds of a watch that has stopped but is still on another thread's stack: nothing is worth a note."""
+    """The kinds of functions for a mode that has stopped but is still on another thread's stack.
+
+    Every function counts as a read, because `TrackingMode._read` records nothing once the mode has stopped.
+    """
 
     def get(self, key: Any, default: Any = None) -> int:
         return READ

@@ -1,8 +1,8 @@
-"""When did an optimizer step, and what did it change? Notes a step as one change, not as the hundreds it consists of.
+"""Optimizer steps: when an optimizer stepped and what it changed, recorded as one change.
 
-While an optimizer steps, the mode is off the stack: the versions of the parameters are compared before and after
-instead. A step begins at PyTorch's global hook, and ends where PyTorch leaves the ``record_function`` around it, which
-it does when the step raises too. A step that is given a closure, or is itself to be differentiated, stays watched.
+During a step the mode is off the stack, and the versions of the parameters are compared before and after instead. A
+step begins at PyTorch's global hook, and ends when PyTorch leaves the ``record_function`` around it, which also happens
+if the step raises. A step with a closure, or one that is itself differentiable, stays watched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Step:
 
 
 class Steps:
-    """The optimizer steps in progress, one a thread at most: one inside another is a part of it."""
+    """The optimizer steps in progress, at most one per thread; a step inside another counts as a part of it."""
 
     def __init__(self, watches: Mapping[int, Sequence[TrackingMode]]) -> None:
         self._watches = watches
@@ -49,7 +49,7 @@ class Steps:
 
     @dynamo_skip
     def begin(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """PyTorch's global hook before a step."""
+        """Begin a step; this is PyTorch's global hook before it."""
         thread = threading.get_ident()
         watches = [] if torch_function_disabled() else list(self._watches.get(thread, ()))
         frame = sys._getframe(1)
@@ -58,7 +58,7 @@ class Steps:
             self._running[thread] = _begun(optimizer, watches, frame, watched)
 
     def ending(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        """PyTorch's ``record_function.__exit__``, after which a step has ended."""
+        """Return a replacement for PyTorch's ``record_function.__exit__`` that ends the step after it."""
 
         @dynamo_skip
         def ending(record: Any, *error: Any) -> Any:

@@ -1,9 +1,9 @@
-"""How are the calls noted that a function mode does not see? By wrappers that are there while some thread is watched.
+"""Patches: wrappers that record the calls a function mode does not see, in place while some thread is watched.
 
-Wrapped are a module's call (which module runs, and what it returns), custom ``Function.apply``, ``nn.Parameter(...)``,
-``torch.from_numpy``, ``torch.compile`` and the end of an optimizer's step. The old constructors
-(``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met where ``requires_grad`` is set on it, and its
-making is read from the source.
+Wraps ``nn.Module._call_impl`` (to know the running module and its result), custom ``Function.apply``,
+``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace`` and the end of an optimizer's step.
+The old constructors (``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met when ``requires_grad`` is set
+on it, and its making is then read from the source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["NEW_THREADS", "start", "stop"]
 
 
 def start(watch: TrackingMode) -> None:
-    """Begins to watch this thread."""
+    """Begin to watch this thread."""
     watch.__enter__()  # type: ignore[no-untyped-call]
     if watch.allocating is not None:
         DISPATCHES.push(watch.allocating)
@@ -42,9 +42,9 @@ def start(watch: TrackingMode) -> None:
 
 
 def stop(watch: TrackingMode) -> None:
-    """Leaves everything as it was, also when other modes were entered since and have not been left.
+    """Stop a tracking mode and restore everything, even if other modes were entered since and have not been left.
 
-    May be called for a watch that was begun in part, and again where this was stopped.
+    The call is also valid if `start` succeeded only in part, and again if `stop` was interrupted.
     """
     with ExitStack() as undo:  # each of them, whatever the others raise; signals wait already
         if watch.allocating is not None:
@@ -68,7 +68,7 @@ class _Unseen:
         self._deeper = Deeper()
 
     def watch(self, watch: TrackingMode) -> None:
-        """Wraps the calls for the first watch."""
+        """Add a tracking mode; the first one installs the wrappers."""
         with self._lock:
             try:
                 self._begin(watch)
@@ -77,7 +77,7 @@ class _Unseen:
                 raise
 
     def unwatch(self, watch: TrackingMode) -> None:
-        """Puts the originals back after the last watch; what somebody else has put in their place stays."""
+        """Remove a tracking mode; the last one restores the originals, unless other code has replaced the wrapper."""
         with self._lock:
             self._end(watch)
 
@@ -114,7 +114,7 @@ class _Unseen:
         self._compiled.unwatch()
 
     def _hide(self) -> None:
-        """Takes the wrappers away for a while."""
+        """Remove the wrappers for a while."""
         with self._lock:
             self._hook.remove()
             for owner, name, original, ours in self._wrapped:
@@ -122,7 +122,7 @@ class _Unseen:
                     setattr(owner, name, original)
 
     def _show(self) -> None:
-        """Puts the wrappers back, unless nobody is watched any more."""
+        """Put the wrappers back, unless no thread is watched any more."""
         with self._lock:
             if self._wrapped:
                 self._hear_of_steps()
@@ -131,7 +131,7 @@ class _Unseen:
                     setattr(owner, name, ours)
 
     def _hear_of_steps(self) -> None:
-        """Registers the hook of optimizers; its handle is made once, for that is slow."""
+        """Register the hook of optimizers; its handle is made only once, because making it is slow."""
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._steps.begin)
         else:
@@ -148,7 +148,7 @@ class _Unseen:
         setattr(owner, name, ours)
 
     def _noted(self, function: Any) -> Any:
-        """A function that makes tensors, with a note of each."""
+        """Return a wrapper that records each call of a function that makes tensors."""
         called = Called(function.__name__.replace("__new__", "Parameter"), PLAIN, False)
 
         @dynamo_skip
@@ -165,7 +165,7 @@ class _Unseen:
         return noted
 
     def _running(self, call: Any) -> Any:
-        """A module's call, during which the log knows the module."""
+        """Return a wrapper of the module call that enters the running module in the log."""
 
         @dynamo_skip
         def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +186,7 @@ class _Unseen:
         return running
 
     def _unwatched(self, function: Any) -> Any:
-        """A function that looks at the Python stack under each call, and would find the mode there."""
+        """Return a wrapper that takes the mode off for a function that inspects the Python stack and would find it."""
 
         @dynamo_skip
         def unwatched(*args: Any, **kwargs: Any) -> Any:
@@ -212,7 +212,7 @@ class _Unseen:
 
 
 def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A module's call where several trackers watch the thread."""
+    """Call a module in a thread that several trackers watch."""
     depths = [log.enter(module) for log in logs]
     try:
         output = call(module, *args, **kwargs)
@@ -229,14 +229,14 @@ def _as_it_is(function: Any) -> Any:
 
 
 _UNSEEN = _Unseen()
-"""One for the process, because what it wraps are attributes of the process; it is empty while nobody tracks."""
+"""One object for the process, because it wraps attributes of the process; it is empty while nothing tracks."""
 
 
 _Context = Callable[[], AbstractContextManager[Any]]
 
 
 class _NewThreads:
-    """Puts contexts around whatever a thread started meanwhile runs; ``Thread.start`` is wrapped for that long."""
+    """Wraps ``Thread.start`` so that each new thread runs inside given contexts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -245,14 +245,14 @@ class _NewThreads:
         self._ours: Any = None
 
     def begin(self, context: _Context) -> None:
-        """Threads that are started from now on run in a context of their own, which `context` makes."""
+        """Run each thread started from now on in a context of its own, which `context` makes."""
         with self._lock:
             self._contexts = (*self._contexts, context)
             if self._ours is None:
                 self._wrap()
 
     def end(self, context: _Context) -> None:
-        """Those that are started from now on do not; once more does nothing."""
+        """Stop using `context` for new threads. A second call does nothing."""
         with self._lock:
             self._contexts = tuple(one for one in self._contexts if one is not context)
             if not self._contexts:
@@ -279,14 +279,14 @@ class _NewThreads:
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
 
     def _unwrap(self) -> None:
-        """Puts the original back, unless somebody else has replaced it since."""
+        """Restore the original, unless other code has replaced it since."""
         if self._ours is not None and threading.Thread.start is self._ours:
             threading.Thread.start = self._original  # type: ignore[method-assign, assignment]
         self._original = self._ours = None
 
 
 def _in_contexts(thread: threading.Thread, former: object, contexts: tuple[_Context, ...]) -> None:
-    """Runs a thread within the contexts that were there when it was started, and leaves the thread as it was."""
+    """Run a thread inside the contexts that were active when it was started, and restore its own ``run``."""
     _restore(attributes_of(thread), former)
     with ExitStack() as entered:
         for context in contexts:
@@ -299,7 +299,7 @@ def _in_contexts(thread: threading.Thread, former: object, contexts: tuple[_Cont
 
 
 def _report_cleaned(own: dict[str, Any]) -> None:
-    """Lets a thread report its error without the frame that stands here between the thread and its ``run``."""
+    """Make a thread report its error without the frame that byname adds between the thread and its ``run``."""
     report = own.get("_invoke_excepthook")
     if report is None:  # private to Thread: a version without it shows the frame
         return
@@ -315,12 +315,12 @@ def _report_cleaned(own: dict[str, Any]) -> None:
 
 
 def _is_computed(attribute: object) -> bool:
-    """Whether a class computes an attribute, as by a property, so that one of the object's own would not be seen."""
+    """Return whether a class computes an attribute, as a property does, and so ignores an instance attribute."""
     return hasattr(type(attribute), "__set__")
 
 
 def _restore(own: dict[str, Any], former: object) -> None:
-    """Puts back a thread's own ``run``, which most threads have none of."""
+    """Restore a thread's own ``run`` attribute; most threads have none."""
     if former is _NONE:
         own.pop("run", None)
     else:
@@ -330,4 +330,4 @@ def _restore(own: dict[str, Any], former: object) -> None:
 _NONE = object()
 
 NEW_THREADS = _NewThreads()
-"""One for the process, because what it wraps is an attribute of the process; it is empty while nobody asks."""
+"""One object for the process, because it wraps an attribute of the process; it is empty while nothing tracks."""

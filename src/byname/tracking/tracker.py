@@ -1,4 +1,4 @@
-"""Where was every tensor made and changed? A `Tracker` watches a thread, and can be asked for as long as it is held."""
+"""Tracker: watches a thread and tells where each tensor was made and changed, for as long as the tracker is held."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Tracker:
-    """Watches the thread that entered it; see `track`. What it saw can be asked for as long as the tracker is held.
+    """Watches the thread that entered it; see `track`. Its log can be read for as long as the tracker is held.
 
     With allocations it also watches the threads that are started in the block.
     """
@@ -53,7 +53,7 @@ class Tracker:
         self._blocks.leave()
 
     def begin(self, block: Undo) -> Tracker:
-        """Watches this thread until the block is left."""
+        """Watch this thread until the block is left."""
         self._enter(block)
         if self._ledger is not None:
             context = self.in_thread
@@ -71,7 +71,7 @@ class Tracker:
         return watch
 
     def _log(self) -> Log:
-        """The log of this thread: the one there is, if this thread has been watched before and is not now."""
+        """Return a log for this thread: an earlier log of this thread that is not in use, or a new one."""
         busy = [watch.log for watch in self._entered]
         mine = [log for log in self.logs if log.of_this_thread() and log not in busy]
         if not mine:
@@ -80,7 +80,7 @@ class Tracker:
         return mine[0]
 
     def _leave(self, watch: TrackingMode) -> None:
-        """Stops a watch; once more does nothing."""
+        """Stop a tracking mode. A second call does nothing."""
         if watch not in self._entered:
             return
         stop(watch)
@@ -91,7 +91,7 @@ class Tracker:
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        """Watches a thread until it ends, or until `leave_threads`."""
+        """Watch a thread until it ends, or until `leave_threads`."""
         block = Undo()
         try:
             self._in_threads.append(self._enter(block))
@@ -100,12 +100,12 @@ class Tracker:
             block()
 
     def leave_threads(self) -> None:
-        """Stops every watch that `in_thread` has begun and that has not ended yet."""
+        """Stop every tracking mode that `in_thread` has started and that is still active."""
         for watch in self._in_threads[::-1]:
             self._leave(watch)
 
     def resume(self, called: Undo) -> None:
-        """Watches again what PyTorch calls from inside a function that was called under the watch, such as backward."""
+        """Watch again inside a function that PyTorch calls without the modes of the stack, such as backward."""
         here = threading.get_ident()
         for watch in self._entered[:]:
             if watch.log.thread == here and not FUNCTIONS.holds(watch):
@@ -113,7 +113,10 @@ class Tracker:
                 FUNCTIONS.push(watch)
 
     def mutations(self, tensor: torch.Tensor) -> tuple[Mutation, ...]:
-        """The in-place operations seen on a tensor's storage, through whatever view, in the order they ran.
+        """Return the in-place operations seen on a tensor's storage, through whatever view, in the order they ran.
+
+        Raises:
+            NotATensorError: `tensor` is not a tensor.
 
         >>> import byname, torch
         >>> with byname.track() as tracker:
@@ -141,23 +144,23 @@ class Tracker:
 
 
 TRACKERS: weakref.WeakSet[Tracker] = weakref.WeakSet()
-"""Every tracker somebody holds, so that `leaves` and the others find sites without being told."""
+"""All existing trackers, so that `leaves` and other functions find locations without being given one."""
 
 
 def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
-    """Remembers where every operation of this thread stands in the source, while the ``with`` block runs.
+    """Record where every operation of this thread stands in the source, while the ``with`` block runs.
 
     Graph nodes, leaves and in-place changes then have a `Site`: file, line, function, statement and variable, and an
     overwritten leaf has the name it had. Other functions use the log on their own. It costs about a microsecond a call
-    of a PyTorch function and holds no tensor. Compiled functions run compiled, and each call of one is noted as one.
+    of a PyTorch function and holds no tensor. Compiled functions run compiled, and each call of one is recorded as one.
 
     Args:
-        allocations: to follow the allocation of every storage as well, by a dispatch mode: those that only C++ holds,
-            those of backward and of optimizers, and those in threads that are started in the block. A step of 190 ms
-            takes about 1.15 times as long, one that is nothing but overhead five times. Compiled functions still
-            run compiled, and no function is compiled again, or never again, because of it.
-        limit: how many calls, and how many in-place changes, to remember; older ones are forgotten first. Of
-            allocations, how many notes of storages that are gone may gather before they are dropped.
+        allocations: True to record also where every storage is allocated, by a dispatch mode: storages that only C++
+            holds, those of backward and of optimizers, and those in threads that are started in the block. A step of
+            190 ms takes about 1.15 times as long, one that is nothing but overhead five times. Compiled functions still
+            run compiled; the mode neither causes nor prevents a compilation.
+        limit: the number of calls, and of in-place changes, to remember; the oldest are dropped first. With
+            ``allocations=True``, also the number of records of freed storages kept before they are purged.
 
     Raises:
         BadArgumentError: `limit` is not a positive whole number, or `allocations` is neither True nor False.
@@ -179,11 +182,11 @@ def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
 
 
 def _drop(held: list[T], one: T) -> None:
-    """Takes something out of a list, unless another thread has."""
+    """Remove an item from a list, unless another thread has removed it."""
     with suppress(ValueError):
         held.remove(one)
 
 
 def logs() -> list[Log]:
-    """The logs of every tracker that somebody holds."""
+    """Return the logs of all existing trackers."""
     return [log for tracker in list(TRACKERS) for log in tracker.logs]
