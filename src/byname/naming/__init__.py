@@ -1,1 +1,1 @@
-"""Naming: what the program calls a tensor, by what leads to it, or by what the log remembers."""
+"""Naming: the expressions by which a program reaches a tensor, and the names that the tracking log remembers."""

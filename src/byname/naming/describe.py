@@ -1,16 +1,17 @@
-"""Describer: what the program calls the tensors of one autograd graph, also those that no variable holds.
+"""Describer: names for the tensors of one autograd graph, also for those that no variable holds.
 
-Leaves, saved tensors, nodes, findings and gradients that are not finite are all named here, so that one tensor has one
-name wherever it is shown. The answers, the best first:
+Leaves, saved tensors, nodes, findings and non-finite gradients all get their names here, so that one tensor has one
+name wherever it is shown. The possible answers, the best first:
 
 1. a name by which the program reaches this very tensor (`byname.naming.names`);
-2. the name that it had until a statement took it from there and gave the name to the result, exact and with that line;
-3. the name that the statement gave it that made it, as the log tells: not exact, for it was given to something else;
-4. of a node's result that PyTorch saved as a new object, the name of that result;
+2. the exact name that it had until a statement read it and bound the name to the result, with that line;
+3. the name that it got from the statement that made it, according to the log: not exact, because the variable now
+   holds another value;
+4. for a node's result that PyTorch saved as a new object, the name of that result;
 5. the variable that it is a view of, found by going back through nodes that only view;
 6. the nearest result downstream that has a name, with the distance: ``perhaps loss (2 steps away)``;
 7. a tensor in the same memory that has a name;
-8. none, and the line that made it, where a tracker saw that.
+8. no name, but the line that made it, if a tracker saw that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["Describer", "name_around"]
 
 
 class GraphView(Protocol):
-    """What a `Describer` asks of a graph whose nodes are numbered (`byname.autograd.walk.Walk`)."""
+    """The interface that a `Describer` needs of a graph with numbered nodes (`byname.autograd.walk.Walk`)."""
 
     @property
     def nodes(self) -> Sequence[Any]:
@@ -46,11 +47,11 @@ class GraphView(Protocol):
 
     @property
     def rows(self) -> Sequence[Sequence[int]]:
-        """For each node the numbers of the nodes that its gradients go to."""
+        """For each node, the numbers of the nodes that its gradients go to."""
 
     @property
     def users(self) -> Sequence[Sequence[int]]:
-        """For each node the numbers of those that use it."""
+        """For each node, the numbers of the nodes that use its result."""
 
     def inputs(self, number: int) -> int:
         """Return how many inputs a node has."""
@@ -62,7 +63,7 @@ class GraphView(Protocol):
         """Return the numbers of the nodes that accumulate into a leaf."""
 
     def lookup(self) -> SiteLookup:
-        """Return what finds where the nodes were made."""
+        """Return the lookup that finds where the nodes were made."""
 
 
 class Describer:
@@ -70,7 +71,7 @@ class Describer:
 
     Args:
         graph: the graph.
-        findings: what a search for names came upon.
+        findings: the results of a search for names.
     """
 
     def __init__(self, graph: GraphView, findings: Findings) -> None:
@@ -87,9 +88,9 @@ class Describer:
         """Return all names of a leaf, best first.
 
         Args:
-            number: the node that accumulates into it.
+            number: the node that accumulates into the leaf.
             leaf: the leaf.
-            uses: the nodes that take it, each with the position among its inputs.
+            uses: the nodes that take the leaf, each with its position among their inputs.
         """
         made, former = history_of(leaf, self._lookup)
         own = self._findings.own_names(leaf, made)
@@ -103,7 +104,7 @@ class Describer:
 
         Args:
             number: the node.
-            slot: what the node calls it.
+            slot: the node's name for the saved tensor.
             tensor: the tensor.
             facts: its facts.
         """
@@ -121,7 +122,7 @@ class Describer:
         return self.living_result(number) or self._name_at(self._graph.nodes[number], 0)
 
     def living_result(self, number: int) -> Name | None:
-        """Return the best name of a node's result that the program holds, or None where it holds none."""
+        """Return the best name of a node's result that the program holds, or None if the program does not hold it."""
         tensor = self.living(number)
         named = () if tensor is None else self._findings.own_names(tensor)
         return named[0] if named else None
@@ -135,16 +136,16 @@ class Describer:
         return sorted(self._every_living())
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
-        """Return the name of a node's result, or of what it is a part of.
+        """Return the name of a node's result, or of a later result that it is a part of.
 
         Args:
             number: the node.
-            among: the nodes whose names will do too, where the node's own result has none.
+            among: the nodes whose names may be used instead if the node's own result has none.
         """
         return self._own(number) or self._around(number, among) or unnamed(self.site(number))
 
     def site(self, number: int) -> Site | None:
-        """Return where the call stands that made a node, or where its living result was made."""
+        """Return the location of the call that made a node, or where its living result was made."""
         spot = self._lookup.spot(self._graph.nodes[number]) if self._lookup else None
         if spot is not None:
             return spot.site
@@ -256,7 +257,7 @@ class Describer:
         return None if call is None else self._name_at(self._graph.nodes[number], 0) or name_around(call)
 
     def _around(self, number: int, among: Collection[int]) -> Name | None:
-        """Return the name of the nearest node downstream that will do."""
+        """Return the name of the nearest result downstream, through nodes of `among` only."""
         for level in self._downstream(number, among):
             for user in level:
                 named = self._own(user)
@@ -265,7 +266,7 @@ class Describer:
         return None
 
     def _name_at(self, node: Any, output: int) -> Name | None:
-        """Return the name that an output of a node was given where its call stands."""
+        """Return the name that the statement of a node's call gave to one of the node's outputs."""
         call = self._lookup.call(node) if self._lookup else None
         if call is None:
             return None
@@ -292,7 +293,7 @@ class Describer:
 
 
 def name_around(call: Call) -> Name | None:
-    """Return the variable that the statement of a call assigns, as the name of what the call's result is part of."""
+    """Return the variable that a call's statement assigns, as the name of a value that the call's result is part of."""
     spot = call.spot()
     if spot is None or spot.site.target is None or call.code is None:
         return None
@@ -307,7 +308,7 @@ def _only_views(node: str) -> bool:
 
 _SHAPING = ("View", "UnsafeView", "ReshapeAlias", "Expand", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze")
 _VIEWS = tuple(f"{name}Backward" for name in (*_SHAPING, "Slice", "Select", "Alias"))
-"""Nodes whose result lies in the memory of their input."""
+"""Nodes whose result shares the memory of their input."""
 
 _VIEWS_IN_A_ROW = 8
 _NAMELESS = unnamed()

@@ -21,8 +21,8 @@ __all__ = ["History", "history_of", "name_at", "name_of_output", "rebound_by"]
 class History(NamedTuple):
     """Where a tensor was made, and the name that it was given there, though no variable holds it now.
 
-    The name is not `exact`: it was that of a variable which has gone or holds something else. Whoever knows a statement
-    that read this tensor and rebound the variable can say more.
+    The name is not `exact`: it belongs to a variable that is gone or holds another value. A caller that knows a
+    statement that read this tensor and rebound the variable can give an exact name (`rebound_by`).
     """
 
     site: Site | None
@@ -30,7 +30,7 @@ class History(NamedTuple):
 
 
 def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
-    """Return where a tensor comes from, as far as the trackers know. Callers hold `DisableTorchFunction`."""
+    """Return where a tensor comes from, according to the trackers. Callers hold `DisableTorchFunction`."""
     spot, code = making_of(tensor, lookup)
     if spot is None:
         return _UNKNOWN
@@ -53,7 +53,7 @@ _UNKNOWN = History(None, None)
 
 
 def name_at(spot: Expression, code: CodeType) -> Name | None:
-    """The name that the value of an expression was given by its statement."""
+    """Return the name that a statement gave the value of an expression."""
     target = spot.site.target
     if not spot.whole or target is None:
         return None
@@ -62,7 +62,13 @@ def name_at(spot: Expression, code: CodeType) -> Name | None:
 
 
 def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None = None) -> Name | None:
-    """The exact name that a tensor had, if this call took it from a variable and its statement rebound that variable.
+    """Return the exact name that a tensor had, if this call took it from a variable that its statement then rebound.
+
+    Args:
+        tensor: a tensor without a node.
+        call: a call that used the tensor.
+        inputs: the number of inputs of the call's node.
+        index: the position of the tensor among them, or None if it is not known.
 
     Args:
         tensor: a tensor without a node.
@@ -86,7 +92,7 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
 
 
 def _taken(call: Call, spot: Expression, inputs: int, index: int) -> str | None:
-    """The variable that a call took one of its node's inputs from, where it is certain which operand that was."""
+    """Return the variable from which a call took one of its node's inputs, if that operand is certain."""
     operands = list(spot.operands)
     if spot.receiver is not None and call.is_method:
         operands.insert(0, spot.receiver)
@@ -96,9 +102,9 @@ def _taken(call: Call, spot: Expression, inputs: int, index: int) -> str | None:
 
 
 def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expression) -> bool:
-    """Whether the variable surely held the tensor just before a statement rebound it.
+    """Return whether the variable surely held the tensor just before a statement rebound it.
 
-    It did when the same function made the tensor as the value of that variable, and no third statement binds it.
+    It did if the same function made the tensor as the value of that variable, and no third statement binds it.
     """
     if not variable.isidentifier() or variable not in spot.reads:
         return False
@@ -113,7 +119,7 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expressio
 
 
 def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
-    """Return how a target of this code keeps its value, and its scope; None where the code is no loaded module's."""
+    """Return how a target of this code keeps its value, and its scope; None if the code belongs to no loaded module."""
     at_top = code.co_name == "<module>"
     scope = module_of(code) if at_top else scope_of(code)
     if not target.isidentifier():
@@ -124,12 +130,12 @@ def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
 
 
 def name_of_output(call: Call, number: int, output: int) -> Name | None:
-    """The name that a result of a call was given, though the result itself is gone.
+    """Return the name that a result of a call was given, though the result itself is gone.
 
     Args:
         call: the call.
-        number: the sequence number of the node whose output is meant; the last that a call makes is its result's.
-        output: which of the node's outputs is meant.
+        number: the sequence number of the node whose output to name; the last node that a call makes is its result's.
+        output: the position among the node's outputs.
     """
     spot = call.spot()
     if spot is None or call.code is None or call.inside or number != call.after - 1:

@@ -1,4 +1,4 @@
-"""What does the program call a tensor? One name: a path, where it holds, and how sure it is."""
+"""Name: one name of a tensor: an expression, the scope where it is valid, and how certain it is."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ __all__ = ["Name", "at", "quote", "quote_at", "quote_all", "unnamed"]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What the program calls a tensor.
+    """One name of a tensor in the program.
 
     Attributes:
-        path: an expression of the program, such as ``trainer.history[17]['loss']``; empty when there is no name.
-        how: by what the tensor is reached: ``tag``, ``parameter``, ``buffer``, ``optimizer``, ``local``, ``global``,
-            ``attribute``, ``item``, ``closure``, ``graph`` (a neighbour in the autograd graph has a name), ``unnamed``.
-        scope: where the path holds: a module's name, or a function with its file and line.
-        exact: True when the path, evaluated in its scope, is this very tensor. Two exceptions say so themselves: a tag
-            (``how``), and the name that an overwritten tensor had (``rebound_at``).
+        path: an expression of the program, such as ``trainer.history[17]['loss']``; empty if there is no name.
+        how: the kind of reference by which the program reaches the tensor: ``tag``, ``parameter``, ``buffer``,
+            ``optimizer``, ``local``, ``global``, ``attribute``, ``item``, ``closure``, ``graph`` (a neighbour in the
+            autograd graph has a name), ``unnamed``.
+        scope: where the path is valid: a module's name, or a function with its file and line.
+        exact: True if the path, evaluated in its scope, is this very tensor. There are two exceptions, which other
+            fields show: a tag (`how`), and the name that an overwritten tensor had (`rebound_at`).
         distance: steps in the autograd graph between this tensor and the one whose name this is; 0 for its own name.
         rebound_at: the statement that gave the name to another tensor.
-        site: where the tensor was made, when that is known.
-        relation: how the tensor stands to the one that the path names (``view of``); empty when it is that tensor.
+        site: where the tensor was made, if that is known.
+        relation: the relation of the tensor to the one that the path names (``view of``); empty if it is that tensor.
+        text: the name in words, if the path would be hard to read; empty if the path is used.
 
     >>> str(Name("model.fc.weight", "parameter", "__main__"))
     'model.fc.weight'
@@ -58,17 +60,17 @@ class Name:
 
 
 def _line(site: Site) -> str:
-    """The line, and in a helper of another file the line that called it."""
+    """Return the line as text; for a line in a helper of another file, with the line that called it."""
     return f"{site}" if site.caller is None or site.caller.file == site.file else f"{site}, called at {site.caller}"
 
 
 def unnamed(site: Site | None = None) -> Name:
-    """The name of a tensor that the program gives none."""
+    """Return the name of a tensor for which the program has none."""
     return Name("", "unnamed", exact=False, site=site)
 
 
 def quote(name: Name) -> str:
-    """Write a variable for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
+    """Return a name as text for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
     if not name.path:
         return f"what was made at {name.site}" if name.site else "a tensor without a name"
     relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
@@ -79,7 +81,7 @@ def quote(name: Name) -> str:
 
 
 def quote_all(names: Iterable[object], most: int = 6) -> str:
-    """Write names for a sentence: ```a`, `b` and 3 more``."""
+    """Return names as text for a sentence: ```a`, `b` and 3 more``."""
     words = list(dict.fromkeys(quote(name) if type(name) is Name else f"`{name}`" for name in names))
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"
@@ -87,10 +89,10 @@ def quote_all(names: Iterable[object], most: int = 6) -> str:
 
 
 def quote_at(name: Name, site: Site | None) -> str:
-    """Write a variable and a line of it for a sentence."""
+    """Return a name and the line that belongs to it as text for a sentence."""
     return f"{quote(name)}{at(site)}" if name.path or site is None else f"what was made at {site}"
 
 
 def at(site: Site | None) -> str:
-    """Write `` at train.py:12``, or nothing where the line is not known."""
+    """Return `` at train.py:12``, or an empty string if the line is not known."""
     return "" if site is None else f" at {site}"

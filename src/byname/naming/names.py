@@ -1,4 +1,4 @@
-"""What is this tensor called? All its names, best first, and which of them is the best."""
+"""Names: all names that the program has for a tensor, ranked, and `name` for the best of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ __all__ = ["Findings", "Named", "Question", "find", "find_near", "name", "names"
 
 
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
-    """The best name that the program has for a tensor.
+    """Return the best name that the program has for a tensor.
+
+    Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
+    the objects that these hold: attributes, items, parameters, optimizer state, closures, suspended generators. A
+    tensor that is not found that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
 
     Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
     what these hold: attributes, items, parameters, optimizer state, closures, suspended generators. What is not found
@@ -56,7 +60,7 @@ def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
 
 
 def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
-    """Every name that the program has for a tensor, the best first; one `unnamed` name when it has none.
+    """Return every name that the program has for a tensor, the best first; one `unnamed` name if it has none.
 
     Arguments and errors are those of `name`.
 
@@ -76,7 +80,7 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
 
 
 def _what_it_is(thing: Any) -> str:
-    """The class of what was given instead of a tensor, and what its giver may have meant."""
+    """Return the class of an argument that is not a tensor, with a hint at the likely intention."""
     if thing is None:
         return "NoneType; the tensor of a row is None once the program has let go of it"
     is_module = issubclass(type(thing), torch.nn.Module)
@@ -85,16 +89,16 @@ def _what_it_is(thing: Any) -> str:
 
 
 class Named(NamedTuple):
-    """A name, and the way that it writes."""
+    """A name, and the reference path that it writes."""
 
     name: Name
     way: ReferencePath
 
 
 class Findings:
-    """The names found for some tensors, and what else the search came upon on its way.
+    """The names found for some tensors, and the other objects that the searches met.
 
-    It holds the objects it came upon, so it lives only as long as the call that asks.
+    It holds these objects, so it lives only as long as the call that asks.
     """
 
     def __init__(
@@ -108,11 +112,11 @@ class Findings:
         self._relations: dict[tuple[int | None, int], Name | None] = {}
 
     def joined(self, reached: SearchResult) -> Findings:
-        """These with those of one more search."""
+        """Return these findings together with those of one more search."""
         return Findings([*self._searches, reached], self._unheld)
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
-        """All names of a tensor, best first; at least one, which may say that there is none."""
+        """Return all names of a tensor, best first; if there is none, one `unnamed` name."""
         with DisableTorchFunction():
             site, former = history_of(tensor, lookup)
             own = self.own_names(tensor, site)
@@ -123,11 +127,11 @@ class Findings:
             return (self.related_name(tensor, site) or unnamed(site),)
 
     def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
-        """The names by which the program reaches this very tensor."""
+        """Return the names by which the program reaches this very tensor."""
         return tuple([named.name for named in self.own_ways(tensor, site)])
 
     def own_ways(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Named, ...]:
-        """The same with the ways that the names write."""
+        """Return the names by which the program reaches this very tensor, each with its reference path."""
         if not self.met(tensor):
             return ()
         known = self._own.get(id(tensor))
@@ -142,7 +146,7 @@ class Findings:
 
     def _find_own(self, tensor: torch.Tensor) -> tuple[Named, ...]:
         every = [way for reached in self._searches for way in reached.ways_to(tensor)]
-        ways = [way for way in every if way.root.how != "given"] or every  # a given model is "model" for want of better
+        ways = [way for way in every if way.root.how != "given"] or every  # "model" for a given model is a last resort
         found: dict[tuple[str, str], Named] = {}
         for way in sorted(ways, key=_rank) if len(ways) > 1 else ways:
             one = self._written(way)
@@ -151,30 +155,30 @@ class Findings:
         return tuple(found.values())
 
     def met(self, thing: object) -> bool:
-        """Whether a search came upon this very object."""
+        """Return whether a search met this very object."""
         return any(reached.has(thing) for reached in self._searches)
 
     def bound(self) -> tuple[str, ...]:
-        """A sentence where the search from the program's variables did not see all that they lead to."""
+        """Return a sentence if the search from the program's variables stopped at its budget."""
         most = self._searches[0].budget
         if not most:
             return ()
         return (f"names were looked for among the {most:,} objects nearest to the variables, and there are more",)
 
     def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
-        """Whether no Python object holds the tensor: PyTorch alone keeps it alive."""
+        """Return whether no Python object holds the tensor, so that PyTorch alone keeps it alive."""
         return id(tensor) in self._unheld
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor that the searches came upon."""
+        """Return every tensor that the searches met."""
         return [tensor for reached in self._searches for tensor in reached.tensors()]
 
     def sharing(self, storage: int | None) -> Sequence[tuple[torch.Tensor, Facts]]:
-        """The tensors come upon whose memory is this storage, with their facts. Callers hold `DisableTorchFunction`."""
+        """Return the tensors met in this storage, with their facts. Callers hold `DisableTorchFunction`."""
         return self.by_storage().get(storage, ())
 
     def by_storage(self) -> Mapping[int | None, Sequence[tuple[torch.Tensor, Facts]]]:
-        """The tensors come upon by their storages, with their facts. Callers hold `DisableTorchFunction`."""
+        """Return the tensors met by their storages, with their facts. Callers hold `DisableTorchFunction`."""
         found = self._known.by_storage
         if found is None:
             found = self._known.by_storage = {}
@@ -185,7 +189,7 @@ class Findings:
         return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
-        """The name of a tensor in the same memory, said to be just that. Callers hold `DisableTorchFunction`."""
+        """Return the name of another tensor in this memory, with the relation. Callers hold `DisableTorchFunction`."""
         storage = facts_of(tensor)[STORAGE]
         base = fact(tensor, "_base")
         if base is not None and site is None:
@@ -206,7 +210,7 @@ class Findings:
         return None
 
     def code_of_scope(self, name: Name) -> CodeType | None:
-        """The code of the function, or of the running module, in which a name holds."""
+        """Return the code of the function, or of the running module, in which a name is valid."""
         for reached in self._searches:
             for root in reached.roots():
                 if root.text == name.path and root.scope == name.scope and root.code is not None:
@@ -214,12 +218,12 @@ class Findings:
         return None
 
     def path_of(self, thing: object) -> str:
-        """The best path to any object, such as a module; empty when the searches did not come upon it."""
+        """Return the best path to any object, such as a module; empty if the searches did not meet it."""
         ways = [way for reached in self._searches for way in reached.ways_to(thing)]
         return printable(min(ways, key=_rank).source) if ways else ""
 
     def owner_of(self, tensor: torch.Tensor) -> str:
-        """The path of the module whose parameter or buffer a tensor is; empty when it is none."""
+        """Return the path of the module that owns a tensor as parameter or buffer; empty if there is none."""
         if not self.met(tensor):
             return ""
         known = self._owners.get(id(tensor))
@@ -236,7 +240,7 @@ class Findings:
         return printable(ReferencePath(best.root, best.steps[:-1]).source)
 
     def _written(self, way: ReferencePath) -> Name | None:
-        """A way as a name. None for a way through an optimizer's state whose parameter has no name."""
+        """Return the name that a path writes; None for a path into the optimizer state of an unnamed parameter."""
         if "state" in [step.kind for step in way.steps]:
             steps = [self._with_parameter(step, way.root) for step in way.steps]
             if None in steps:
@@ -247,7 +251,7 @@ class Findings:
         return Name(printable(source), _how(way), way.root.scope, way.evaluates, text=said)
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
-        """A step, written with the name of the parameter where it goes into an optimizer's state of it."""
+        """Return a step; a step into an optimizer's state is written with the name of the parameter."""
         if step.parameter is None:
             return step
         key = self._parameter_key(step.parameter, root)
@@ -257,7 +261,7 @@ class Findings:
         return step._replace(write=write, evaluates=step.evaluates and key[1])
 
     def _parameter_key(self, parameter: torch.Tensor, root: Root) -> tuple[str, bool] | None:
-        """The source of an optimizer's parameter in the scope of the optimizer, and whether it evaluates there."""
+        """Return the source of an optimizer's parameter in the optimizer's scope, and whether it evaluates there."""
         found = self.own_names(parameter)
         near = [one for one in found if one.scope == root.scope and one.how != "optimizer"]
         if near:
@@ -266,7 +270,7 @@ class Findings:
 
 
 class _Known:
-    """What is known of the tensors of some searches, for all that ask these: names without a site, facts."""
+    """A cache that several findings of the same searches share: names without a location, and facts."""
 
     __slots__ = ("by_storage", "own")
 
@@ -276,10 +280,10 @@ class _Known:
 
 
 class Question:
-    """The searches for one question, however many sets of tensors it is about. Each is made once, when it is needed.
+    """The searches for one question about any number of tensors. Each search is made once, when it is needed.
 
     Args:
-        given: models and optimizers that the user gave: searched even when no variable holds them.
+        given: models and optimizers that the user gave: searched even if no variable holds them.
     """
 
     def __init__(self, given: Iterable[object] = ()) -> None:
@@ -301,9 +305,9 @@ class Question:
         """Look for the names of some tensors.
 
         Args:
-            tensors: what to look for.
-            deep: whether what is not found from the variables may cost a pass over the heap.
-            alone: ids of those tensors that no Python object holds, as far as that is known before.
+            tensors: the tensors to look for.
+            deep: whether tensors that are not found from the variables may cost a pass over the heap.
+            alone: ids of those tensors that are already known to be held by no Python object.
         """
         with collection_paused():
             searches = [self._near]
@@ -327,13 +331,13 @@ def find(
     given: Iterable[object] = (),
     deep: bool = True,
 ) -> Findings:
-    """Looks for the names of some tensors.
+    """Look for the names of some tensors.
 
     Args:
-        tensors: what to look for.
-        roots: where to look instead of everywhere, as `name` takes it.
-        given: models and optimizers that the user gave: searched even when no variable holds them.
-        deep: whether what is not found from the variables may cost a pass over the heap.
+        tensors: the tensors to look for.
+        roots: where to look instead of everywhere, as for `name`.
+        given: models and optimizers that the user gave: searched even if no variable holds them.
+        deep: whether tensors that are not found from the variables may cost a pass over the heap.
     """
     if roots is None:
         return Question(given).find(tensors, deep=deep)
@@ -342,7 +346,10 @@ def find(
 
 
 def find_near() -> Findings:
-    """What the program's own variables lead to; for who has other ways to look for the rest."""
+    """Search from the program's own variables only, with no library globals and no heap pass.
+
+    For callers that search the rest themselves.
+    """
     return Findings([search([root for root in all_roots() if root.quality < FOREIGN])])
 
 
@@ -365,11 +372,11 @@ _HOW = {"given": "attribute", "module": "attribute", "traceback": "local", "task
     ("cache", "hook", "held"), "item"
 )
 _HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
-"""Kinds of step into what the program does not show: a suspended function, an error's frames, a cache, a queue."""
+"""Kinds of step into places that a program does not show: a suspended function, an error's frames, a cache, a queue."""
 
 
 def _rank(way: ReferencePath) -> _Rank:
-    """Which of two names is the better one: lower sorts first."""
+    """Return the sort key of a path: of two names, the better one has the lower rank."""
     how = _how(way)
     return _Rank(
         how != "tag",

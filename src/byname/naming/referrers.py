@@ -1,4 +1,7 @@
-"""Who holds a tensor that no search from the variables met? One pass over the heap a level, from the tensor up."""
+"""Referrers: the objects that hold a tensor which no search from the variables found.
+
+The search goes from the tensor up to its referrers, and theirs, with one pass over the heap for each level.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ __all__ = ["Climb", "References", "candidates", "climb", "codes_of", "everything
 
 HEIGHT = 16
 _AT_ONCE = 32
-"""How many objects are asked for their referents at a time."""
+"""The number of objects whose referents are read at a time."""
 
 
 def everything() -> tuple[list[object], int]:
-    """Every object that the collector knows, and how many it hides.
+    """Return every object that the garbage collector lists, and how many it hides.
 
-    After ``gc.freeze()`` the collector lists only what is newer. The others are then looked for from the modules, the
-    running functions and the newer objects downwards; those that only C code holds are not found that way.
+    After ``gc.freeze()`` the collector lists only newer objects. This function then finds the others by following
+    references from the modules, the running functions and the newer objects. It misses those that only C code holds.
     """
     found = gc.get_objects()
     hidden = gc.get_freeze_count()
     if not hidden or _lists(found, vars(torch)):
         return found, 0
-    # Not the frames of a look: what is returned here would hold the frame whose variable it is.
+    # Not byname's own frames: the list that is returned would hold the frame whose variable it is.
     running = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
     frames = [frame for frame in running if not is_byname(frame.f_code.co_filename)]
     del running
@@ -46,21 +49,21 @@ def everything() -> tuple[list[object], int]:
 
 
 def _lists(found: list[object], wanted: object) -> bool:
-    """Whether this very object is in the collector's list.
+    """Return whether this very object is in the collector's list.
 
-    PyTorch's own namespace is not, once ``gc.freeze()`` was called with a tensor alive. Python 3.12 counts some objects
-    of the interpreter as frozen though nobody called it.
+    PyTorch's own namespace is not, once ``gc.freeze()`` was called with a tensor alive. The count of frozen objects
+    does not tell: Python 3.12 counts some objects of the interpreter as frozen though nothing called it.
     """
     return any(map(is_, found, repeat(wanted)))
 
 
 def reached_from(objects: list[object], others: list[object]) -> list[object]:
-    """These objects, the others, and all that they lead to, each once, as far as the collector knows them."""
+    """Return these objects, the others, and all objects that they lead to, each once, if the collector tracks them."""
     seen = set(map(id, objects))
     found, below = list(others), list(objects)
     while found or below:
         found += [held for lot in _in_lots(below) for held in gc.get_referents(*lot)]
-        found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not know arrays
+        found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not track arrays
         below = list({id(one): one for one in found if id(one) not in seen and gc.is_tracked(one)}.values())
         seen.update(map(id, below))
         objects += below
@@ -75,7 +78,7 @@ def _with_outer(frame: types.FrameType | None) -> Iterable[types.FrameType]:
 
 
 def _in_lots(objects: list[object]) -> Iterator[list[object]]:
-    """The objects some at a time: seldom does one of them matter, and to ask each for its referents takes longer."""
+    """Yield the objects in batches, because reading the referents of each object by itself takes longer."""
     never = sys.modules.get("_asyncio") if _ASYNCIO_NEVER_ENDS else None
     for start in range(0, len(objects), _AT_ONCE):
         lot = objects[start : start + _AT_ONCE]
@@ -83,15 +86,16 @@ def _in_lots(objects: list[object]) -> Iterator[list[object]]:
 
 
 _ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
-"""There the module ``_asyncio``, asked for its referents after a future was awaited, answers until no memory is left
-(CPython issue 122695)."""
+"""Versions in which ``gc.get_referents`` of the module ``_asyncio``, after a future was awaited, fills all memory
+(CPython issue 122695).
+"""
 
 
 class Climb:
-    """What a climb through the heap found.
+    """Result of a referrer search through the heap.
 
     Attributes:
-        reached: the ways from roots down to the tensors, as `search` gives them.
+        reached: the paths from roots down to the tensors, as `search` gives them.
         unheld: ids of the tensors that no Python object holds: only PyTorch itself keeps those alive.
         met: the objects met on the way, by id.
     """
@@ -103,11 +107,11 @@ class Climb:
 
 
 def climb(tensors: Targets, *, whole: bool = False) -> Climb:
-    """Climbs from the tensors to their holders, and theirs, until variables are met; then walks back down.
+    """Search from the tensors up to their holders, and theirs, until variables are met; then search back down.
 
     Args:
-        tensors: where to start.
-        whole: to go on to every variable that leads to a tensor, not only to the first.
+        tensors: the tensors to start from.
+        whole: True to go on to every variable that leads to a tensor, not only to the first.
     """
     ends = [*all_roots(), *every_module_root()]
     known = {id(root.value) for root in ends} | {
@@ -136,9 +140,9 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
 
 
 def _references_for(frontier: OursById, known: References | None) -> References | None:
-    """What a level of a climb needs: nothing for a few objects, which the collector finds faster by itself.
+    """Return the references for a level of the search; None for a few objects, which the collector handles faster.
 
-    The heap is listed before there is anything to hold the list, which would otherwise hold itself.
+    The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
     if known is not None or (len(frontier) <= _FEW and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS):
         return known
@@ -146,7 +150,7 @@ def _references_for(frontier: OursById, known: References | None) -> References 
 
 
 def _add_holders(frontier: OursById, references: References | None, met: OursById) -> set[int]:
-    """Adds to `met` what refers to the frontier; which of the frontier are referred to."""
+    """Add the referrers of the frontier to `met`; return the ids of the frontier that have one."""
     held: set[int] = set()
     for holder in gc.get_referrers(*frontier.values()) if references is None else references.suspects(frontier.keys()):
         referents = gc.get_referents(holder)
@@ -157,13 +161,13 @@ def _add_holders(frontier: OursById, references: References | None, met: OursByI
 
 
 _FEW = 8
-"""How many objects the collector finds the referrers of, before it takes longer than to read the whole heap."""
+"""The most objects for which ``gc.get_referrers`` is faster than reading the whole heap."""
 
 
 class References:
-    """What refers to what on the heap, read once, so that each level of a climb costs a look into an array.
+    """The references on the heap, read once, so that each level of a search only scans an array.
 
-    Referents are kept as numbers of 32 bits, lot after lot: what fits is asked again, object by object.
+    Referents are kept as 32-bit codes, one batch after the other; a batch that matches is read again, object by object.
     """
 
     def __init__(self, heap: list[object]) -> None:
@@ -178,7 +182,7 @@ class References:
         self._codes = numpy.concatenate(codes) if codes else codes_of([], 0)
 
     def suspects(self, frontier: Collection[int]) -> Iterator[object]:
-        """The objects of the lots in which something may refer to the frontier."""
+        """Yield the objects of the batches in which one may refer to the frontier."""
         hits = candidates(frontier, self._codes)
         for lot in numpy.unique(numpy.searchsorted(self._ends, hits, side="right")).tolist():
             yield from self._lots[lot]
@@ -188,11 +192,11 @@ _LOTS_AT_ONCE = 1024
 _MARKS = 1 << 20
 
 Codes: TypeAlias = numpy.typing.NDArray[numpy.uint32]
-"""Shortened addresses of objects: of two objects they are seldom, of an object and itself always equal."""
+"""Shortened addresses of objects: equal for the same object, and seldom equal for two different ones."""
 
 
 def codes_of(objects: Iterable[object], count: int) -> Codes:
-    """The codes of so many objects. An array of objects is one of their addresses, and an address is an ``id``."""
+    """Return the codes of `count` objects. An object array is one of addresses, and an address is an ``id``."""
     addresses = numpy.frombuffer(numpy.fromiter(objects, object, count), numpy.uintp) if count else numpy.zeros(0)
     return _shortened(addresses.astype(numpy.uint64))
 
@@ -202,7 +206,7 @@ def _shortened(addresses: numpy.typing.NDArray[numpy.uint64]) -> Codes:
 
 
 def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[numpy.int64]:
-    """The places in an array of codes at which objects with these ids may stand, and few others."""
+    """Return the positions in an array of codes at which objects with these ids may be, and few others."""
     sought = _shortened(numpy.fromiter(wanted, numpy.uint64, len(wanted)))
     marked = numpy.zeros(_MARKS, dtype=bool)
     marked[sought & (_MARKS - 1)] = True
@@ -211,7 +215,7 @@ def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[nu
 
 
 def is_ours(holder: object) -> bool:
-    """Whether an object belongs to the look itself, or leads nowhere: a running function, an iterator."""
+    """Return whether an object belongs to the search itself or is no holder: one of byname's, a module, an iterator."""
     kind = type(holder)
     return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith("byname.")
 

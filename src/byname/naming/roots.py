@@ -1,4 +1,6 @@
-"""Roots: where a name begins. Variables of running functions, globals of modules, what was given, and what Python holds
+"""Roots: the starting points of names.
+
+These are variables of running functions, globals of modules, objects that the user gave, and objects that Python holds
 without a variable: tasks, the last error, hooks for all modules.
 """
 
@@ -39,21 +41,21 @@ __all__ = [
 ]
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
-"""How good a variable is as the start of a name: the program's own, a private one, a loop variable, a library's."""
+"""Quality of a name's first variable, best first: the program's own, a private one, a loop variable, a library's."""
 
 
 class Root(NamedTuple):
-    """A variable (or a given object) with its value: where a path starts.
+    """The start of a path: a variable (or a given object) with its value.
 
     Attributes:
-        text: the source of it, such as ``trainer``.
+        text: its source, such as ``trainer``.
         value: the object.
         how: ``local``, ``global``, ``tag`` or ``given``.
         scope: a module's name, or a function with its file and line.
         evaluates: whether the text, evaluated in the scope, is the value.
         quality: OWN, PRIVATE, LOOP or FOREIGN; lower is better.
         distance: how many calls away the variable is; globals are further than any local.
-        code: the function's code, where the variable is a local one.
+        code: the function's code for a local variable, the module's for a global of a running module; else None.
         foreign: whether that function runs in another thread.
     """
 
@@ -69,12 +71,12 @@ class Root(NamedTuple):
 
 
 def all_roots() -> list[Root]:
-    """Tags, the variables of running functions, the globals of the user's modules, and what no variable shows."""
+    """Return tags, variables of running functions, globals of user modules, and objects that no variable shows."""
     return [*_tag_roots(), *_frame_roots(), *_user_module_roots(), *_hidden_roots()]
 
 
 def given_roots(roots: Any) -> list[Root]:
-    """The roots that ``roots=`` asks for: objects, modules, or the name of a variable that a module must define."""
+    """Return the roots for ``roots=``: objects, modules, or the name of a variable that a module must define."""
     found: list[Root] = []
     asked = roots if type(roots) in (list, tuple) else [roots]
     if not asked or any(type(root) in ATOMS - {str, ModuleType} for root in asked):
@@ -93,7 +95,7 @@ def given_roots(roots: Any) -> list[Root]:
 
 
 def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code: CodeType | None = None) -> list[Root]:
-    """The globals of a module; `code` is the module's own, where it is running."""
+    """Return the globals of a module; `code` is the module's own code if it is running."""
     loaded = sys.modules.get(name)
     known = type(loaded) is ModuleType and vars(loaded) is namespace
     return [
@@ -108,19 +110,19 @@ def _written(variable: str) -> str:
 
 
 def _may_hold(value: object, module: str) -> bool:
-    """Whether a global can lead to a tensor of this module's: no number, and no class imported from elsewhere."""
+    """Return whether a global can lead to a tensor of this module: not an atom or a class imported from elsewhere."""
     if type(value) in ATOMS:
         return False
     return not issubclass(type(value), type) or namespace_of(value).get("__module__") == module  # type: ignore[arg-type]
 
 
 def every_module_root() -> list[Root]:
-    """The globals of every loaded module, libraries' too; not PyTorch's and byname's own."""
+    """Return the globals of every loaded module, libraries included, except PyTorch's and byname's own."""
     return [root for name, module in _loaded() for root in module_roots(name, vars(module), FOREIGN)]
 
 
 def module_of(code: CodeType) -> str | None:
-    """The loaded module whose top level a code object is; None when that is not known."""
+    """Return the loaded module whose top level a code object is; None if it is not known."""
     for name, module in _loaded()[::-1]:
         if vars(module).get("__file__") == code.co_filename:
             return name
@@ -141,7 +143,7 @@ def _hidden_roots() -> list[Root]:
 
 
 def given_root(value: object) -> Root:
-    """An object given by hand is called by its tag or its class until a variable is found that holds it."""
+    """Return a root for an object given by hand, named by its tag or else its class until a variable is found."""
     text = tag_of(value) or ("model" if _is_module(value) else type(value).__name__.lower())
     return Root(text, value, "given", "given", evaluates=False, quality=PRIVATE)
 
@@ -151,7 +153,7 @@ def _is_module(value: object) -> bool:
 
 
 def _variables_of(value: object) -> list[Root]:
-    """The variables, of running functions and user modules, that hold this object."""
+    """Return the variables, of running functions and user modules, that hold this object."""
     return [root for root in (*_frame_roots(), *_user_module_roots()) if root.value is value]
 
 
@@ -178,7 +180,7 @@ def _user_module_roots() -> Iterator[Root]:
 
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
-    """The globals of user modules and of running frames, each once; ``__main__`` before its alias ``__mp_main__``."""
+    """Yield the globals of user modules and of running frames, each once; ``__main__`` before its alias."""
     running = {id(frame.f_globals): frame for frame, _, _ in running_frames() if _at_module_level(frame)}
     seen: set[int] = set()
     for name in _user_modules(len(sys.modules), next(reversed(sys.modules))):
@@ -196,7 +198,7 @@ def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
 
 @lru_cache(maxsize=1)
 def _user_modules(count: int, last: str) -> list[str]:
-    """The names of the user's modules; remembered for as long as no module comes or goes."""
+    """Return the names of the user's modules; cached for as long as no module comes or goes."""
     found = [name for name, module in list(sys.modules.items()) if type(module) is ModuleType and _is_users(module)]
     return sorted(found, key=lambda name: name != "__main__")
 
@@ -210,7 +212,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def codes_of_the_program() -> dict[str, list[CodeType]]:
-    """The files of the user's modules and running functions, each with its functions that are loaded."""
+    """Return the files of the user's modules and running functions, each with its loaded functions."""
     found: dict[str, dict[int, CodeType]] = {}
     for code in [frame.f_code for frame, _, _ in running_frames()]:
         if not is_library(code.co_filename):
@@ -225,7 +227,7 @@ def codes_of_the_program() -> dict[str, list[CodeType]]:
 
 
 def _codes_in(namespace: Mapping[str, Any], module: str) -> Iterator[CodeType]:
-    """The code of the functions in a module's namespace, and in those of the classes that it defines."""
+    """Yield the code of the functions in a module's namespace, and in those of the classes that it defines."""
     for value in list(namespace.values()):
         if type(value) in (staticmethod, classmethod):
             value = value.__func__
@@ -238,7 +240,7 @@ def _codes_in(namespace: Mapping[str, Any], module: str) -> Iterator[CodeType]:
 
 
 def _modules_defining(variable: str) -> list[Root]:
-    """Every loaded module that defines a variable, with all of that module's globals."""
+    """Return the globals of every loaded module that defines a variable of this name."""
     namespaces = {id(vars(module)): (name, vars(module)) for name, module in _loaded() if variable in vars(module)}
     for frame, _, _ in running_frames():
         if variable in frame.f_globals:
@@ -252,11 +254,11 @@ def _modules_defining(variable: str) -> list[Root]:
 
 
 def _loaded() -> list[tuple[str, ModuleType]]:
-    """The loaded modules, each once, ``__main__`` last so that it wins."""
+    """Return the loaded modules, each once, ``__main__`` last so that it wins."""
     found = {id(module): (name, module) for name, module in list(sys.modules.items()) if type(module) is ModuleType}
     main = sys.modules.get("__main__")
     if id(main) in found:
-        found[id(main)] = ("__main__", main)  # type: ignore[assignment]  # and not its alias __mp_main__
+        found[id(main)] = ("__main__", main)  # type: ignore[assignment]  # rather than its alias __mp_main__
     return sorted(
         [(name, module) for name, module in found.values() if not is_torch(str(vars(module).get("__file__") or ""))],
         key=lambda pair: pair[0] == "__main__",
@@ -277,7 +279,7 @@ def _quality(variable: str, code: CodeType | None) -> int:
 
 @lru_cache(maxsize=1024)
 def loop_variables(code: CodeType) -> frozenset[str]:
-    """The variables that a ``for`` of this code assigns, read from its instructions."""
+    """Return the variables that a ``for`` of this code assigns, read from its instructions."""
     found: set[str] = set()
     pending = 0
     for instruction in dis.get_instructions(code):
@@ -295,7 +297,7 @@ def loop_variables(code: CodeType) -> frozenset[str]:
 
 
 def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
-    """What each is called, the object, the scope, and whether what it is called evaluates there."""
+    """Yield objects that no variable holds: a text, the object, its scope, and whether the text evaluates there."""
     for name, task in _living_tasks():
         yield f"task {name}", task, "asyncio", False
     for module, source, hooks in hooks_for_all():
@@ -304,7 +306,7 @@ def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
 
 
 def _errors() -> Iterator[tuple[str, object, str, bool]]:
-    """The last error that nobody caught, as an interactive session keeps it, and those that are being handled."""
+    """Yield the last uncaught error, as an interactive session keeps it, and the errors that are being handled."""
     for name in ("last_exc", "last_value"):
         error = vars(sys).get(name)
         if error is not None:
@@ -324,7 +326,7 @@ def _handled_in(ident: int) -> str:
 
 
 def _living_tasks() -> Iterator[tuple[str, object]]:
-    """Every task of every event loop with its name, where the program uses ``asyncio`` at all."""
+    """Yield every task of every event loop with its name, if the program uses ``asyncio``."""
     tasks: Any = sys.modules.get("asyncio.tasks")
     if tasks is None:
         return
@@ -336,7 +338,7 @@ def _living_tasks() -> Iterator[tuple[str, object]]:
 
 
 def _registered(tasks: Any) -> Iterator[object]:
-    """The tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
+    """Yield the tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
     for registry in ("_scheduled_tasks", "_all_tasks"):
         found = vars(tasks).get(registry)
         references = attributes_of(found).get("data") if found is not None else None
@@ -345,7 +347,7 @@ def _registered(tasks: Any) -> Iterator[object]:
 
 
 def _of_running_loops() -> Iterator[object]:
-    """The tasks of the loops that run: since Python 3.14 they are in lists of C, and asked for by their loop."""
+    """Yield the tasks of running loops: since Python 3.14 these are in lists of C, which only their loop can give."""
     tasks_of, loops = _of_module("_asyncio", "all_tasks"), _of_module("asyncio.base_events", "BaseEventLoop")
     if tasks_of is None or loops is None:
         return
@@ -359,13 +361,13 @@ def _of_running_loops() -> Iterator[object]:
 
 
 def _of_module(module: str, name: str) -> Any:
-    """What a module defines, if it is loaded and does."""
+    """Return an attribute that a module defines; None if the module is not loaded or does not define it."""
     loaded = sys.modules.get(module)
     return None if loaded is None else vars(loaded).get(name)
 
 
 def _members(references: Any) -> list[Any]:
-    """The members of a set that other threads may be changing."""
+    """Return the members of a set that other threads may be changing."""
     for _ in range(5):
         try:
             return list(references) if type(references) is set else []

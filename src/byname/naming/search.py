@@ -1,7 +1,7 @@
-"""By which ways can a tensor be reached? A breadth-first search from the roots that remembers every way in.
+"""Search: a breadth-first search from the roots over everything they hold, which remembers every path to an object.
 
 The search only reads; it is bounded in depth and in the number of objects, so that a heap of millions costs no more
-than a small one. What it does not reach is left to `byname.naming.referrers`.
+than a small one. Objects that it does not reach are left to `byname.naming.referrers`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ = ["Ours", "OursById", "SearchResult", "Targets", "ReferencePath", "Writ
 DEPTH = 10
 BUDGET = 300_000
 TOLD = 64
-"""How many ways to an object are told."""
+"""The most paths to one object that are returned."""
 MOST_WAYS = 1024
-"""How many ways to an object are remembered, and followed at a time."""
+"""The most holders of one object that are remembered, and the most paths that are followed at a time."""
 
 
 class Targets(list[torch.Tensor]):
-    """Tensors that byname itself holds for the time of a question; never taken for the program's holder of them."""
+    """Tensors that byname holds during a question; a search never takes this list for the program's holder of them."""
 
 
 class Ours(list[Any]):
-    """The same for other objects that byname holds meanwhile."""
+    """Other objects that byname holds during a question; never taken for the program's holder of them."""
 
 
 class OursById(dict[int, Any]):
-    """The same by ``id``."""
+    """Objects by ``id`` that byname holds during a question; never taken for the program's holder of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePath:
-    """One whole way: a root, the steps from it, and the objects that are passed: the root's value and what follows."""
+    """One whole path: a root, the steps from it, and the objects on the way, from the root's value on."""
 
     root: Root
     steps: tuple[Reference, ...]
@@ -53,7 +53,7 @@ class ReferencePath:
 
     @property
     def source(self) -> str:
-        """The way as the program would write it."""
+        """The path as the program would write it."""
         text = self.root.text
         for step in self.steps:
             text = step.write(text)
@@ -69,14 +69,14 @@ class ReferencePath:
 
 
 class SearchResult:
-    """What a search came upon. It holds these objects, so that their ids stay theirs.
+    """Result of a search: the objects that it met. It holds these objects, so that no other object gets their ids.
 
-    An object stands for its holders as a number: as an object it could lead back here, and such a circle would keep
-    everything in it alive until the next collection. Few of the many objects are ever asked about, so a search notes
-    only who holds an object, and the holder is read once more when somebody asks how.
+    Each holder is stored as a number: as an object it could lead back here, and such a cycle would keep everything in
+    it alive until the next collection. Few of the many objects are ever asked about, so a search records only the
+    holders of an object, and reads a holder once more when the steps from it are needed.
 
     Attributes:
-        budget: how many objects the search was to look at, where it came to that bound; 0 where it saw all.
+        budget: the bound on the number of objects if the search stopped at it; 0 if it saw all.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class SearchResult:
         self._roots.setdefault(number, []).append(root)
 
     def descend(self, level: range, only: Collection[int] | None, budget: int) -> range:
-        """Add what the objects of a level hold; return the numbers of those that are new.
+        """Add the objects that a level holds; return the numbers of the new ones.
 
         One long loop without calls: it runs once for every object that the program's variables lead to.
         """
@@ -137,26 +137,26 @@ class SearchResult:
         return len(self._values)
 
     def has(self, thing: object) -> bool:
-        """Whether the search came upon this very object."""
+        """Return whether the search met this very object."""
         return id(thing) in self._numbers
 
     def has_id(self, ident: int) -> bool:
-        """Whether the search came upon the object of this ``id``."""
+        """Return whether the search met the object with this ``id``."""
         return ident in self._numbers
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor that has a way."""
+        """Yield every tensor that the search met."""
         for value in self._values:
             if is_tensor(value):
                 yield value  # type: ignore[misc]
 
     def roots(self) -> Iterator[Root]:
-        """Every root that the search started from."""
+        """Yield every root that the search started from."""
         for roots in self._roots.values():
             yield from roots
 
     def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
-        """The ways to an object, shortest first, none through itself."""
+        """Return the paths to an object, the shortest first; no path passes through the object itself."""
         number = self._numbers.get(id(value))
         if number is None:
             return []
@@ -164,7 +164,7 @@ class SearchResult:
         return [only] if only is not None else list(self._ways(number, limit))
 
     def _only_way(self, number: int) -> ReferencePath | None:
-        """The one way to an object, where there is just one; by far the most frequent case."""
+        """Return the path to an object if there is exactly one, by far the most frequent case."""
         into = self._into(number)
         if len(into) != 1:
             return None
@@ -181,6 +181,7 @@ class SearchResult:
         return ReferencePath(way.root, (*way.steps, step), (*way.passed, self._values[before]))
 
     def _followed_alone(self, number: int) -> ReferencePath | None:
+        """Return that path, step by step back to its root."""
         steps: list[Reference] = []
         passed: list[object] = []
         while len(steps) < _PATIENCE and len(into := self._into(number)) == 1:
@@ -195,7 +196,7 @@ class SearchResult:
         return None
 
     def _ways(self, number: int, limit: int) -> Iterator[ReferencePath]:
-        """Follows the ways back to the roots, breadth first, so that the shortest come first."""
+        """Yield the paths back to the roots, breadth first, so that the shortest come first."""
         level: list[_Partial] = [(number, (), (), frozenset([number]))]
         given = 0
         while level and given < limit:
@@ -217,9 +218,9 @@ class SearchResult:
             level = deeper
 
     def _into(self, number: int) -> list[_Into]:
-        """The roots of an object, or its holders, each with what makes the step from it.
+        """Return the roots of an object and its holders, each with the function that makes the step from it.
 
-        At most `MOST_WAYS` of them, and of the ways from one holder as many as are ever told: a list with one object a
+        The result has at most `MOST_WAYS` entries, and from one holder at most `TOLD`: a list that holds one object a
         hundred thousand times costs no more than a list of numbers.
         """
         found = self._steps.get(number)
@@ -233,7 +234,7 @@ class SearchResult:
         return found
 
     def _made(self, holder: int, value: object) -> list[_Made]:
-        """What makes the steps from a holder to a value. A large holder is read whole when it is asked once more."""
+        """Return the makers of the steps from a holder to a value. The second question reads a large holder whole."""
         with DisableTorchFunction():
             if holder not in self._contents:
                 held = self._children.list(self._values[holder])
@@ -258,16 +259,16 @@ _FEW = 64
 """A holder of so few objects is read whole at once: who asks for one of them most often asks for the others."""
 
 _Made: TypeAlias = tuple[Callable[[Any], Reference], Any]
-"""What makes a step: a function and its argument."""
+"""A function that makes a step, and its argument."""
 
 _Into: TypeAlias = tuple[int | Root, Callable[[Any], Reference], Any]
-"""A root, or the number of a holder and what makes the step from it."""
+"""A root, or the number of a holder with the maker of the step from it."""
 
 _Partial: TypeAlias = tuple[int, tuple[Reference, ...], tuple[object, ...], frozenset[int]]
-"""The end of a way: where it begins, its steps, what it passes, and the objects that it may not pass again."""
+"""The end of a path: its first number, its steps, the objects passed, and the numbers that may not come again."""
 
 _NOBODY = -1
-"""Stands for the holder of a root's value."""
+"""Stands for the missing holder of a root's value."""
 
 _PATIENCE = 4096
 
@@ -279,11 +280,11 @@ def search(
     depth: int = DEPTH,
     budget: int = BUDGET,
 ) -> SearchResult:
-    """Looks at what is within `depth` steps of the roots, at most `budget` objects, the nearest first.
+    """Search the objects within `depth` steps of the roots, at most `budget` of them, the nearest first.
 
     Args:
         roots: where to start.
-        only: ids of the only objects to look at.
+        only: the ids of the only objects to look at.
         depth, budget: the bounds.
     """
     reached = SearchResult()
@@ -300,21 +301,21 @@ def search(
 
 
 class Written(NamedTuple):
-    """A way as source, and in words; these are the same unless the source is hard to read."""
+    """A path as source and as words; the two are equal unless the source is hard to read."""
 
     source: str
     words: str
 
 
 def written(way: ReferencePath, *, pattern: bool = False) -> Written:
-    """Writes a way out.
+    """Return a path as source and as words.
 
-    A variable that the source reaches only by detours, such as one in a closure, begins the words anew; where it is
-    stands behind them: ``acts[3] (closure of hook)``.
+    A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
+    behind them says where it is: ``acts[3] (closure of hook)``.
 
     Args:
-        way: the way.
-        pattern: write ``[*]`` for the positions and keys by which one entry differs from the next.
+        way: the path.
+        pattern: True to write ``[*]`` for the positions and keys by which one entry differs from the next.
     """
     source = words = way.root.text
     note = ""
@@ -332,7 +333,7 @@ def written(way: ReferencePath, *, pattern: bool = False) -> Written:
 
 
 def pattern_of(way: ReferencePath) -> str:
-    """A way in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
+    """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
     return printable(written(way, pattern=True).words)
 
 
@@ -340,7 +341,7 @@ _PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\
 
 
 def _parametrized(source: str, words: str) -> Written:
-    """The tensor behind a parametrized weight, written and said as PyTorch's users do."""
+    """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
     match = _PARAMETRIZATION.search(source) if "parametrizations" in source else None
     if match is None or not writable(match[1]):
         return Written(source, words)

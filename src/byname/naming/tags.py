@@ -1,4 +1,4 @@
-"""Which names did the user give by hand? A register of tags that keeps nothing alive."""
+"""Tags: the names that the user gave by hand, in a registry that keeps nothing alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAGS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def tag(obj: T, name: str) -> T:
-    """Gives a tensor a name by hand; or a module or optimizer, and with it everything it owns.
+    """Give a tensor a name by hand; or a module or optimizer, and with it everything it owns.
 
     The tag comes before every other name. It is held weakly: nothing is written on the object and nothing is kept
     alive. A second tag replaces the first.
@@ -53,10 +53,10 @@ def tag(obj: T, name: str) -> T:
 
 
 def tag_of(obj: object) -> str | None:
-    """The tag of an object, or None."""
+    """Return the tag of an object, or None."""
     return _TAGS.get(obj) if _TAGS else None  # type: ignore[no-untyped-call]
 
 
 def tagged() -> list[tuple[str, object]]:
-    """Every tag with its living object."""
+    """Return every tag with its living object."""
     return [(name, obj) for obj, name in list(_TAGS.items())]  # type: ignore[no-untyped-call]

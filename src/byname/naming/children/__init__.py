@@ -1,1 +1,1 @@
-"""Children: what an object holds, and how the program writes one step to it."""
+"""Children: the objects that an object refers to, and the source text of one step to each of them."""

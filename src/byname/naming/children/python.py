@@ -1,7 +1,7 @@
-"""Children of Python's own objects: containers, arrays, errors, frames, futures, and what C code holds.
+"""Children of Python's own objects: containers, arrays, errors, frames, futures, and the referents of C objects.
 
-Objects of C code have neither attributes nor slots to read; the collector says what they refer to, and a few of them
-say more. Nothing of ``asyncio`` is read before the program has loaded it.
+Objects of C code have neither attributes nor slots to read, so the garbage collector lists their referents; a few
+classes have a reader of their own. Nothing of ``asyncio`` is read before the program has loaded it.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ VIEWS: Any = (types.MappingProxyType, type({}.keys()), type({}.values()), type({
 
 
 def held_by_cache(obj: Any) -> Held:
-    """The results that ``functools.lru_cache`` keeps, the arguments they belong to, and the function itself."""
+    """Yield the results that ``functools.lru_cache`` keeps, the arguments they belong to, and the function itself."""
     attributes = attributes_of(obj)
     held = [one for one in gc.get_referents(obj) if one is not attributes]
-    cache: Any = [one for one in held if type(one) is dict][-1]  # the results of a bounded cache stand before it
+    cache: Any = [one for one in held if type(one) is dict][-1]  # in a bounded cache the results come first
     keys = {id(key): key for key, _ in snapshot(cache)}
     held = [*(one for one in held if one is not cache), *(value for _, value in snapshot(cache))]
     other = {id(value) for _, value in snapshot(attributes)} | keys.keys()
@@ -82,7 +82,7 @@ def held_by_cache(obj: Any) -> Held:
 
 
 def _type_of_links() -> type:
-    """The type of what a bounded cache has in its dict instead of the results."""
+    """Return the type of the links that a bounded cache keeps in its dict instead of the results."""
     bounded = functools.lru_cache(maxsize=1)(abs)
     bounded(1)
     cache: Any = next(one for one in gc.get_referents(bounded) if type(one) is dict)
@@ -95,12 +95,12 @@ _ARGUMENT = Reference("cache", suffix(" (cached argument)"), evaluates=False)
 
 
 def leads_on(value: object) -> bool:
-    """Whether an object is worth a step: no number, no class, nothing without any content."""
+    """Return whether an object is worth following: not a number or another atom, a class, or a bare ``object()``."""
     return type(value) not in ATOMS and type(value) is not object and not issubclass(type(value), type)
 
 
 def held_by_view(obj: Any) -> Held:
-    """The dict that a view of it, or a proxy for it, keeps alive."""
+    """Yield the dict behind a dict view, or the contents of the mapping behind a proxy."""
     proxy = type(obj) is types.MappingProxyType
     for mapping in gc.get_referents(obj):
         if type(mapping) not in (dict, OrderedDict, defaultdict):
@@ -112,7 +112,7 @@ def held_by_view(obj: Any) -> Held:
 
 
 def held_by_context(obj: contextvars.Context) -> Held:
-    """The values of a context's variables."""
+    """Yield the values of a context's variables."""
     for variable, value in obj.items():
         if leads_on(value):
             yield _value_in_context, variable.name, value
@@ -123,7 +123,7 @@ def _value_in_context(name: str) -> Reference:
 
 
 def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
-    """The value that a context variable has at the moment, or by default."""
+    """Yield the value that a context variable has in this context, or its default."""
     value = obj.get(_UNSET)
     for one in gc.get_referents(obj) if value is _UNSET else [value]:
         if leads_on(one):
@@ -134,7 +134,7 @@ _UNSET = object()
 
 
 def held_by_threads(obj: Any) -> Held:
-    """What every thread has in a ``threading.local``: its own dict, which only that thread reads as attributes."""
+    """Yield the values that every thread has in a ``threading.local``, each in a dict that only its thread reads."""
     dicts = [values for held in gc.get_referents(obj) if type(held) is dict for _, values in snapshot(held)]
     for values in dicts:
         for name, value in snapshot(values) if type(values) is dict else ():
@@ -147,12 +147,12 @@ def _of_a_thread(name: str) -> Reference:
 
 
 def held_by_builtin(obj: Any) -> Held:
-    """What an object without attributes and slots refers to."""
+    """Yield the referents of an object that has neither attributes nor slots."""
     kind = type(obj)
     if kind in _SILENT:
         return
     queues: Any = sys.modules.get("_queue")
-    # It keeps its items in one list until Python 3.12, and has them itself since 3.13.
+    # A SimpleQueue keeps its items in one list up to Python 3.12; since 3.13 it refers to them directly.
     flat = sys.version_info < (3, 13) and queues is not None and kind is queues.SimpleQueue
     for one in gc.get_referents(obj):
         for value in one if flat and type(one) is list else (one,):
@@ -160,11 +160,11 @@ def held_by_builtin(obj: Any) -> Held:
 
 
 _SILENT = frozenset({weakref.ref, weakref.ProxyType, weakref.CallableProxyType, types.GenericAlias, object})
-"""Types that hold nothing worth a step: what they refer to is a callback, or a class."""
+"""Types whose referents are not worth following: callbacks and classes."""
 
 
 def held_inside(value: object) -> Held:
-    """The step to something of which no more is known than that it is held."""
+    """Yield a step to an object that is known to be held, but not how."""
     if leads_on(value):
         yield same, _HELD, value
 
@@ -173,7 +173,7 @@ _HELD = Reference("held", lambda before: f"(held by {before})", evaluates=False)
 
 
 def held_by_dict(obj: Any) -> Held:
-    """The values of a dict of any class, then its attributes."""
+    """Yield the values of a dict of any class, then its attributes."""
     kind = type(obj)
     base = OrderedDict if issubclass(kind, OrderedDict) else defaultdict if issubclass(kind, defaultdict) else dict
     yield from held_by_mapping(obj, plain(kind, base, "__getitem__", "values", "__iter__") and reads_plainly(kind))
@@ -182,7 +182,7 @@ def held_by_dict(obj: Any) -> Held:
 
 
 def held_by_mapping(mapping: Any, direct: bool) -> Held:
-    """The values of a dict, and its keys; `direct` where the holder's own ``[key]`` reads that dict."""
+    """Yield the values and keys of a dict; `direct` is True if the holder's own ``[key]`` reads that dict."""
     for position, (key, value) in enumerate(snapshot(mapping)):
         if type(value) not in ATOMS:
             yield _entry, (key, position, direct), value
@@ -191,7 +191,7 @@ def held_by_mapping(mapping: Any, direct: bool) -> Held:
 
 
 def values_in(mapping: dict[Any, Any]) -> list[object]:
-    """The objects alone that `held_by_mapping` gives, in its order."""
+    """Return only the objects that `held_by_mapping` yields, in its order."""
     found: list[object] = []
     for key, value in snapshot(mapping):
         if type(value) not in ATOMS:
@@ -202,7 +202,7 @@ def values_in(mapping: dict[Any, Any]) -> list[object]:
 
 
 def _entry(found: tuple[object, int, bool]) -> Reference:
-    """The step to a dict's value: by its key where that can be written down, else by its position."""
+    """Return the step to a dict's value: by its key if that has a literal form, else by its position."""
     key, position, evaluates = found
     if literal(key):
         return item(key, evaluates=evaluates)
@@ -215,7 +215,7 @@ def _key(found: tuple[int, bool]) -> Reference:
 
 
 def held_by_sequence(obj: Any) -> Held:
-    """The items of a list, tuple or deque of any class, then its attributes."""
+    """Yield the items of a list, tuple or deque of any class, then its attributes."""
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
     make = item if type(obj) is family or plain(type(obj), family, "__getitem__") else _indirect_item
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
@@ -239,19 +239,19 @@ def _steady(obj: deque[Any]) -> list[Any]:
 
 
 def held_by_set(obj: Any) -> Held:
-    """The members of a set, which have no place in it."""
+    """Yield the members of a set; the step to one names no position, because a set has none."""
     step = Reference("item", lambda before: f"(one of {before})", evaluates=False)
     for value in gc.get_referents(obj):
         if type(value) not in ATOMS and not issubclass(type(value), type):
             yield same, step, value
 
 
-_numpy: Any = sys.modules.get("numpy")  # PyTorch has loaded it, where it is there at all
+_numpy: Any = sys.modules.get("numpy")  # PyTorch has loaded it if it is installed
 ARRAYS: tuple[Any, ...] = () if _numpy is None else (_numpy.ndarray,)
 
 
 def held_by_array(obj: Any) -> Held:
-    """The owner of an array's memory, the items of an array of objects, and what the program wrote on the array."""
+    """Yield the owner of an array's memory, the items of an object array, and the attributes of a subclass instance."""
     array = _numpy.ndarray
     base = array.base.__get__(obj)
     if base is not None and type(base) not in ATOMS:
@@ -267,7 +267,7 @@ def held_by_array(obj: Any) -> Held:
 
 
 _MOST = 10_000
-"""How many objects of one array are looked at."""
+"""The most items that are read from one object array."""
 
 
 def _item(found: tuple[int, bool, bool]) -> Reference:
@@ -276,7 +276,7 @@ def _item(found: tuple[int, bool, bool]) -> Reference:
 
 
 def held_by_error(obj: Any) -> Held:
-    """The variables along an error's traceback, its arguments and fields, other errors, and its attributes."""
+    """Yield the variables along an error's traceback, its arguments and fields, related errors, and its attributes."""
     kind = type(obj)
     own = reads_plainly(kind)
     traceback = _traceback_of(obj)
@@ -292,7 +292,7 @@ def held_by_error(obj: Any) -> Held:
         for name, field in list(namespace_of(parent).items()):
             if type(field) is types.MemberDescriptorType:
                 yield from _field(obj, name, field, own and found_in(kind, name) is field)
-    if any(type(held) is dict for held in gc.get_referents(obj)):  # asking for the dict would make one
+    if any(type(held) is dict for held in gc.get_referents(obj)):  # reading its __dict__ would create one
         for name, value in snapshot(attributes_of(obj)):
             if type(name) is str and type(value) not in ATOMS:
                 yield own_attribute, (kind, name), value
@@ -307,7 +307,7 @@ def _traceback_of(error: Any) -> types.TracebackType | None:
 
 
 def _field(obj: Any, name: str, field: types.MemberDescriptorType, evaluates: bool) -> Held:
-    """What an error has in a field of its class: the value of a StopIteration, the errors of a group, a slot."""
+    """Yield the value in a field of an error's class: of a StopIteration, a group of errors, or a slot."""
     try:
         value = field.__get__(obj)
     except AttributeError:
@@ -317,12 +317,12 @@ def _field(obj: Any, name: str, field: types.MemberDescriptorType, evaluates: bo
 
 
 def held_by_traceback(obj: types.TracebackType) -> Held:
-    """The variables of the functions that a traceback tells of."""
+    """Return the variables of the functions in a traceback."""
     return _variables_along(obj, "", "", True)
 
 
 def held_by_frame(obj: types.FrameType) -> Held:
-    """The variables of a function that has returned, and of those above it that have; running ones are roots."""
+    """Yield the variables of a function that has returned, and its outer frame; running frames are roots instead."""
     running = stacks()
     if id(obj) in running:
         return
@@ -345,7 +345,7 @@ def _variables_along(traceback: types.TracebackType, start: str, owner: str, eva
 
 
 def _variables_of(frame: types.FrameType, running: frozenset[int]) -> list[tuple[str, Any]]:
-    """The variables of a frame at rest; none of PyTorch's own functions."""
+    """Return the variables of a frame that is not running; none of PyTorch's own functions or of a module's body."""
     if id(frame) in running or is_torch(frame.f_code.co_filename) or in_a_module(frame):
         return []
     return [(name, value) for name, value in locals_of(frame) if type(value) not in ATOMS]
@@ -364,7 +364,7 @@ def _kept_by_traceback(found: tuple[str, str, int, str, str, bool]) -> Reference
 
 
 _WRITABLE = 500
-"""How many ``.tb_next`` Python's parser takes in a row, and more than anybody reads."""
+"""The longest chain of ``.tb_next`` that is written as source; Python's parser accepts not many more."""
 
 
 def _kept_by_frame(found: tuple[str, str]) -> Reference:
@@ -374,13 +374,13 @@ def _kept_by_frame(found: tuple[str, str]) -> Reference:
 
 
 def futures() -> tuple[Any, ...]:
-    """The classes of tasks and futures, as ``asyncio`` has them in C; none before it is loaded."""
+    """Return the classes of tasks and futures that ``asyncio`` has in C; none before it is loaded."""
     module: Any = sys.modules.get("_asyncio")
     return () if module is None else (module.Future, module.Task)
 
 
 def held_by_future(obj: Any) -> Held:
-    """A task's coroutine, a future's result or error, and who waits for it; not the loop, which holds every task."""
+    """Yield a task's coroutine, a future's result or error, and its waiters; not the loop, which holds every task."""
     tasks: Any = sys.modules["_asyncio"]
     known = [_private(obj, tasks.Future, "_loop")]
     if issubclass(type(obj), tasks.Task):
@@ -399,14 +399,17 @@ def held_by_future(obj: Any) -> Held:
 
 
 def _reads(obj: object, name: str) -> bool:
-    """Whether an attribute of a future is the one that its class in C has."""
+    """Return whether an attribute of a future is still the one that its C class defines."""
     kind = type(obj)
     own = next(parent for parent in parents_of(kind) if any(parent is future for future in futures()))
     return reads_plainly(kind) and found_in(kind, name) is found_in(own, name)
 
 
 def _private(obj: object, kind: type, name: str) -> Any:
-    """One of a future's own fields, which asking for its result would mark as read; None before it has been set up."""
+    """Return one of a future's private fields, or None before it is set up.
+
+    The public ``result()`` would mark an error as retrieved.
+    """
     try:
         return vars(kind)[name].__get__(obj)
     except RuntimeError:

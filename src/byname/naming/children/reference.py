@@ -1,4 +1,4 @@
-"""Step: one step from an object to something that it holds, and how the program writes it."""
+"""Step: one reference from an object to an object that it holds, and the source text of that reference."""
 
 from __future__ import annotations
 
@@ -38,18 +38,21 @@ __all__ = [
 
 
 class Reference(NamedTuple):
-    """One step on the way to a tensor.
+    """One reference on the path to a tensor.
 
     Attributes:
         kind: ``attribute``, ``item``, ``parameter``, ``buffer``, ``module``, ``closure``, ``state``, ...
-        write: makes the source of the held object from the source of its holder.
+        write: a function from the source of the holder to the source of the held object.
         evaluates: whether that source, evaluated, is the held object.
-        label, note: the variable, where the source would be hard to read, and where it is: from the words for its
-            holder. The words for what it leads to begin with the label and end with the note.
-        seen_through, reads_registry: of a wrapper's own step, which is not written, and of one that reads a module's
-            registry: the second right after the first would look in the wrapper.
-        wild: writes the step as the pattern that all entries like this one share.
-        parameter, key: of a step into an optimizer's state, the parameter whose state it is, and the entry.
+        label, note: for a variable whose source would be hard to read: its name, and a function from the holder's
+            description to a description of where the variable is. A path that goes on from the variable is described
+            by the label, the further steps and the note, in this order.
+        seen_through: whether the step enters a wrapper (DDP, compile) and is left out of the path.
+        reads_registry: whether the step reads a private registry such as ``_parameters``, ``_buffers``, ``_modules`` or
+            one of hooks. Directly after a seen-through step it would read the wrapper's registry, so such a path is not
+            exact.
+        wild: a function that writes the step as the pattern that all similar entries share.
+        parameter, key: for a step into an optimizer's state: the parameter whose state it is, and the entry's key.
     """
 
     kind: str
@@ -65,7 +68,9 @@ class Reference(NamedTuple):
 
 
 Held: TypeAlias = Iterable[tuple[Callable[[Any], Reference], Any, object]]
-"""Held objects, each with the function that makes the step to it and that function's argument: most are never made."""
+"""Held objects, each after the function that makes the step to it and that function's argument: most steps are never
+made.
+"""
 
 ATOMS: frozenset[type] = frozenset(
     {
@@ -80,24 +85,24 @@ ATOMS: frozenset[type] = frozenset(
 
 
 def same(step: Reference) -> Reference:
-    """Stands for the maker of a step that is made already."""
+    """Return the step unchanged; stands for a step maker in `Held` if the step is already made."""
     return step
 
 
 def attribute(name: str, evaluates: bool = True, kind: str = "attribute") -> Reference:
-    """The step ``.name``; by ``getattr`` where the name cannot be written as one."""
+    """Return the step ``.name``, or ``getattr`` if the name cannot be written after a dot."""
     if writable(name):
         return Reference(kind, lambda before: f"{before}.{name}", evaluates)
     return Reference(kind, lambda before: f"getattr({before}, {name!r})", evaluates)
 
 
 def writable(name: str) -> bool:
-    """Whether a name can stand in source as it is: Python reads identifiers in their normal form (NFKC)."""
+    """Return whether a name can be written in source as it is: Python normalizes identifiers to NFKC."""
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
 
 
 def item(key: object, kind: str = "item", evaluates: bool = True) -> Reference:
-    """The step ``[key]`` for a key that can be written down."""
+    """Return the step ``[key]`` for a key that has a literal form."""
     written = repr(key)
     wild: Callable[[str], str] | None = _any_entry if kind == "item" and type(key) is not str else None
     if wild is None and "[*]" in written:  # in a pattern this must not look like a position that is left open
@@ -113,7 +118,7 @@ def _any_entry(before: str) -> str:
 
 
 def literal(key: object, depth: int = 8) -> bool:
-    """Whether a key, written down and read again, finds the same entry; long and deeply nested ones are not written."""
+    """Return whether the written form of a key finds the same entry; long and deeply nested keys are not written."""
     if type(key) in (str, bytes):
         return len(key) <= 500  # type: ignore[arg-type]
     if type(key) is int:
@@ -126,21 +131,21 @@ def literal(key: object, depth: int = 8) -> bool:
 
 
 def suffix(text: str) -> Callable[[str], str]:
-    """Writes a step by putting a text behind."""
+    """Return a function that appends a text to the source before it."""
     return lambda before: f"{before}{text}"
 
 
 def held_by_instance(obj: object) -> Held:
-    """The attributes of an object of any class, from its ``__dict__`` and its slots."""
+    """Return the attributes of an object of any class, from its ``__dict__`` and its slots."""
     return instance_reader(type(obj))(obj)
 
 
 def instance_reader(kind: type) -> Callable[[Any], Held]:
-    """Return the function that lists the attributes of instances of this class, which is looked into only once."""
+    """Return the function that lists the attributes of instances of this class; the class is inspected only once."""
     fields, slots = dict_of(kind), slots_of(kind)
 
     def held(obj: object) -> Held:
-        for one in gc.get_referents(obj):  # to ask for its dict would make one
+        for one in gc.get_referents(obj):  # reading its __dict__ would create one
             if type(one) not in ATOMS and not issubclass(type(one), type):
                 return _attributes(kind, fields, slots, obj)
         return ()
@@ -149,7 +154,7 @@ def instance_reader(kind: type) -> Callable[[Any], Held]:
 
 
 def held_by_attributes(obj: object) -> Held:
-    """The same without a first look at whether there is anything to read."""
+    """Return the attributes of an object as `held_by_instance` does, without a first check."""
     kind = type(obj)
     return _attributes(kind, dict_of(kind), slots_of(kind), obj)
 
@@ -165,7 +170,7 @@ def _attributes(kind: type, fields: Callable[[Any], Any] | None, slots: list[_Sl
 
 
 def has_attributes(kind: type) -> bool:
-    """Whether objects of a class can have a ``__dict__`` or slots; those of types written in C often have neither."""
+    """Return whether objects of a class can have a ``__dict__`` or slots; many types written in C have neither."""
     return _dict_offset(kind) != 0 or any("__slots__" in namespace_of(parent) for parent in parents_of(kind))
 
 
@@ -173,12 +178,12 @@ _dict_offset: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
 
 
 def own_attribute(found: tuple[type, str]) -> Reference:
-    """The same from one argument, as `Held` wants it."""
+    """Return `instance_attribute` of a pair; `Held` needs step makers of one argument."""
     return instance_attribute(*found)
 
 
 def instance_attribute(kind: type, name: str) -> Reference:
-    """The step ``.name`` where that reads the instance's attribute; ``.__dict__['name']`` where a class hides it."""
+    """Return the step ``.name`` if it reads the instance's attribute, or ``.__dict__['name']`` if a class hides it."""
     plain = reads_plainly(kind)
     hidden = found_in(kind, name)
     if hidden is not None and any(hasattr(type(hidden), method) for method in ("__set__", "__delete__")):
@@ -187,7 +192,7 @@ def instance_attribute(kind: type, name: str) -> Reference:
 
 
 def dict_of(kind: type) -> Callable[[Any], Any] | None:
-    """What reads the ``__dict__`` of instances of a class, as `attributes_of` does."""
+    """Return a function that reads the ``__dict__`` of instances of a class, as `attributes_of` does."""
     for parent in parents_of(kind):
         descriptor: Any = namespace_of(parent).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
@@ -196,12 +201,12 @@ def dict_of(kind: type) -> Callable[[Any], Any] | None:
 
 
 def held_in_slots(obj: object) -> Held:
-    """What an object holds in the slots of its classes."""
+    """Yield the values in the slots of an object's classes."""
     return in_slots(slots_of(type(obj)), obj)
 
 
 _Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]
-"""What reads a slot, its name, and whether ``.name`` reads it too."""
+"""A function that reads a slot, the slot's name, and whether ``.name`` reads it too."""
 
 
 def slots_of(kind: type) -> list[_Slot]:

@@ -1,7 +1,7 @@
-"""Registry of children: the table that says which function lists what an object of some class holds.
+"""Registry of children: a table from classes to the functions that list the children of their instances.
 
-Nothing here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and types
-are compared by ``type(obj)``.
+No function here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and
+types are compared by ``type(obj)``.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = ["Children", "add_children"]
 
 
 Reader: TypeAlias = Callable[[Any], Held]
-"""Lists what an object of some class holds that could be, or lead to, a tensor."""
+"""Lists the referents of an object that could be, or lead to, a tensor."""
 
 
 class Children:
-    """Lists what objects hold; for the time of one search it remembers how those of each class are read.
+    """Lists the children of objects, and caches for one search the function that reads each class.
 
-    A class is known by its ``id``, so that its metaclass is never asked for a hash, and is kept so that no other class
-    comes by that id.
+    The cache key of a class is its ``id``, so that the metaclass is never asked for a hash. The class itself is kept
+    too, so that no other class gets that id.
     """
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class Children:
         self._classes = _Classes()
 
     def list(self, obj: object) -> Held:
-        """Return what an object holds that could be, or lead to, a tensor."""
+        """Return the children of an object that could be, or lead to, a tensor, each with the step to it."""
         kind = type(obj)
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
     def of(self, obj: Any) -> Iterable[object]:
-        """Return the objects alone that `list` gives, in its order. Most are in plain lists, tuples and dicts."""
+        """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts."""
         kind = type(obj)
         if kind is list or kind is tuple:
             return [value for value in obj if type(value) not in ATOMS]
@@ -91,11 +91,11 @@ class Children:
 
 
 class _Classes(list[type]):
-    """A class of its own, so that it is never taken for a holder."""
+    """A list class of its own, so that no search takes the list for a holder of the program's."""
 
 
 def add_children(kind: type, read: Callable[[Any], Iterable[tuple[str, object]]]) -> Callable[[], None]:
-    """Let names lead through the instances of a class that keeps objects where Python cannot see them.
+    """Make names lead through the instances of a class that keeps objects where Python cannot see them.
 
     Args:
         kind: the class; its subclasses are read in the same way.
@@ -139,13 +139,13 @@ def _reader(kind: type) -> Reader:
 
 
 def _is_byname(kind: type) -> tuple[type, ...]:
-    """The class itself where it is one of byname's."""
+    """Return the class in a tuple if it is one of byname's, else an empty tuple."""
     module = namespace_of(kind).get("__module__")
     return (kind,) if type(module) is str and (module == "byname" or module.startswith("byname.")) else ()
 
 
 def _nothing(_: object) -> Held:
-    """byname's own results and registers hold no tensor for anybody."""
+    """Return no children: byname's own results and registries hold no tensor on the program's behalf."""
     return ()
 
 
@@ -178,7 +178,7 @@ def _cell(position: int, variable: str, function: str) -> Reference:
 
 
 def _said(function: str, own: str, holder: str) -> str:
-    """A function by its own name, and by the way to it where that is neither a variable nor an attribute so named."""
+    """Return a function's name, and the path to it unless that is a variable or an attribute of the same name."""
     return function if holder.isidentifier() or holder.rpartition(".")[2] == own else f"{function}, {holder}"
 
 
@@ -188,13 +188,13 @@ def _method(obj: Any) -> Held:
 
 
 def _builtin_method(obj: Any) -> Held:
-    """The object that a method written in C is bound to, such as the tensor of ``x.add``."""
+    """Yield the object that a method written in C is bound to, such as the tensor of ``x.add``."""
     if type(obj.__self__) not in ATOMS and not issubclass(type(obj.__self__), type):
         yield attribute, "__self__", obj.__self__
 
 
 def _saved(obj: Any) -> Held:
-    """What an object of PyTorch's that stands for a saved tensor holds, unless a hook has packed it."""
+    """Yield the tensor in a PyTorch ``SavedTensor``, unless a hook has packed it."""
     if obj.unpack_hook is None and obj.data is not None:
         yield attribute, "data", obj.data
 
@@ -207,7 +207,7 @@ def _partial(obj: Any) -> Held:
 
 
 def _suspended(obj: Any) -> Held:
-    """The local variables of a suspended generator or coroutine, and what it waits for."""
+    """Yield the local variables of a suspended generator or coroutine, and the object it waits for."""
     prefix = {types.GeneratorType: "gi", types.CoroutineType: "cr"}.get(type(obj), "ag")
     frame = getattr(obj, f"{prefix}_frame")
     if frame is None:
@@ -216,7 +216,7 @@ def _suspended(obj: Any) -> Held:
         if type(value) not in ATOMS:
             yield _variable, (name, f"{prefix}_frame", obj.__qualname__), value
     if getattr(obj, f"{prefix}_running"):
-        return  # asked what a running one waits for, Python 3.11 reads memory that is not there
+        return  # for a running one, Python 3.11 reads invalid memory to answer the next question
     awaited = "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await"
     if type(inner := getattr(obj, awaited)) not in ATOMS:
         yield attribute, awaited, inner
@@ -232,7 +232,7 @@ def _class(obj: Any) -> Held:
     module = namespace_of(obj).get("__module__")
     if type(module) is not str or module.partition(".")[0] in ("torch", "typing", "abc", "collections"):
         return
-    if module == "builtins" and not _flags_of(obj) & _MADE_BY_A_STATEMENT:  # exec gives classes of its own that module
+    if module == "builtins" and not _flags_of(obj) & _MADE_BY_A_STATEMENT:  # exec makes classes in builtins too
         return
     for name, value in list(namespace_of(obj).items()):
         kind = type(value)
@@ -247,7 +247,7 @@ def _class(obj: Any) -> Held:
 
 _flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 _MADE_BY_A_STATEMENT = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``: a class that is no part of the interpreter."""
+"""``Py_TPFLAGS_HEAPTYPE``: a class that was made at run time, not a static type of the interpreter."""
 
 
 class ForClass(NamedTuple):
@@ -259,7 +259,7 @@ class ForClass(NamedTuple):
 _Entry: TypeAlias = tuple[tuple[type, ...], Reader | ForClass]
 
 _ADDED: list[_Entry] = []
-"""What `add_children` has added, the latest first; process-wide as the classes are. It comes before the table."""
+"""The entries of `add_children`, the latest first. Process-wide, as classes are; searched before the table."""
 
 _TABLE: tuple[_Entry, ...] = (
     ((torch.Tensor,), held_by_tensor),
@@ -285,5 +285,6 @@ _TABLE: tuple[_Entry, ...] = (
     ((threading.local,), held_by_threads),
     (ARRAYS, held_by_array),
 )
-"""Classes, and what lists the children of their instances. The first that fits counts; futures come after all these,
-and an object of any other class is read by its attributes, or has the collector asked for it."""
+"""Classes, and the function that lists the children of their instances. The first match counts; futures come after all
+these. Any other object is read by its attributes or, if its class has none, by the garbage collector's referents.
+"""

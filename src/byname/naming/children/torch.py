@@ -1,4 +1,4 @@
-"""Children of PyTorch's own objects: modules, optimizers, tensors, hooks, ``fully_shard``; as a program writes them."""
+"""Children of PyTorch's own objects: modules, optimizers, tensors, hooks and ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _SEEN_THROUGH = {
     ("CheckpointWrapper", "_checkpoint_wrapped_module"): True,
     ("FullyShardedDataParallel", "_fsdp_wrapped_module"): True,
 }
-"""Wrappers whose own segment is left out of a name: class and child, and whether the shorter path still evaluates."""
+"""Wrappers that a name leaves out: class and child, and whether the shorter path still evaluates."""
 
 
 class _Registered:
@@ -131,7 +131,7 @@ def _unchanged(before: str) -> str:
 
 
 def _container_item(kind: type, name: str, position: int, what: str) -> Reference | None:
-    """The step ``[0]`` or ``['key']`` into PyTorch's containers: a Sequential counts, the others look up a name."""
+    """Return the step ``[0]`` or ``['key']`` into PyTorch's containers: Sequential by position, the others by name."""
     if what == "module" and name.isdigit() and issubclass(kind, nn.Sequential):
         return item(position, "module", plain(kind, nn.Sequential, "__getitem__", "_get_item_by_idx"))
     if what == "module" and name.isdigit() and issubclass(kind, nn.ModuleList):
@@ -146,7 +146,7 @@ def _container_item(kind: type, name: str, position: int, what: str) -> Referenc
 
 
 def _wrapper(kind: type) -> bool:
-    """Whether the class answers ``__getattr__`` by asking the module it wraps, as PyTorch's own wrappers do."""
+    """Return whether the class is one of PyTorch's, whose wrappers forward ``__getattr__`` to the wrapped module."""
     return str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
 
 
@@ -158,7 +158,7 @@ def _unsharded(obj: Any) -> Held:
 
 
 def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
-    """The path from a module to one inside it, as source."""
+    """Return the path from a module to one inside it, as source."""
     stack: list[tuple[str, nn.Module]] = [("", root)]
     seen: set[int] = set()
     while stack:
@@ -173,7 +173,7 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
 
 
 def held_by_optimizer(obj: Any) -> Held:
-    """An optimizer's state, each tensor under the parameter it belongs to; then its groups and other attributes."""
+    """Yield an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
     attributes = attributes_of(obj)
     state = attributes.get("state")
     if issubclass(type(state), dict):
@@ -192,7 +192,7 @@ def held_by_optimizer(obj: Any) -> Held:
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
-    """The step into an optimizer's state. Its source needs the name of a parameter: `byname.naming.names` writes it."""
+    """Return the step into an optimizer's state. `byname.naming.names` writes it, with the name of the parameter."""
     parameter, key = found
     evaluates = literal(key)
     written = key if evaluates else "?"
@@ -201,7 +201,10 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
 
 
 def held_by_tensor(obj: Any) -> Held:
-    """A tensor's gradient, and what the program wrote on it; the dict of a tensor is read only where there is one."""
+    """Yield a tensor's gradient and the attributes that the program set on it.
+
+    The ``__dict__`` of a tensor is found among its referents, because reading it as an attribute would create one.
+    """
     gradient = fact(obj, "grad") if fact(obj, "is_leaf") or fact(obj, "retains_grad") else None
     if gradient is not None:
         yield same, attribute("grad", found_in(type(obj), "grad") is found_in(torch.Tensor, "grad")), gradient
@@ -219,7 +222,7 @@ def held_by_tensor(obj: Any) -> Held:
 
 
 class Gathered(NamedTuple):
-    """A gathered parameter, the module and name it stands for, and the sharded parameter that the optimizer has."""
+    """A gathered parameter, its module and name there, and the sharded parameter that the optimizer has."""
 
     module: nn.Module
     name: str
@@ -228,14 +231,14 @@ class Gathered(NamedTuple):
 
 
 def is_sharded(kind: type) -> bool:
-    """Whether a module of this class was given to ``fully_shard``."""
+    """Return whether a module of this class was given to ``fully_shard``."""
     return any(parent.__name__ == "FSDPModule" for parent in parents_of(kind))
 
 
 def gathered_parameters(module: Any) -> Iterator[Gathered]:
-    """The gathered parameters of one sharded module, as far as they are there at the moment.
+    """Yield the gathered parameters of one sharded module that exist at the moment.
 
-    Read from private fields of ``torch.distributed.fsdp`` (2.7 to 2.13), each asked for and none relied on.
+    They are read from private fields of ``torch.distributed.fsdp`` (2.7 to 2.13), any of which may be missing.
     """
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
@@ -248,12 +251,12 @@ def gathered_parameters(module: Any) -> Iterator[Gathered]:
 
 
 def is_hooks(name: str, value: object) -> bool:
-    """Whether an attribute is a register of hooks with something in it."""
+    """Return whether an attribute is a hook registry that is not empty."""
     return type(value) is OrderedDict and len(value) > 0 and name.endswith("_hooks")
 
 
 def held_by_hooks(registry: str, hooks: Any, evaluates: bool) -> Held:
-    """The hooks in a register that its owner has as an attribute."""
+    """Yield the hooks in a registry that is an attribute of its owner."""
     for key, value in snapshot(hooks):
         if type(value) not in ATOMS:
             yield _hook, (registry, key, evaluates), value
@@ -272,7 +275,7 @@ def _hook(found: tuple[str, object, bool]) -> Reference:
 
 
 def hooks_for_all() -> Iterator[tuple[str, str, object]]:
-    """PyTorch's registers of hooks that are for every module or optimizer: module, source, register."""
+    """Yield PyTorch's registries of global hooks for modules and optimizers: module name, source, registry."""
     for module, name in _FOR_ALL:
         value = vars(sys.modules[module]).get(name)
         if is_hooks(name, value):
