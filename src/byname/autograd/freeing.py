@@ -1,7 +1,7 @@
-"""Marks: what a walk leaves on some nodes of a graph, so that a deep graph is freed without deep recursion.
+"""Marks: notes that a walk leaves on some nodes of a graph, so that a deep graph is freed without deep recursion.
 
-A node that Python has seen frees the nodes behind it inside of its own freeing, and the stack ends after some ten
-thousand of them. Behind a marked node Python frees them instead, one after the other.
+A node that has a Python object frees the nodes behind it recursively, which overflows the stack after some ten
+thousand of them. A marked node hands them to Python, which frees them one after the other.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ Edges: TypeAlias = tuple[tuple[Any, int], ...]
 
 _KEY = "byname: freed after this node"
 _DEEP = (3, 13) <= sys.version_info < (3, 14)
-"""Python defers freeing a tuple inside of other tuples: from 50 of them on until 3.12, near the end of the stack since
-3.14. In 3.13 it is from 10,000 on, whatever the stack, and the nodes between them take 16 MB by then."""
+"""Whether this is Python 3.13. Python defers the freeing of nested tuples: beyond a depth of 50 until 3.12, and near
+the end of the stack since 3.14. Only 3.13 waits for a depth of 10,000, by which the nodes have used 16 MB of stack."""
 _UNMARKED = 500
-"""So many nodes are freed by recursion on any stack. Only Python 3.13 spares them the marks, which run Python code
-there: an interrupt that comes in this code is lost, as in any ``__del__``."""
+"""Number of nodes that any stack can free by recursion. Only on Python 3.13 do the first nodes go unmarked: marks run
+Python code there, and an interrupt that arrives in this code is lost, as in any ``__del__``."""
 
 
 def _drawn_gaps(share: int, period: int) -> list[int]:
-    """Draw which nodes of a period are marked, one in so many; from each to the next, how many nodes."""
+    """Draw the marked nodes of a period, one in `share`; return the distances from each to the next."""
     drawn = random.Random(0).choices((True, False), (1, share - 1), k=period)
     marked = [at for at, one in enumerate(drawn) if one]
     return [later - earlier for earlier, later in zip([marked[-1] - period, *marked], marked, strict=False)]
 
 
 _GAPS = _drawn_gaps(16, period=10_007)
-"""Of one node in 16, chains of any length were freed on a stack of 128 KB, of one in 32 not (PyTorch 2.13). By chance,
-so that no shape of a graph can have its unmarked nodes in one line."""
+"""With one node in 16 marked, a stack of 128 KB freed chains of any length; with one in 32 it did not (PyTorch 2.13).
+The marks are random, so that no shape of a graph can have all its unmarked nodes in one line."""
 
 
 def gaps() -> Iterator[int]:
-    """Return how many nodes a walk passes to the next that it marks, again and again. There is no end of gaps."""
+    """Return an endless iterator over the number of nodes from one mark to the next."""
     return chain([_UNMARKED] if _DEEP else [], cycle(_GAPS))
 
 
 def mark(node: Any, edges: Edges) -> None:
-    """Let what lies behind a node be freed after the node, and not inside of its freeing."""
+    """Mark a node: the nodes behind it are then freed after it, and not recursively within its own freeing."""
     node.metadata[_KEY] = _Deferred(edges) if _DEEP else edges
 
 
 class _Queue(threading.local):
-    """The edges that a thread has still to free, and whether it is about to."""
+    """The edges that a thread has still to free, and whether it is freeing them now."""
 
     def __init__(self) -> None:
         self.edges: list[Edges] = []
@@ -57,7 +57,7 @@ class _Queue(threading.local):
 
 
 class _Deferred:
-    """Edges that are freed one mark after the other, by the first mark of them all."""
+    """Edges whose freeing is queued: the first mark to go frees those of all later marks, one after the other."""
 
     __slots__ = ("edges",)
 
@@ -74,6 +74,6 @@ class _Deferred:
         while waiting:
             try:
                 waiting.pop()
-            except KeyboardInterrupt:  # lost in a ``__del__`` in any case; the rest is not
+            except KeyboardInterrupt:  # a ``__del__`` loses it in any case; the other edges must still go
                 continue
         queue.running = False

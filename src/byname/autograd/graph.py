@@ -1,4 +1,4 @@
-"""What does the graph behind a tensor look like, and which way leads from it to another tensor?"""
+"""Graph: the nodes and edges behind a tensor as plain data, and the shortest path from it to another tensor."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class GraphNode:
     Attributes:
         number: its number, from 1 in the order of distance from the root.
         name: PyTorch's name, such as ``AddmmBackward0``.
-        tensor: what the program calls the node's result (of an ``AccumulateGrad``, the leaf); empty without a name.
+        tensor: the program's name of its result (for an ``AccumulateGrad``, of the leaf); empty without a name.
         distance: the fewest steps from a root.
-        site: where the call stands that made it, when that is known.
-        hides: what it hides from a walk, in words; empty when it hides nothing.
-        goes_to: the numbers of the nodes that its gradients go to.
+        site: the location of the call that made it; None when unknown.
+        hides: a text that says which part of the graph it hides; empty when it hides nothing.
+        goes_to: the numbers of the nodes that receive its gradients.
 
     Each column of the table is an attribute, ``made at`` as ``made_at``.
     """
@@ -50,23 +50,23 @@ class GraphNode:
 
     @property
     def node(self) -> int:
-        """The same as `number`."""
+        """Alias of `number`, under the name of the table's column."""
         return self.number
 
     @property
     def made_at(self) -> Site | None:
-        """The same as `site`."""
+        """Alias of `site`, under the name of the table's column."""
         return self.site
 
     @property
     def statement(self) -> str | None:
-        """The statement that made it, when that is known."""
+        """The statement that made it; None when unknown."""
         return None if self.site is None else self.site.statement
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The gradient goes from node `source` to node `target`, for the input number `index` of the source."""
+    """An edge: the gradient flows from node `source` to node `target`, for input `index` (from 0) of the source."""
 
     source: int
     target: int
@@ -74,13 +74,13 @@ class Edge:
 
 
 class Graph(Rows[GraphNode]):
-    """A graph at one moment: its nodes and edges, leaves and saved tensors. It holds neither tensors nor nodes.
+    """A graph at one moment: its nodes and edges, leaves and saved tensors. It keeps neither tensors nor nodes alive.
 
-    A graph can have a million nodes, so the objects for nodes and edges are made when they are looked at.
+    A graph can have a million nodes, so the objects for nodes and edges are created on access.
 
     Attributes:
-        leaves: what `byname.leaves` gives.
-        saved: what `byname.saved` gives.
+        leaves: the result of `byname.leaves`.
+        saved: the result of `byname.saved`.
     """
 
     __slots__ = ("_edges", "_fields", "_goes_to", "_nodes", "leaves", "saved")
@@ -106,7 +106,7 @@ class Graph(Rows[GraphNode]):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """The edges, in the order of the nodes that they come from."""
+        """The edges, in the order of their source nodes."""
         if self._edges is None:
             rows = enumerate(self._goes_to)
             self._edges = tuple(
@@ -116,7 +116,7 @@ class Graph(Rows[GraphNode]):
 
     @property
     def opaque(self) -> tuple[GraphNode, ...]:
-        """The nodes that hide others; `GraphNode.hides` says what."""
+        """The nodes that hide others, as `GraphNode.hides` describes."""
         return tuple(node for node in self.nodes if node.hides)
 
     @property
@@ -125,7 +125,7 @@ class Graph(Rows[GraphNode]):
         return self.nodes
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a node."""
+        """Return one dict per node."""
         return [
             {
                 "node": node.number,
@@ -141,7 +141,7 @@ class Graph(Rows[GraphNode]):
         ]
 
     def to_dot(self) -> str:
-        """The graph in the DOT language, for Graphviz: leaves under their names, nodes with their lines."""
+        """Return the graph in the DOT language of Graphviz: leaves under their names, nodes with their source lines."""
         leaf_names = {leaf.number: f"{leaf.name}\n{leaf.card}" for leaf in self.leaves}
         lines = ["digraph byname {", "  rankdir=BT;", '  node [shape=box, fontname="sans-serif"];']
         for node in self.nodes:
@@ -167,12 +167,12 @@ class Graph(Rows[GraphNode]):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node on the way from a root to a tensor. Each column of the table is an attribute.
+    """One node on the path from a root to a tensor. Each column of the table is an attribute.
 
     Attributes:
         node: PyTorch's name of the node.
-        index: which input of the node the way goes on through; None at the end of the way.
-        site: where the call stands that made the node, when that is known.
+        index: the input of the node through which the path continues; None at the end of the path.
+        site: the location of the call that made the node; None when unknown.
     """
 
     node: str
@@ -181,16 +181,16 @@ class Step:
 
     @property
     def made_at(self) -> Site | None:
-        """The same as `site`."""
+        """Alias of `site`, under the name of the table's column."""
         return self.site
 
     @property
     def statement(self) -> str | None:
-        """The statement that made the node, when that is known."""
+        """The statement that made the node; None when unknown."""
         return None if self.site is None else self.site.statement
 
     def row(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the step as plain values."""
         return {
             "node": self.node,
             "index": self.index,
@@ -201,12 +201,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphPath(Rows[Step]):
-    """The way from a root to a tensor, node by node. Prints as a table; ``rows()`` has the values."""
+    """The path from a root to a tensor, node by node. Prints as a table; ``rows()`` has the values."""
 
     items: tuple[Step, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a node."""
+        """Return one dict per node."""
         return [step.row() for step in self.items]
 
     def _title(self) -> str:
@@ -217,10 +217,13 @@ class GraphPath(Rows[Step]):
 
 
 def graph(root: Any) -> Graph:
-    """The autograd graph behind a tensor: nodes, edges, leaves, saved tensors.
+    """Return the autograd graph behind a tensor: nodes, edges, leaves, saved tensors.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
+
+    Returns:
+        `Graph`, a sequence of `GraphNode`, nearest to the root first.
 
     Raises:
         NotATensorError: `root` is neither tensor nor node.
@@ -257,7 +260,7 @@ def _fields_of(walk: Walk, tensors: Mapping[int, str]) -> list[_Fields]:
 
 
 def _tensor_names(walk: Walk, question: Question, leaves: Leaves) -> dict[int, str]:
-    """What the program calls the results of the nodes, and the leaves."""
+    """Return the program's names of leaves and of the results of nodes, by the number of the node."""
     describer = Describer(walk, question.find(Targets(), deep=False))
     named = ((number, describer.living_result(number)) for number in describer.numbers())
     found = {number: str(name) for number, name in named if name is not None}
@@ -265,7 +268,7 @@ def _tensor_names(walk: Walk, question: Question, leaves: Leaves) -> dict[int, s
 
 
 def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
-    """The shortest way that a gradient takes from a root back to a tensor.
+    """Return the shortest path of a gradient from a root back to a tensor.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
@@ -276,7 +279,7 @@ def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
         root reaches the tensor.
 
     Raises:
-        NotATensorError: either argument is something else.
+        NotATensorError: `root` is neither tensor nor node, or `tensor` is no tensor.
         NoGraphError: `root` belongs to no graph.
 
     >>> import byname, torch
@@ -299,7 +302,7 @@ def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:
 
 
 def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
-    """Climbs from a node to the root, each time to a user that is one step nearer."""
+    """Return the steps from the root to a node, found from the node upwards: each user is one step nearer the root."""
     users: dict[int, tuple[int, int]] = {}
     distances = walk.distances()
     for user, row in enumerate(walk.rows):

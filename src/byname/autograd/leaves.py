@@ -1,4 +1,4 @@
-"""Which tensors does this loss end in, and what does the program call them?"""
+"""Leaves: the tensors to which the backward of a loss gives gradients, with their names in the program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One use of a leaf: the node that takes it, as which of its inputs (from 0), and where that stands."""
+    """One use of a leaf: the node that takes it, the index of the input (from 0), and the location of the operation."""
 
     node: str
     index: int
@@ -37,7 +37,7 @@ class Consumer:
 
 
 class Consumers(Sequence[Consumer]):
-    """The uses of a leaf, as a tuple has them. A weight can have many thousands, so each is made when it is read."""
+    """The uses of a leaf, equal to a tuple of them. A weight can have many thousands, so each is created on access."""
 
     __slots__ = ("_fields",)
 
@@ -69,16 +69,18 @@ class Leaf(Carded):
     """One leaf of a graph. Each column of the table is an attribute, ``used by`` as ``used_by``.
 
     Attributes:
-        card: its plain facts; `tensor` is None once the program has let go of it.
-        name, names: the best name, and all of them, best first.
-        kind: ``parameter`` (an ``nn.Parameter``, or registered as one), ``buffer``, or ``free``: nobody's.
+        card: its shape, dtype, device and storage; `tensor` is None once the program has dropped it.
+        name, names: the best name, and all names, best first.
+        kind: ``parameter`` (an ``nn.Parameter``, or registered as one), ``buffer``, or ``free`` (neither).
         in_optimizer: whether the optimizer has it; None when no optimizer was given.
-        group: the number of the optimizer's parameter group that has it.
-        grad: ``set`` when a ``.grad`` is there already, else ``none``.
+        group: the number of the optimizer's parameter group that has it; None without one.
+        grad: ``set`` when its ``.grad`` is set already, else ``none``.
         distance: the fewest steps from a root to the leaf.
         consumers: its direct uses.
-        site: where it was made, when that is known.
-        held: by whom it is kept alive: ``program``, or ``graph`` when no Python object holds it any more.
+        site: the location that made it; None when unknown.
+        held: ``program``, or ``graph`` when only the graph keeps it alive.
+        number: the number of its node in the graph.
+        counts: the source of `paths`.
     """
 
     card: Card
@@ -101,46 +103,46 @@ class Leaf(Carded):
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The leaf itself, or None once the program has let go of it."""
+        """The leaf itself, or None once the program has dropped it."""
         return self.card.tensor
 
     @property
     def bytes(self) -> int:
-        """What its elements take."""
+        """The memory of its elements in bytes."""
         return self.card.bytes
 
     @property
     def optimizer(self) -> str | bool | None:
-        """The optimizer's parameter group that has it, as ``group 0``; False for none, None when none was given."""
+        """The optimizer's parameter group as ``group 0``; False if no group has it, None without an optimizer."""
         return f"group {self.group}" if self.in_optimizer else self.in_optimizer
 
     @property
     def scope(self) -> str:
-        """Where the best name holds."""
+        """The scope of the best name."""
         return self.name.scope
 
     @property
     def used_by(self) -> Sequence[Consumer]:
-        """The same as `consumers`."""
+        """Alias of `consumers`, under the name of the table's column."""
         return self.consumers
 
     @property
     def made_at(self) -> Site | None:
-        """The same as `site`."""
+        """Alias of `site`, under the name of the table's column."""
         return self.site
 
     @property
     def held_by(self) -> str:
-        """The same as `held`."""
+        """Alias of `held`, under the name of the table's column."""
         return self.held
 
     @property
     def paths(self) -> int:
-        """In how many ways a gradient reaches it: exact, and counted when first asked for."""
+        """The exact number of paths by which a gradient reaches it, counted on first access."""
         return self.counts.of(self.number)
 
     def row(self) -> dict[str, Any]:
-        """The leaf as plain values."""
+        """Return the leaf as plain values."""
         return {
             "name": str(self.name),
             "kind": self.kind,
@@ -167,11 +169,14 @@ class Leaves(Rows[Leaf]):
 
     @property
     def bytes(self) -> int:
-        """What the leaves' storages take, each counted once."""
+        """The memory of the leaves' storages in bytes, each counted once."""
         return sum(size for _, _, size in self.by("kind"))
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Totals ``(key, count, bytes)``, most bytes first, by ``kind``, ``name``, ``dtype``, ``device`` or ``group``.
+        """Return totals ``(key, count, bytes)``, most bytes first; ``bytes`` counts whole storages, each once.
+
+        Args:
+            column: ``kind``, ``name``, ``dtype``, ``device`` or ``group``.
 
         Raises:
             BadArgumentError: there is no such column.
@@ -182,7 +187,7 @@ class Leaves(Rows[Leaf]):
         return grouped((read(leaf), leaf.card.storage, leaf.card.storage_bytes) for leaf in self.items)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a leaf."""
+        """Return one dict per leaf."""
         return [leaf.row() for leaf in self.items]
 
     def _title(self) -> str:
@@ -211,23 +216,23 @@ _COLUMNS = {
 
 
 def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
-    """The leaves that a loss ends in: what backward would give a gradient to, under the program's own names.
+    """Return the leaves of a loss, the tensors to which backward gives gradients, under the program's own names.
 
     Works before and after backward, on graphs that are freed, modified in place, checkpointed, compiled or hooked.
-    Nothing is unpacked or recomputed. Time is linear in nodes and edges.
+    It unpacks and recomputes nothing, and takes time linear in nodes and edges.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
-        model: the module (or modules) whose parameters to expect; wrappers (DDP, compile, FSDP2, parametrizations)
-            are seen through. Without it names still come from the program's variables.
-        optimizer: the optimizer (or optimizers) asked about; without it `Leaf.in_optimizer` is None.
+        model: the module (or modules) in which to search for names; byname sees through wrappers (DDP, compile,
+            FSDP2, parametrizations). Without it names still come from the program's variables.
+        optimizer: the optimizer (or optimizers) for `Leaf.in_optimizer`, which is None without it.
 
     Returns:
         `Leaves`, a sequence of `Leaf`, nearest first.
 
     Raises:
         NotATensorError: `root` is neither tensor nor node.
-        NoGraphError: `root` belongs to no graph; the message says why as far as it can be known.
+        NoGraphError: `root` belongs to no graph; the message gives the likely reason.
         NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
 
     >>> import byname, torch
@@ -245,18 +250,18 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
-    """The leaves of a walk that was made already."""
+    """Return the leaves of an existing walk."""
     return leaves_among(walk, find_leaves(walk, Question([*models, *optimizers])), models, optimizers)
 
 
 def find_leaves(walk: Walk, question: Question) -> Findings:
-    """Look for the names of a walk's leaves."""
+    """Search for the names of a walk's leaves."""
     tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers())
     return question.find(tensors, alone=_held_by_their_nodes_alone(tensors))
 
 
 def _held_by_their_nodes_alone(leaves: Targets) -> frozenset[int]:
-    """The ids of the leaves to which nothing refers but their nodes and this list: as the count of references says."""
+    """Return the ids of the leaves that only their nodes and this list hold, judged by their reference counts."""
     counts = list(map(sys.getrefcount, leaves))
     least = _references_to_a_lonely_leaf()
     return frozenset([id(leaf) for leaf, count in zip(leaves, counts, strict=True) if count <= least])
@@ -264,7 +269,7 @@ def _held_by_their_nodes_alone(leaves: Targets) -> frozenset[int]:
 
 @lru_cache(maxsize=1)
 def _references_to_a_lonely_leaf() -> int:
-    """How many references Python counts to a leaf that its node and one list hold: PyTorch counts among them or not."""
+    """Return the reference count of a leaf that only its node and one list hold; it varies, as PyTorch may add one."""
     with DisableTorchFunction():
         node = accumulator(torch.empty(0, requires_grad=True, device="cpu"))
         return next(map(sys.getrefcount, Targets([node.variable])))
@@ -273,7 +278,7 @@ def _references_to_a_lonely_leaf() -> int:
 def leaves_among(
     walk: Walk, findings: Findings, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()
 ) -> Leaves:
-    """The leaves of a walk, after the search for their names."""
+    """Return the leaves of a walk, with the names that a search found."""
     numbers = walk.leaf_numbers()
     uses = walk.consumers(numbers)
     groups = _groups(optimizers, models) if optimizers else None
@@ -306,7 +311,7 @@ def leaves_among(
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:
-    """A sentence for each kind of node that hides others."""
+    """Return a sentence for each kind of node that hides others."""
     kinds: dict[str, int] = {}
     for number, reason in walk.opaque():
         words = f"{walk.name(number)} is opaque, {reason}"
@@ -321,7 +326,10 @@ def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:
-    """The parameter group of each tensor that an optimizer has, by identity; gathered parameters as their shards'."""
+    """Return the parameter group of each tensor of the optimizers, by id.
+
+    A gathered (unsharded) parameter gets the group of its shard.
+    """
     found: dict[int, int] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):

@@ -1,4 +1,4 @@
-"""In which order does the engine run the nodes of a graph, and which of them does it run at all?"""
+"""Execution order: the nodes of a graph that the autograd engine runs, and the order in which it runs them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["engine_order", "needed_for", "node_of_input", "nodes_leading_to"]
 
 
 def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[int]:
-    """The nodes in the order in which the engine runs them.
+    """Yield the nodes in the order in which the engine runs them.
 
-    A node is ready when all that use it have run; of those that are ready, the one made last comes first (PyTorch's
-    ``CompareNodeTaskTime``). Nodes that accumulate into leaves have the highest number and never wait.
+    A node is ready when all its users have run; among ready nodes the one made last runs first (PyTorch's
+    ``CompareNodeTaskTime``). Nodes that accumulate into leaves have the highest sequence number and never wait.
 
     Args:
         walk: the graph.
-        needed: the nodes that are run, when gradients were asked for some inputs only.
+        needed: the nodes to run, when the caller asked for the gradients of some inputs only.
     """
     rows, nodes = walk.rows, walk.nodes
     waiting = [0] * len(rows)
@@ -40,7 +40,7 @@ def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[
 
 
 def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
-    """The nodes that run when gradients are asked for some inputs; None when they are asked for everything."""
+    """Return the numbers of the nodes that lead to some inputs; None, for all nodes, when no inputs are given."""
     if not inputs:
         return None
     found: set[int] = set()
@@ -53,10 +53,10 @@ def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
 
 
 def nodes_leading_to(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Node]:
-    """The nodes that run when gradients are asked for some inputs only.
+    """Return the nodes that lead from the roots to some inputs, without a `Walk`.
 
-    A node is older than those that use it, so below the oldest of the inputs' nodes there is nothing to look for: a
-    gradient asked for near the top of a long graph costs no walk through all of it.
+    A node is older than its users, so the search stops below the oldest node of the inputs. A gradient with respect
+    to a tensor near the roots of a long graph therefore costs no walk through the whole graph.
     """
     wanted = [node_of_input(one) for one in inputs]
     oldest = min((node._sequence_nr() for node in wanted if node is not None and node.next_functions), default=0)
@@ -82,7 +82,7 @@ def nodes_leading_to(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Node]:
 
 
 def node_of_input(one: Any) -> Any:
-    """The node whose result, or whose leaf, an input of ``autograd.grad`` is; None when it has none."""
+    """Return the node that made an input of ``autograd.grad``, or that accumulates into it; None without a node."""
     if not is_tensor(one):
         return getattr(one, "node", None)
     with DisableTorchFunction():

@@ -1,4 +1,4 @@
-"""What does autograd keep for backward, whose is it, and how much memory does it take?"""
+"""Saved tensors: the tensors that autograd keeps for backward, with their names and their memory."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ class SavedTensor(Carded):
 
     Attributes:
         node: the name of the node, such as ``AddmmBackward0``.
-        slot: what the node calls it (``self``, ``mat2``, ``result``); of a custom function, its position in
+        slot: the node's own name for it (``self``, ``mat2``, ``result``); for a custom function, its position in
             ``saved_tensors`` or the attribute of ``ctx``.
         state: ``live``; ``freed`` by a backward; ``modified`` in place since it was saved, so that backward will fail;
-            ``packed`` by a hook (a checkpoint, ``save_on_cpu``), and not unpacked to look at it.
-        card: its plain facts; None when it is freed, or packed into something that is no tensor.
-        name: what the program calls it.
-        site: where the operation stands that saved it, when that is known.
+            ``packed`` by a hook (a checkpoint, ``save_on_cpu``); byname never unpacks it.
+        card: its shape, dtype, device and storage; None when it is freed, or packed into something that is no tensor.
+        name: its name in the program.
+        site: the location of the operation that saved it; None when unknown.
         module: the path of the module that ran, or that owns the tensor; empty when neither is known.
-        number: which node of the graph, in the order of distance from the root.
-        position, storage_rows: where the row stands in its result, and the rows that lie in the same storage.
+        number: the number of its node, in the order of distance from the root.
+        position: the index of the row in its result.
+        storage_rows: the indices of all rows that share its storage.
     """
 
     node: str
@@ -59,21 +60,24 @@ class SavedTensor(Carded):
 
     @property
     def saved_at(self) -> Site | None:
-        """The same as `site`."""
+        """Alias of `site`, under the name of the table's column."""
         return self.site
 
     @property
     def bytes(self) -> int:
-        """What its own elements take; 0 once it is freed."""
+        """The memory of its own elements in bytes; 0 once it is freed."""
         return 0 if self.card is None else self.card.bytes
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The saved tensor, or None when it is gone. (Of a result, PyTorch makes a new object whenever it is read.)"""
+        """The saved tensor, or None when it is gone.
+
+        For an operation's own result, PyTorch makes a new tensor object on each read.
+        """
         return None if self.card is None else self.card.tensor
 
     def row(self) -> dict[str, Any]:
-        """The saved tensor as plain values."""
+        """Return the saved tensor as plain values."""
         return {
             "name": str(self.name),
             "node": self.node,
@@ -89,9 +93,9 @@ class SavedTensor(Carded):
 
 
 class Saved(Rows[SavedTensor]):
-    """What a graph keeps for backward. Prints as a table; ``rows()`` has the values, ``by`` the totals.
+    """The saved tensors of a graph. Prints as a table; ``rows()`` has the values, ``by`` the totals.
 
-    A graph can have millions of slots, so the row objects are made when they are looked at.
+    A graph can have millions of slots, so a row object is created on access.
     """
 
     __slots__ = ("_facts", "_fields", "_sharing", "opaque")
@@ -128,7 +132,7 @@ class Saved(Rows[SavedTensor]):
 
     @property
     def bytes(self) -> int:
-        """What the saved tensors keep in memory: whole storages, each counted once."""
+        """The memory that the saved tensors keep alive, in bytes: whole storages, each counted once."""
         storages: dict[Hashable, int] = {}
         for position, facts in enumerate(self._facts):
             if facts is not None:
@@ -136,7 +140,9 @@ class Saved(Rows[SavedTensor]):
         return sum(storages.values())
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Totals ``(key, count, bytes)``, most bytes first; a storage counts once, where it was met first.
+        """Return totals ``(key, count, bytes)``, most bytes first.
+
+        ``bytes`` counts whole storages, each once, under the key of its first row.
 
         Args:
             column: ``node``, ``module``, ``site``, ``name``, ``state``, ``dtype`` or ``device``.
@@ -150,7 +156,7 @@ class Saved(Rows[SavedTensor]):
         return grouped((read(one), *_memory(one.card)) for one in self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a saved tensor."""
+        """Return one dict per saved tensor."""
         return [one.row() for one in self]
 
     def _title(self) -> str:
@@ -164,7 +170,7 @@ class Saved(Rows[SavedTensor]):
 
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
-"""node, slot, state, name, site, module, number: a row without its card."""
+"""A row without its card: node, slot, state, name, site, module, number."""
 
 _NAMELESS = unnamed()
 
@@ -180,10 +186,10 @@ _COLUMNS = {
 
 
 def saved(root: Any) -> Saved:
-    """The tensors that autograd saved for the backward of a loss: under which node, whose, how large, in what state.
+    """Return the tensors that autograd saved for the backward of a loss, with node, name, size and state.
 
-    Works before and after backward, on checkpointed, hooked and modified graphs. No hook is called, nothing is
-    unpacked, copied or recomputed.
+    Works before and after backward, on checkpointed, hooked and modified graphs. It calls no hook, and unpacks, copies
+    and recomputes nothing.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
@@ -193,7 +199,7 @@ def saved(root: Any) -> Saved:
 
     Raises:
         NotATensorError: `root` is neither tensor nor node.
-        NoGraphError: `root` belongs to no graph; the message says why as far as it can be known.
+        NoGraphError: `root` belongs to no graph; the message gives the likely reason.
 
     >>> import byname, torch
     >>> x = torch.ones(3, requires_grad=True)
@@ -209,31 +215,31 @@ def saved(root: Any) -> Saved:
 
 
 def saved_of(walk: Walk) -> Saved:
-    """The saved tensors of a walk that was made already."""
+    """Return the saved tensors of an existing walk."""
     with DisableTorchFunction(), collection_paused():
         return rows_of(walk, slots_of(walk))
 
 
 def find_saved(slots: Sequence[Slot], question: Question) -> Findings:
-    """Look for the names of what is in some slots."""
+    """Search for the names of the tensors in some slots."""
     return question.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
 
 
 def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
-    """The rows of some slots of a walk. Callers hold `DisableTorchFunction`.
+    """Return the rows of some slots of a walk. Callers hold `DisableTorchFunction`.
 
     Args:
         walk: the graph.
-        slots: what `slots_of` found there, or some of it.
-        given: models and optimizers to find names in, even when no variable holds them.
+        slots: all or some of the slots that `slots_of` found there.
+        given: models and optimizers in which to search for names, even when no variable holds them.
     """
     return rows_among(walk, slots, find_saved(slots, Question(given)))
 
 
 def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
-    """The same after the search for the names.
+    """Return the rows of some slots, with the names that a search found. Callers hold `DisableTorchFunction`.
 
-    One loop, as a graph can have a million slots.
+    A graph can have a million slots, so one loop does it all.
     """
     lookup = walk.lookup()
     describer = Describer(walk, findings)

@@ -1,7 +1,7 @@
-"""Which tensors lie in the nodes of a graph, and are they live, freed, modified or packed?
+"""Slots: the tensors that the nodes of a graph saved, each live, freed, modified or packed.
 
-Slots are read by ``_raw_saved_*``, which neither unpacks, nor copies, nor recomputes, nor fails on a freed graph; the
-ordinary ``_saved_*`` do all four (PyTorch 2.13).
+This module reads slots through ``_raw_saved_*``, which neither unpacks, nor copies, nor recomputes, nor fails on a
+freed graph; the ordinary ``_saved_*`` do all four (PyTorch 2.13).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Slot(NamedTuple):
-    """One saved tensor as the walk over the nodes finds it, with the tensor itself."""
+    """One saved tensor: the number of its node, the name and the state of the slot, and the tensor itself."""
 
     number: int
     name: str
@@ -41,9 +41,9 @@ class Slot(NamedTuple):
 
 
 def slots_of(walk: Walk) -> list[Slot]:
-    """Every saved tensor of every node. Callers hold `DisableTorchFunction`.
+    """Return every saved tensor of every node. Callers hold `DisableTorchFunction`.
 
-    One loop, as a graph can have a million slots: what is not simply a live tensor is left to `slots_of_node`.
+    A graph can have a million slots, so one loop handles plain live tensors; `slots_of_node` handles the rest.
     """
     known: dict[type, Sequence[tuple[str, str]]] = {}
     found: list[Slot] = []
@@ -68,9 +68,9 @@ def slots_of(walk: Walk) -> list[Slot]:
 
 
 def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tensor]]:
-    """Every tensor that these nodes hold, and as what: saved ones in any state, and the leaves they accumulate into.
+    """Yield each tensor that these nodes hold, with its node and slot name. Callers hold `DisableTorchFunction`.
 
-    Callers hold `DisableTorchFunction`.
+    The tensors are saved tensors in any state, and the leaves into which the nodes accumulate.
     """
     accumulate: Any = accumulate_type()
     for kind, same in by_kind(nodes).items():
@@ -96,16 +96,16 @@ def _held_in(node: Node, name: str, attribute: str) -> Iterator[tuple[Node, str,
 
 
 def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
-    """The nodes, given by their classes, in which a saved tensor may be freed or modified.
+    """Return the nodes, given by their classes, in which a saved tensor may be freed or modified.
 
-    They are few, and found in a fraction of the time that all slots take. Callers hold `DisableTorchFunction`.
+    This takes a fraction of the time of `slots_of`, and few nodes remain. Callers hold `DisableTorchFunction`.
     """
     fields = ((same, field) for kind, same in kinds.items() for field in _saved_fields(kind))
     return list(dict.fromkeys(node for same, field in fields for node in _doubtful(same, *field)))
 
 
 def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node]:
-    """The nodes in whose slot is not simply a plain tensor as it was saved: what is seldom is left to a closer look."""
+    """Yield the nodes whose slot holds anything but an unchanged plain tensor; callers examine these more closely."""
     getter = f"_saved_{name}"
     for node in nodes:
         try:
@@ -121,7 +121,7 @@ def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node
 
 
 def slots_of_node(number: int, node: Node, fields: Sequence[tuple[str, str]]) -> Iterator[Slot]:
-    """The saved tensors of one node."""
+    """Yield the saved tensors of one node."""
     for name, attribute in fields:
         if attribute == _CUSTOM:
             yield from _custom_slots(number, node)
@@ -148,12 +148,12 @@ _RAW = "_raw_saved_"
 
 
 def _saved_fields(kind: type) -> Sequence[tuple[str, str]]:
-    """The names of a node class's slots, with the attributes that read them raw."""
+    """Return the names of a node class's slots, with the attributes that read them raw."""
     is_custom = issubclass(kind, torch.autograd.function.BackwardCFunction)
     return _CUSTOM_FIELDS if is_custom else _builtin_fields(kind)
 
 
-@cache  # there is no end of custom classes, but PyTorch's own are as old as PyTorch
+@cache  # only PyTorch's own classes, whose number is fixed; programs may create custom classes without limit
 def _builtin_fields(kind: Hashable) -> Sequence[tuple[str, str]]:
     assert isinstance(kind, type)
     names = dict.fromkeys(name for parent in kind.__mro__ for name in vars(parent) if name.startswith(_RAW))
@@ -161,7 +161,7 @@ def _builtin_fields(kind: Hashable) -> Sequence[tuple[str, str]]:
 
 
 def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor | None]:
-    """The state of one slot and the tensor in it; no state for a slot that was never filled."""
+    """Return the state of one slot and the tensor in it; the state is None for a slot that was never filled."""
     if raw is None:
         return None, None
     data = raw.data
@@ -175,7 +175,7 @@ def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor |
 
 
 def _was_freed(raw: Any, node: Node, field: str) -> bool:
-    """Whether backward has freed this slot, rather than that it was never filled; without data no hook is called."""
+    """Return whether backward has freed an empty slot, and not merely never filled it; this calls no hook."""
     try:
         raw.unpack() if hasattr(raw, "unpack") else getattr(node, f"_saved_{field}")  # PyTorch 2.10 and 2.11 have none
     except RuntimeError:
@@ -184,10 +184,10 @@ def _was_freed(raw: Any, node: Node, field: str) -> bool:
 
 
 def _was_modified(node: Node, getter: str) -> bool:
-    """Whether a tensor has another version than when it was saved.
+    """Return whether the version of a tensor differs from the version that was saved.
 
-    The saved version can be had in no other way than by the error of the ordinary getter, which is safe here: the slot
-    is neither freed nor hooked.
+    Only the error of the ordinary getter tells the saved version. The getter is safe here: the slot is neither freed
+    nor hooked.
     """
     try:
         getattr(node, getter)
@@ -241,7 +241,7 @@ def _changed_since_birth(tensor: torch.Tensor) -> bool:
 
 
 def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in an attribute of ``ctx``: itself, or in a list, tuple or dict."""
+    """Yield the tensors in an attribute of ``ctx``: the value itself, or the entries of a list, tuple or dict."""
     if is_tensor(value):
         yield name, value  # type: ignore[misc]
     elif type(value) in (list, tuple):
@@ -253,7 +253,7 @@ def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensor_in(packed: object) -> torch.Tensor | None:
-    """The tensor that a hook packed a saved one into, where it is one or a tuple with just one."""
+    """Return the tensor in a hook's packed value, if that is a tensor, or a tuple or list with exactly one."""
     if is_tensor(packed):
         return packed  # type: ignore[return-value]
     if type(packed) not in (tuple, list):
@@ -264,17 +264,17 @@ def _tensor_in(packed: object) -> torch.Tensor | None:
 
 
 def slots_in(node: Node) -> list[Slot]:
-    """The saved tensors of one node alone. Callers hold `DisableTorchFunction`."""
+    """Return the saved tensors of one node. Callers hold `DisableTorchFunction`."""
     return list(slots_of_node(0, node, _saved_fields(type(node))))
 
 
 def has_freed_slot(node: Node) -> bool:
-    """Whether something that a node had saved has been freed. Callers hold `DisableTorchFunction`."""
+    """Return whether any saved tensor of a node has been freed. Callers hold `DisableTorchFunction`."""
     return any(slot.state == "freed" for slot in slots_in(node))
 
 
 def versions_of(node: Node, field: str) -> tuple[int, int] | None:
-    """The version of a modified slot's tensor now, and the one it was saved with, as PyTorch's error tells them."""
+    """Return the present and the saved version of a modified slot's tensor, read from PyTorch's error."""
     getter = "saved_tensors" if field.startswith("saved_tensors") else f"_saved_{field.partition('[')[0]}"
     try:
         getattr(node, getter)
@@ -284,13 +284,13 @@ def versions_of(node: Node, field: str) -> tuple[int, int] | None:
 
 
 def versions_told(message: str) -> tuple[int, int] | None:
-    """The two versions in PyTorch's message of a tensor that was modified: now, and expected."""
+    """Return the present and the expected version in PyTorch's message about a modified tensor."""
     told = re.search(r"is at version (\d+); expected version (\d+)", message)
     return None if told is None else (int(told[1]), int(told[2]))
 
 
 def packed_in(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, Any]]:
-    """The slots that a hook, such as a checkpoint's, filled: the node, the name, and the raw slot."""
+    """Yield the slots that a hook, such as a checkpoint's, filled: the node, the name, and the raw slot."""
     for node in nodes:
         for name, attribute in _saved_fields(type(node)):
             try:

@@ -1,7 +1,7 @@
-"""What is in the graph behind a tensor? One walk: iterative, each node once, linear in nodes and edges.
+"""Walk: the autograd graph behind a tensor, each node once.
 
-The walk holds nodes, and nodes hold tensors, so a `Walk` lives only as long as the call that asked; results keep the
-numbers and words they need.
+The walk is iterative and takes time linear in nodes and edges. It holds nodes, and nodes hold tensors, so callers drop
+a `Walk` before they return; their results keep only numbers and text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Node: TypeAlias = Any
-"""``torch.autograd.graph.Node``; its children are looked at through private methods, which the stub does not know."""
+"""``torch.autograd.graph.Node``, untyped: the package also reads attributes that PyTorch's stub does not declare."""
 
 Numbers: TypeAlias = numpy.typing.NDArray[numpy.int64]
 
@@ -57,7 +57,7 @@ class Walk:
     """The nodes behind some roots, numbered in the order of their distance.
 
     Attributes:
-        nodes: the nodes; number 0 stands for "no node", an input that needs no gradient.
+        nodes: the nodes; entry 0 is None and stands for an input that needs no gradient.
         roots: the numbers of the roots.
         tensors: the root tensors themselves, where tensors were given.
     """
@@ -68,7 +68,7 @@ class Walk:
         start = list(dict.fromkeys(root_node(one) for one in given))
         self.nodes: list[Node] = [None, *start]
         self.roots: list[int] = list(range(1, len(start) + 1))
-        # All edges in one list, node after node: how many each node has, and to which nodes they lead.
+        # The edges of all nodes, node after node, in one flat list; `_inputs` counts the edges of each node.
         self._inputs: list[int] = [0]
         self._below: list[Node] = []
         self._names: dict[type, str] = {}
@@ -76,7 +76,7 @@ class Walk:
             self._walk()
 
     def _walk(self) -> None:
-        """Fill the lists of nodes and edges. One loop, as any call in it would cost as much as PyTorch takes."""
+        """Fill the lists of nodes and edges, in one loop: a call per node would cost as much as PyTorch's own work."""
         nodes, seen = self.nodes, set(self.nodes)
         add, see, add_inputs, add_below = nodes.append, seen.add, self._inputs.append, self._below.append
         waiting = islice(nodes, 1, None)  # grows while it is walked
@@ -110,12 +110,12 @@ class Walk:
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        """For each node the numbers of the nodes that its gradients go to, in the order of its inputs."""
+        """The numbers of the nodes that receive gradients from each node, in the order of its inputs."""
         return self.edges.rows()
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """For each node the numbers of those that use it."""
+        """The numbers of the nodes that use each node."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for number, row in enumerate(self.rows):
             for below in row:
@@ -123,15 +123,15 @@ class Walk:
         return found
 
     def path_counts(self, wanted: Iterable[int]) -> PathCounts:
-        """Counts, when asked, the ways to the wanted nodes; it holds numbers only."""
+        """Return an object that counts the paths to the wanted nodes on request, and holds only numbers."""
         return PathCounts(self.edges, self.roots, wanted)
 
     def name(self, number: int) -> str:
-        """PyTorch's name of a node."""
+        """Return PyTorch's name of the node with this number."""
         return self.name_of(self.nodes[number])
 
     def name_of(self, node: Node) -> str:
-        """The same for a node; asked for once for each class that is named as its nodes are."""
+        """Return PyTorch's name of a node. The name is cached for a class whose nodes carry the name of the class."""
         kind = type(node)
         known = self._names.get(kind)
         if known is None:
@@ -141,22 +141,25 @@ class Walk:
         return known
 
     def inputs(self, number: int) -> int:
-        """How many inputs a node has."""
+        """Return the number of inputs of a node."""
         return self._inputs[number]
 
     def distance(self, number: int) -> int:
-        """The fewest steps from a root to a node."""
+        """Return the fewest steps from a root to a node."""
         return bisect.bisect_right(self._levels, number)
 
     def distances(self) -> list[int]:
-        """The distance of every node, with 0 for "no node"."""
+        """Return the distance of every node; entry 0, which stands for no node, is 0."""
         firsts = [1, *self._levels]
         levels = enumerate(zip(firsts, [*self._levels, len(self.nodes)], strict=True))
         return [0, *chain.from_iterable(repeat(distance, end - first) for distance, (first, end) in levels)]
 
     @cached_property
     def _levels(self) -> list[int]:
-        """The number of the first node of each distance, from 1: the next after all that the last level leads to."""
+        """The number of the first node at each distance, from distance 1.
+
+        A level begins right after the highest number that the nodes before the previous level lead to.
+        """
         begins, targets = self.edges
         furthest = numpy.maximum.accumulate(numpy.concatenate(([len(self.roots)], targets)))
         after = (furthest[begins] + 1).tolist()
@@ -167,7 +170,7 @@ class Walk:
         return found
 
     def leaf_numbers(self) -> list[int]:
-        """The numbers of the nodes that accumulate into a leaf."""
+        """Return the numbers of the nodes that accumulate into a leaf."""
         return self._leaf_numbers
 
     @cached_property
@@ -180,7 +183,7 @@ class Walk:
         return list(map(type, self.nodes))
 
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
-        """For each wanted node, who uses it: the number of the node and the position among its inputs."""
+        """Return the uses of each wanted node: the number of the using node and the position among its inputs."""
         order = sorted(set(wanted))
         is_wanted = numpy.zeros(len(self.nodes), dtype=bool)
         is_wanted[order] = True
@@ -193,7 +196,7 @@ class Walk:
         return {number: uses[start:end] for number, start, end in zip(order, [0, *ends], ends, strict=False)}
 
     def lookup(self) -> SiteLookup:
-        """Finds where in the source the nodes were made."""
+        """Return the lookup that finds the source line at which a node was made."""
         return self._lookup
 
     @cached_property
@@ -202,12 +205,12 @@ class Walk:
             return SiteLookup(self.tensors, lambda node: node in self.numbers)
 
     def site(self, number: int) -> Site | None:
-        """Where in the source the call stands that made a node."""
+        """Return the location of the call that made a node, or None when it is unknown."""
         spot = self._lookup.spot(self.nodes[number]) if self._lookup else None
         return None if spot is None else spot.site
 
     def opaque(self) -> list[tuple[int, str]]:
-        """The nodes that hide others, with what each hides."""
+        """Return the numbers of the nodes that hide others, each with a text that says what it hides."""
         kinds = dict(zip(self._kinds, self.nodes, strict=True))
         del kinds[type(None)]
         hiding = {kind: reason for kind, node in kinds.items() if (reason := opaque_reason(node))}
@@ -217,12 +220,12 @@ class Walk:
 
 
 def nodes_behind(roots: Iterable[Any]) -> list[Node]:
-    """The nodes of a `Walk` in the same order, without numbers and edges: for those who need no more."""
+    """Return the nodes of a `Walk` in the order of their distance, without the cost of numbers and edges."""
     return nodes_from(map(root_node, roots), set())
 
 
 def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
-    """The same from nodes, without going to those that were seen before; what is found is added to them."""
+    """Return the nodes reachable from some nodes, except those in `seen`, and add the new ones to `seen`."""
     nodes = [node for node in dict.fromkeys(roots) if node not in seen]
     seen.update(nodes)
     seen.add(None)
@@ -244,7 +247,7 @@ def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
 
 
 def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
-    """Nodes by their class."""
+    """Return the nodes grouped by their class."""
     found: defaultdict[type, list[Node]] = defaultdict(list)
     for node in nodes:
         found[type(node)].append(node)
@@ -252,25 +255,25 @@ def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
 
 
 def leaf_tensors(nodes: Iterable[Node]) -> list[torch.Tensor]:
-    """The leaves that some of these nodes accumulate into."""
+    """Return the leaves into which some of these nodes accumulate."""
     accumulate: Any = accumulate_type()
     return [node.variable for node in nodes if type(node) is accumulate]
 
 
 class NumberedEdges(NamedTuple):
-    """Edges as numbers, node after node: where each node's begin, and to which nodes all of them lead."""
+    """Edges as numbers, node after node: the first position of each node's edges, and the targets of all edges."""
 
     begins: Numbers
     targets: Numbers
 
     def rows(self) -> list[list[int]]:
-        """The targets of each node."""
+        """Return the targets of each node."""
         begins, targets = self.begins.tolist(), self.targets.tolist()
         return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
 
 
 class PathCounts:
-    """In how many ways does a gradient reach each leaf? Counted when first asked, by dynamic programming."""
+    """The number of paths by which a gradient reaches each leaf, counted on first use by dynamic programming."""
 
     __slots__ = ("_counts", "_edges", "_roots", "_wanted")
 
@@ -281,7 +284,7 @@ class PathCounts:
         self._counts: dict[int, int] = {}
 
     def of(self, number: int) -> int:
-        """The exact number of paths from the roots to a leaf."""
+        """Return the exact number of paths from the roots to a leaf."""
         if self._edges is not None:
             self._counts = self._count(self._edges.rows())
             self._edges = None
@@ -292,7 +295,7 @@ class PathCounts:
         ways: dict[int, int] = dict.fromkeys(self._roots, 1)
         found: dict[int, int] = {}
         for number in _from_the_roots(rows, self._roots):
-            here = ways.pop(number)  # let go at once: these numbers can be thousands of digits long
+            here = ways.pop(number)  # dropped at once: these numbers can be thousands of digits long
             if number in wanted:
                 found[number] = here
             for below in rows[number]:
@@ -302,7 +305,7 @@ class PathCounts:
 
 
 def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
-    """The nodes in an order in which each comes after all that use it (Kahn 1962)."""
+    """Yield the nodes in topological order: each after all nodes that use it (Kahn 1962)."""
     waiting = [0] * len(rows)
     for number in chain.from_iterable(rows):
         waiting[number] += 1
@@ -317,11 +320,11 @@ def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
 
 
 def root_node(root: Any) -> Node:
-    """The node that a root stands for.
+    """Return the node of a root, which may be a tensor, a node or a `GradientEdge`.
 
     Raises:
-        NoGraphError: a tensor outside any graph.
-        NotATensorError: neither a tensor nor a node.
+        NoGraphError: the root is a tensor outside any graph.
+        NotATensorError: the root is neither a tensor nor a node.
     """
     if is_tensor(root):
         with DisableTorchFunction():
@@ -343,7 +346,7 @@ def root_node(root: Any) -> Node:
 
 
 def has_graph(root: Any) -> bool:
-    """Whether a root belongs to a graph: a tensor that requires grad, a node or an edge."""
+    """Return whether a root belongs to a graph: a tensor that requires grad, a node or an edge."""
     if not is_tensor(root):
         return True
     with DisableTorchFunction():
@@ -351,7 +354,7 @@ def has_graph(root: Any) -> bool:
 
 
 def accumulator(leaf: torch.Tensor) -> Node:
-    """The node that accumulates into a leaf; None where there is none, as for a view made under ``no_grad``."""
+    """Return the node that accumulates into a leaf, or None if there is none, as for a view made under ``no_grad``."""
     with _nothing_between():
         try:
             view = torch._C.TensorBase.view_as(leaf, leaf)
@@ -363,19 +366,19 @@ def accumulator(leaf: torch.Tensor) -> Node:
 
 @contextmanager
 def _nothing_between() -> Iterator[None]:
-    """Lets PyTorch compute as if no mode of the user's were active."""
+    """Let PyTorch compute with the user's modes disabled and with gradients enabled."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 def node_name(node: Node) -> str:
-    """PyTorch's name of a node without its C++ namespace."""
+    """Return PyTorch's name of a node without its C++ namespace."""
     name: str = node.name()
     return name.rpartition("::")[2]
 
 
 def opaque_reason(node: Node) -> str:
-    """What a node hides from a walk, in words; empty for a node that hides nothing."""
+    """Return a text that says what a node hides from a walk; empty for a node that hides nothing."""
     name = node_name(node)
     reason = next((words for start, words in _OPAQUE.items() if name.startswith(start)), "")
     if not reason and "DifferentiableGraph" in name:
@@ -391,10 +394,10 @@ _OPAQUE = {
 
 
 def as_sequence(root: Any) -> list[Any]:
-    """The roots that were given: one, or a list, tuple or set of them.
+    """Return the roots as a list, from one root or a list, tuple or set of roots.
 
     Raises:
-        NoGraphError: none was given.
+        NoGraphError: the sequence is empty.
     """
     if type(root) not in (list, tuple, set, frozenset):
         return [root]
@@ -404,12 +407,12 @@ def as_sequence(root: Any) -> list[Any]:
 
 
 def is_node(thing: object) -> bool:
-    """Whether this is a node of autograd's graph, judged by its class."""
+    """Return whether an object is a node of autograd's graph, judged by its class."""
     return all(found_in(type(thing), name) is not None for name in ("next_functions", "_sequence_nr"))
 
 
 def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
-    """Why a tensor has no graph, as far as it can be known, and where it was made, if a tracker saw it."""
+    """Return the likely reason why a tensor has no graph, with the line that made it if a tracker saw it."""
     made = "" if site is None else f" (made at {site}: {printable(site.statement)})"
     if fact(tensor, "requires_grad") and not fact(tensor, "is_leaf"):
         return (
@@ -444,6 +447,6 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
 
 @lru_cache(maxsize=1)
 def accumulate_type() -> type:
-    """The class of the nodes that accumulate into leaves. It has no public name."""
+    """Return the class of the nodes that accumulate into leaves; PyTorch gives it no public name."""
     with DisableTorchFunction(), _nothing_between():
         return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))

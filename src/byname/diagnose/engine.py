@@ -1,8 +1,8 @@
-"""When does autograd run backward? Every way into its engine passes through one function, which is listened to here.
+"""Engine: a wrapper around autograd's backward engine that notifies listeners, and marks of its runs on nodes.
 
-``Tensor.backward``, ``autograd.backward``, ``autograd.grad``, losses scaled, accelerated or trained by a library: all
-call ``torch.autograd.graph._engine_run_backward``. It is wrapped while somebody listens and put back after the last.
-Where a version of PyTorch has no such function, nothing is heard and nothing breaks.
+``Tensor.backward``, ``autograd.backward``, ``autograd.grad``, and the training libraries all call
+``torch.autograd.graph._engine_run_backward``. `ENGINE` wraps it while there are listeners, and restores it after the
+last. If a version of PyTorch has no such function, listeners are never notified and nothing breaks.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ __all__ = [
 
 
 class BackwardCall(NamedTuple):
-    """One run of the engine, without anything that it computed on.
+    """One backward call of the engine, as plain facts: it holds no tensor and no node.
 
     Attributes:
-        number: how many runs there were before it in the process.
-        code, instruction: the line of the user's that asked for it.
-        sequence: the thread's sequence number at that moment.
+        number: the number of earlier recorded runs in the process.
+        code, instruction: the code object and bytecode offset of the user's line that started it; None and -1 if
+            there is none.
+        sequence: autograd's sequence number of the thread at its start.
         thread: the thread's identifier.
-        frees: whether it freed what the graph had saved.
-        partial: whether gradients were asked for some inputs only.
-        creates: whether it made a graph of the gradients (``create_graph=True``).
-        caller: what called the function of that line, where it is a helper.
+        frees: whether it frees the saved tensors of the graph (no ``retain_graph=True``).
+        partial: whether it computes the gradients of some inputs only.
+        creates: whether it makes a graph of the gradients (``create_graph=True``).
+        caller: the caller of that line's function, where the function is a helper; else None.
     """
 
     number: int
@@ -65,22 +66,23 @@ class BackwardCall(NamedTuple):
 
     @property
     def site(self) -> Site | None:
-        """The line that asked for this run."""
+        """The location of the user's line that started this run; None when unknown."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
 Ended: TypeAlias = Callable[[BaseException | None], None]
+"""A function that the engine's wrapper calls after a run, with its error or None."""
 
 
 class Listener(Protocol):
-    """Somebody who wants to know of every run of the engine, in whatever thread."""
+    """An object that is notified of every run of the engine, in any thread."""
 
     def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
-        """The engine is about to run; what is returned is called when it has, with its error or None."""
+        """Handle the start of a run; return a function to call when it has ended, with its error or None."""
 
 
 class _Engine:
-    """The wrapped function, and who listens."""
+    """The wrapper around the engine's function, and its listeners."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,10 +91,10 @@ class _Engine:
         self._numbers = itertools.count()
 
     def listen(self, block: object, listener: Listener) -> None:
-        """Begins to tell a listener of every run.
+        """Notify a listener of every run from now on.
 
         Args:
-            block: what `forget` knows it by; a listener may listen in several blocks.
+            block: the key to pass to `forget`; a listener may listen under several keys.
             listener: the listener.
         """
         with self._lock:
@@ -105,9 +107,9 @@ class _Engine:
                 raise
 
     def forget(self, block: object) -> None:
-        """Ends it; after the last listener the original is put back, unless somebody else has replaced it since.
+        """Stop notifying the listener of a block. A second call does nothing.
 
-        Once more does nothing.
+        After the last listener this restores the original function, unless other code has replaced it since.
         """
         with self._lock:
             self._forget(block)
@@ -165,23 +167,23 @@ _NAME = "_engine_run_backward"
 
 
 def _options(args: Sequence[Any]) -> tuple[bool, bool, Sequence[Any]]:
-    """``retain_graph``, ``create_graph`` and ``inputs`` among the positional arguments after the roots."""
+    """Return ``retain_graph``, ``create_graph`` and ``inputs`` from the positional arguments after the roots."""
     if len(args) < 4 or type(args[3]) not in (tuple, list):
         return True, False, ()
     return bool(args[1]), bool(args[2]), args[3]
 
 
 def safely(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls one of byname's own functions on behalf of a program that must not fail because of byname."""
+    """Call one of byname's own functions; log an exception and return None, so that the program does not fail."""
     try:
         return function(*args)
-    except Exception:  # the user's training goes on, whatever goes wrong in a look at it
+    except Exception:  # the user's training must go on, whatever goes wrong in byname
         logging.getLogger("byname").warning("byname could not look at a backward", exc_info=True)
         return None
 
 
 def engine_call(frame: FrameType) -> tuple[Sequence[Any], Sequence[Any]] | None:
-    """The roots and inputs of a call of the engine, read from its frame in a traceback."""
+    """Return the roots and inputs of a call of the engine, read from its frame; None for any other frame."""
     if frame.f_code is not _ORIGINAL_CODE:
         return None
     found = frame.f_locals
@@ -191,20 +193,22 @@ def engine_call(frame: FrameType) -> tuple[Sequence[Any], Sequence[Any]] | None:
 _ORIGINAL_CODE = getattr(getattr(torch.autograd.graph, _NAME, None), "__code__", None)
 
 ENGINE = _Engine()
-"""One for the process, because what it wraps is an attribute of the process; it is empty while nobody listens."""
+"""The only instance in the process, because it wraps a process-wide function; it is empty without listeners."""
 
 
 _FREED, _FIRST, _CREATED = "byname: freed by", "byname: first run", "byname: created by"
 
 
 def stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
-    """Notes on the nodes that a run of the engine has run, or freed, that it did.
+    """Mark the nodes that a backward call has run or freed with that call.
+
+    A failed run freed the nodes that are now freed, unless they were freed earlier. Only nodes made under a tracker
+    are marked then, since an earlier run that freed them would be on record.
 
     Args:
         run: the run that has ended.
-        roots, inputs: what it was asked for.
-        failed: whether it stopped at an error. It has then freed what is found freed, apart from what was so before:
-            of nodes made under a tracker that would be known.
+        roots, inputs: the tensors or edges that it was called with.
+        failed: whether it stopped at an error.
     """
     with DisableTorchFunction(), collection_paused():
         _stamp(run, roots, inputs, failed)
@@ -218,13 +222,13 @@ def _stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], faile
         stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
     key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
     for node in _ran(behind, inputs, failed):
-        # A leaf's node lives as long as the leaf and has nothing to free.
+        # The node of a leaf lives as long as the leaf and has nothing to free.
         if type(node) is not leaf:
             node.metadata.setdefault(key, run)
 
 
 def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[Node]:
-    """The nodes that a run has run, as far as that is certain."""
+    """Return the nodes that a run has certainly run."""
     if inputs:
         return () if failed else nodes_leading_to(roots, inputs)
     nodes = nodes_behind(roots)
@@ -236,7 +240,7 @@ def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[
 
 
 def stamp_gradients(run: BackwardCall, leaves: Iterable[torch.Tensor]) -> None:
-    """Notes on the gradients that a run has left with a graph of their own, which one that was."""
+    """Mark the gradients of leaves that have a graph of their own with the run that made it."""
     for leaf in leaves:
         gradient = fact(leaf, "grad")
         node = None if gradient is None else fact(gradient, "grad_fn")
@@ -245,19 +249,19 @@ def stamp_gradients(run: BackwardCall, leaves: Iterable[torch.Tensor]) -> None:
 
 
 def creating_run(gradient: torch.Tensor) -> BackwardCall | None:
-    """The run that left a gradient with a graph of its own; None when that is not known."""
+    """Return the run that left a gradient with a graph of its own; None when unknown."""
     run: BackwardCall | None = fact(gradient, "grad_fn").metadata.get(_CREATED)
     return run
 
 
 def freed_by(node: Node) -> BackwardCall | None:
-    """The run that freed what a node had saved; None when none is known to have."""
+    """Return the run that freed the saved tensors of a node; None when unknown."""
     run: BackwardCall | None = node.metadata.get(_FREED)
     return run
 
 
 def first_run(node: Node) -> BackwardCall | None:
-    """The first run known to have run a node."""
+    """Return the first run known to have run a node, or None."""
     stamps = node.metadata
     run: BackwardCall | None = stamps.get(_FIRST) or stamps.get(_FREED)
     return run

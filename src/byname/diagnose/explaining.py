@@ -1,4 +1,4 @@
-"""How does a program get its errors explained as they come? By a context that watches every backward run in it."""
+"""Explaining: a context that watches every backward within it and adds explanations to autograd's errors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _Report = Callable[[Finding], None]
 
 
 def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
-    """Explains the errors of autograd that a program raises, as notes on the exceptions themselves.
+    """Explain the errors that autograd raises, as notes on the exceptions themselves.
 
-    A context manager, and a decorator of functions, generators and coroutines. Within it the lines of the program are
-    remembered as by `track`, also in threads that are started there, and every backward leaves a stamp on the nodes
-    that it freed. An error that autograd raises gets one note (PEP 678), which a traceback, a notebook and a log show
-    below it; the exception is otherwise as it was. Training computes bit for bit what it computes without.
+    The result is a context manager, and a decorator of functions, generators and coroutines. Within it byname records
+    source lines as `track` does, also in threads started there, and every backward marks the nodes that it freed. An
+    error of autograd gets one note (PEP 678), which a traceback, a notebook and a log show below it; the exception is
+    otherwise unchanged. Training computes bit for bit the same results as without it.
 
     Args:
-        model, optimizer: where names are looked for first, and whose parameters to expect. May be left out.
+        model, optimizer: models and optimizers in which to search for names. May be left out.
 
     Raises:
         NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.
+        BadArgumentError: used as a decorator of an async generator.
 
     >>> import byname, torch
     >>> weight = torch.ones(3, requires_grad=True)
@@ -58,12 +59,12 @@ def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
 
 
 class Explaining:
-    """The context of `explaining`. Entered more than once, or within another, it still gives an error one note.
+    """The context of `explaining`. An error gets one note, also when contexts are nested or entered more than once.
 
     Args:
-        model, optimizer: as `explaining` takes them.
-        checked: is given what `check` finds before the first backward of each new loss.
-        non_finite: is given the operations that first turn finite numbers into others.
+        model, optimizer: as for `explaining`.
+        checked: called with each finding of the checks that are made at the lines which call backward.
+        non_finite: called with a finding for each operation that first turns finite values into NaN or infinity.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Explaining:
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
-        """The context of a thread that was started within this one."""
+        """Run a thread that was started within this context under the same tracker and watch."""
         with self._tracker.in_thread():
             if self._finite is None:
                 yield
@@ -123,7 +124,7 @@ class Explaining:
                     yield
 
     def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
-        """Looks at one run of the engine: before it, at its error, and at what it has freed."""
+        """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
         if self._check is not None:
             safely(self._check.before, run, roots)
         done = Undo()
@@ -147,7 +148,7 @@ class Explaining:
         return ended
 
     def _note(self, error: BaseException) -> None:
-        """Adds the explanation to an error that has none yet."""
+        """Add the explanation to an error that has none yet."""
         if not issubclass(type(error), Exception) or explained(error) is not None or not can_take_a_note(error):
             return
         why = explain(error, model=self._models, optimizer=self._optimizers)
@@ -155,7 +156,11 @@ class Explaining:
             BaseException.add_note(error, Note.of(why))
 
     def __call__(self, function: F) -> F:
-        """The function with this context around each of its calls."""
+        """Return the function with a context like this one around each of its calls.
+
+        Raises:
+            BadArgumentError: the function is an async generator.
+        """
         return _decorated(self._again, function)
 
     def _again(self) -> Explaining:
@@ -163,7 +168,7 @@ class Explaining:
 
 
 def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """A generator whose every step runs in a context; what its caller does between two steps does not."""
+    """Run each step of a generator in a context, but not the caller's code between two steps."""
     step: Callable[[], Any] = functools.partial(next, running)
     while True:
         try:
@@ -182,7 +187,7 @@ def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Gener
 
 
 def _decorated(context: Callable[[], Explaining], function: F) -> F:
-    """A function, generator or coroutine with a context around its whole run."""
+    """Return a function, generator or coroutine that runs within a new context on each call."""
     if inspect.isasyncgenfunction(function):
         raise BadArgumentError("explaining() cannot decorate an async generator; use `with byname.explaining():` in it")
 

@@ -21,11 +21,12 @@ class Block:
     """A piece of memory, or a tensor that has none.
 
     Attributes:
-        device: where it lies.
-        bytes: how large it is; storages that overlap are one block, as large as all of them together.
-        start: its address; 0 where there is no memory behind it.
-        tensors: the tensors in it, with their facts.
+        device: its device.
+        bytes: its size; storages that overlap are one block, as large as all of them together.
+        start: its address; 0 without memory.
+        tensors, facts: the tensors in it, and the facts of each.
         storage: a handle on it; None for tensors without a storage.
+        keys: the keys of its storages.
     """
 
     device: torch.device
@@ -37,19 +38,19 @@ class Block:
     keys: tuple[int, ...] = ()
 
     def without_tensors(self) -> Block:
-        """The same facts, holding nothing."""
+        """Return a copy that keeps the facts and holds neither tensors nor the storage."""
         return Block(self.device, self.bytes, self.start, None, facts=self.facts)
 
     @property
     def views(self) -> int:
-        """How many ways of looking at this memory its tensors are, besides the first; copies of one are one."""
+        """The number of distinct shapes, dtypes, offsets and strides among its tensors, less one."""
         if len(self.facts) < 2:
             return 0
         return max(0, len({(str(one[0]), str(one[1]), one[6], str(one[7])) for one in self.facts}) - 1)
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[Block]:
-    """The blocks of these tensors and of bare storages, the largest first. Callers hold `DisableTorchFunction`."""
+    """Return the blocks of tensors and bare storages, largest first. Callers hold `DisableTorchFunction`."""
     found: dict[int, Block] = {}
     without: list[Block] = Ours()
     for tensor in tensors:
@@ -95,7 +96,7 @@ def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
 
 
 def _begin(storage: torch.UntypedStorage) -> int:
-    """Where a storage begins; 0 for that of a fake tensor or a wrapper, which has no memory."""
+    """Return the address of a storage; 0 for that of a fake tensor or a wrapper, which has no memory."""
     try:
         return storage.data_ptr()
     except RuntimeError:
@@ -108,7 +109,7 @@ def _bare_block(storage: torch.UntypedStorage) -> Block:
 
 
 def _merged(blocks: Iterable[Block]) -> list[Block]:
-    """Blocks of which no two share memory: ``torch.from_numpy`` makes a storage of its own at each call."""
+    """Merge blocks that overlap: ``torch.from_numpy`` makes a new storage of the same memory at each call."""
     result: list[Block] = Ours()
     last: dict[torch.device, Block] = {}
     for block in sorted(blocks, key=lambda block: (block.start, -block.bytes)):
@@ -126,7 +127,7 @@ def _merged(blocks: Iterable[Block]) -> list[Block]:
 
 
 def used(block: Block, facts: Sequence[Facts]) -> int:
-    """How many bytes of a block some of its tensors cover, at most: where they overlap, once."""
+    """Return the most bytes of a block that some of its tensors can cover; overlaps count once."""
     if len(facts) == 1 and facts[0][3] == block.bytes:
         return block.bytes
     spans = sorted({span for one in facts if (span := _span(one)) is not None})
@@ -150,7 +151,7 @@ def _span(facts: Facts) -> tuple[int, int] | None:
 
 
 def unattributed(blocks: Iterable[Block]) -> int | None:
-    """What the allocators of accelerators have given out, less what was found. Where none is in use nobody counts."""
+    """Return the bytes that the CUDA allocator gave out beyond those in these blocks; None if CUDA is not in use."""
     if not cuda_is_in_use():
         return None
     given = sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
@@ -159,7 +160,7 @@ def unattributed(blocks: Iterable[Block]) -> int | None:
 
 
 def cuda_is_in_use() -> bool:
-    """Whether the program has used CUDA; to ask anything else of it would start it."""
+    """Return whether the program has used CUDA, without initializing it."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

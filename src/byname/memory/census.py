@@ -1,4 +1,4 @@
-"""What is alive in this process, how large is it, what does the program call it, and what keeps it?"""
+"""Census: every live storage of the process, with its size, name, kind and holders."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ __all__ = ["Census", "Resident", "census"]
 
 @dataclass(frozen=True, slots=True)
 class Resident(Carded):
-    """One piece of memory: a storage, and what the program makes of it. Each column of the table is an attribute.
+    """One storage, with its name and use in the program. Each column of the table is an attribute.
 
     Attributes:
-        name: what the program calls the tensor in it; of several, the one that covers most of it.
+        name: the program's name of the tensor in it; of several tensors, the one that covers most of it.
         kind: ``parameter``, ``buffer``, ``gradient``, ``optimizer``, ``saved`` (only autograd's graph holds it),
             ``input`` (the program holds it, and a living graph reads it and has not computed it), or ``other``.
         module: the path of the module that it belongs to; empty where it belongs to none.
-        card: the plain facts of that tensor; None for a bare storage.
-        device: where it lies.
-        bytes: how large the storage is, whatever part of it is in use.
-        views: how many other parts or shapes of it there are tensors of.
-        used: how many of its bytes the tensors that the program holds cover, at most.
+        card: the shape, dtype and device of that tensor; None for a bare storage.
+        device: its device.
+        bytes: the size of the whole storage, used or not.
+        views: the number of further live tensors that view it with another offset, shape, strides or dtype.
+        used: the most bytes of it that the program's tensors can cover.
         memory: ``pinned`` or ``shared``; empty for ordinary memory.
-        holders: what holds it besides the name: other names, nodes of a graph, references that nobody explains.
-        site: where it was made, when a tracker knows.
+        holders: its other holders: names, nodes of a graph, unexplained references.
+        site: the location that made it; None when no tracker recorded it.
     """
 
     name: Name
@@ -59,11 +59,11 @@ class Resident(Carded):
 
     @property
     def held_by(self) -> tuple[str, ...]:
-        """The same as `holders`."""
+        """Alias of `holders`, under the name of the table's column."""
         return self.holders
 
     def row(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the row as plain values."""
         return {
             "name": str(self.name),
             "kind": self.kind,
@@ -98,11 +98,11 @@ class Census(Rows[Resident]):
 
     @property
     def bytes(self) -> int:
-        """All of it, each storage once."""
+        """The sum of all storages in bytes."""
         return sum(one.bytes for one in self.items)
 
     def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Totals ``(key, count, bytes)``, most bytes first.
+        """Return totals ``(key, count, bytes)``, most bytes first.
 
         Args:
             column: ``kind``, ``name``, ``site``, ``dtype``, ``device`` or ``module``.
@@ -116,7 +116,7 @@ class Census(Rows[Resident]):
         return grouped((read(one), None, one.bytes) for one in self.items)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a storage."""
+        """Return one dict per storage."""
         return [one.row() for one in self.items]
 
     def _title(self) -> str:
@@ -144,21 +144,21 @@ _COLUMNS: dict[str, Callable[[Resident], Hashable]] = {
 
 @dynamo_skip
 def census(*, collect: bool = False, names: bool = True) -> Census:
-    """Every tensor alive in this process: how large, of what kind, under which name, and what else holds it.
+    """Return every storage with live tensors in this process, with its size, kind, name and holders.
 
     Nothing has to be prepared. Tensors are found on Python's heap, and from there those that only PyTorch's C++ holds:
     gradients, bases of views, parts of sparse tensors, what the nodes of autograd's graphs have saved. Nothing of the
     program runs, and the result keeps nothing alive. Under `track` the rows also have the line that made them.
 
     Args:
-        collect: to collect garbage first. Without it, what only a reference cycle holds is there, and said to be.
-        names: to look for names, kinds and holders too; without it the census is several times as fast.
+        collect: whether to collect garbage first. Otherwise tensors in reference cycles are listed, and marked so.
+        names: whether to find names, kinds and holders too; without them the census is several times as fast.
 
     Returns:
         `Census`, a sequence of `Resident`; ``.bytes`` is the sum, ``.by("kind")`` has totals.
 
     Raises:
-        BadArgumentError: an argument is no truth value.
+        BadArgumentError: an argument is neither True nor False.
 
     >>> import byname, torch
     >>> def train():
@@ -185,12 +185,12 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
 
 
 def _place(one: Resident) -> tuple[Any, ...]:
-    """Where a row stands: the largest first, and two looks at the same in the same order."""
+    """Return the sort key of a row: the largest first, and equal memory always in the same order."""
     return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
 
 
 class _Bare(Sequence[Resident]):
-    """Rows without names, each by the first tensor of its block, made when they are looked at."""
+    """Rows without names, each from the first tensor of its block, created on access."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._blocks = [block.without_tensors() for block in blocks]
@@ -215,14 +215,14 @@ _NAMELESS = unnamed()
 
 
 class _Described:
-    """Makes rows with everything there is to say."""
+    """A maker of complete rows, with names, kinds and holders."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
         self._kinds = Kinds(look)
 
     def resident(self, block: Block) -> Resident:
-        """The row of a block, by the tensor in it that has a name and covers most."""
+        """Return the row of a block, described by its largest named tensor."""
         look = self._look
         named = [at for at, one in enumerate(block.tensors) if look.names(one)]
         at = min(named or range(len(block.tensors)), key=lambda at: self._order(block, at), default=None)
@@ -245,13 +245,13 @@ class _Described:
         )
 
     def _module(self, block: Block) -> str:
-        """The path of the module that a parameter, a buffer or the gradient of one belongs to, or else its class."""
+        """Return the path, or else the class, of the module that owns a parameter, a buffer or a gradient."""
         findings, owners = self._look.findings, self._kinds.owned(block.tensors)
         paths = [findings.owner_of(tensor) or findings.path_of(owner) for tensor, owner in owners]
         return min(filter(None, paths), key=len, default="") or next((type(owner).__name__ for _, owner in owners), "")
 
     def _order(self, block: Block, at: int) -> tuple[int, int, int, str, str]:
-        """Which tensor of a block comes first: the largest; a model's own; the one with the shortest name."""
+        """Return the sort key of a block's tensors: the largest, then a model's own, then the shortest name."""
         name = next(iter(self._look.names(block.tensors[at])), _NAMELESS)
         owned = name.how in ("parameter", "buffer", "optimizer")
         return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
@@ -262,12 +262,12 @@ class _Described:
         return site or next((one.site for one in seen if one is not None), None)
 
     def _name_of_storage(self, block: Block) -> Name:
-        """The name of a storage that no tensor lies in."""
+        """Return the name of a storage without tensors."""
         path = self._look.findings.path_of(block.storage)
         return Name(path, "attribute") if path else _NAMELESS
 
     def _name(self, block: Block, tensor: torch.Tensor) -> Name:
-        """The best name of a tensor: its own, the one it had, that of a tensor it belongs to, or none."""
+        """Return the best name of a tensor: its own, its owner's, its call's, or a former or empty name."""
         look = self._look
         own = look.names(tensor)
         if own:
@@ -285,7 +285,7 @@ class _Described:
         return look.findings.names(tensor, look.lookup)[0]
 
     def _holders(self, block: Block, name: Name, named: Sequence[int]) -> tuple[str, ...]:
-        """What else holds a block: other names, and what PyTorch holds it with."""
+        """Return the other holders of a block: names, nodes of graphs, and unexplained references."""
         look = self._look
         names = [one.name for at in named for one in look.ways(block.tensors[at])]
         others = dict.fromkeys(
@@ -303,7 +303,7 @@ class _Described:
 
 
 def _belonging(link: Link, owner: Name) -> Name:
-    """The name of what belongs to a named tensor: its base, or a part of it."""
+    """Return the name of a tensor that a named tensor holds: its base, gradient or part."""
     if link.role in ("base", "value", "tangent"):
         return replace(owner, exact=False, relation=f"{link.role} of")
     call = "" if link.role == "grad" else "()"

@@ -1,4 +1,4 @@
-"""Which objects does only a reference cycle keep alive, so that the garbage collector would free them?
+"""Garbage: the objects that only reference cycles keep alive, and that the garbage collector would free.
 
 This counts as the collector does (CPython's ``gc_refs``): an object all of whose references come from objects that are
 themselves unreachable is garbage. It only reads; the collector is not run.
@@ -21,7 +21,7 @@ _OF_THE_LOOP = 3
 
 
 def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
-    """The ids of those of some objects that nothing but themselves keeps alive.
+    """Return the ids of the objects that only objects of the same set keep alive.
 
     Args:
         objects: by id; a set that holds, for each of its members, also the objects that refer to it.

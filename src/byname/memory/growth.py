@@ -1,6 +1,7 @@
-"""Growth: what there is more of at the end of a block than at its beginning.
+"""Growth: the tensors that become more, or larger, within a block of the program.
 
-Snapshots are compared by the patterns of names. `Known` marks the storages of a moment weakly, to know them again.
+It compares snapshots by the patterns of names. `Known` holds weak references to the storages of a snapshot, to
+recognise them later.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class Grown:
 
     Attributes:
         name: the pattern of their names, such as ``trainer.history[*]['loss']``.
-        count: how many there are more; where the tensors themselves did not become more, how many pieces of memory are
-            held through them more.
-        bytes: how much more memory they hold, with what is in the graphs behind them; each storage once, and what a
-            larger row holds already is not in this one.
-        marks: how many there were, of what is counted, when the block was entered and at each mark, with those that a
-            larger row holds; empty where no mark was made.
-        holder: what holds them.
-        cause: why, one of `byname.memory.leaks.CAUSES`.
-        remedy: what to write instead.
+        count: the increase in the number of tensors; if that did not grow, the increase in the number of memory blocks
+            that they keep alive.
+        bytes: the increase in the memory that they keep alive, including the graphs behind them; each storage counts
+            once, in the largest row that holds it.
+        marks: the count at entry and at each mark(), including what a larger row also accounts for; empty without
+            marks.
+        holder: the container, and the variable it is reached from.
+        cause: one of `byname.memory.leaks.CAUSES`.
+        remedy: a change to the program that avoids the growth; empty for an unknown cause.
     """
 
     name: str
@@ -55,16 +56,16 @@ class Grown:
 
     @property
     def each(self) -> int:
-        """How much more memory there is for each that there is more."""
+        """The increase in bytes for each new tensor (or block)."""
         return self.bytes // max(1, self.count)
 
     @property
     def a_mark(self) -> str:
-        """How many more there were with each mark: ``+1``, or the average; empty without marks."""
+        """The increase from mark to mark: ``+1``, or the average as ``+1.5``; empty without marks."""
         return _pace(self.marks) if self.count else ""
 
     def row(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the row as plain values."""
         return {
             "name": self.name,
             "count": self.count,
@@ -78,7 +79,7 @@ class Grown:
 
 
 def _pace(marks: Sequence[int]) -> str:
-    """How much the number grew from mark to mark: by the same each time, or on average."""
+    """Return the increase from mark to mark, exact if it is constant, otherwise the average."""
     steps = {after - before for before, after in pairwise(marks)}
     if not steps:
         return ""
@@ -86,9 +87,9 @@ def _pace(marks: Sequence[int]) -> str:
 
 
 class Growth(Rows[Grown]):
-    """What `growth` found, the largest first. A context manager; inside the block it is the growth so far.
+    """The rows of `growth`, the largest first. A context manager; inside the block it shows the growth so far.
 
-    Inside the block each question takes a look of its own, as a mark does: ``rows()``, ``len(growth)``, ``growth[0]``,
+    Inside the block each of these takes a new snapshot, as a mark does: ``rows()``, ``len(growth)``, ``growth[0]``,
     a loop, ``print(growth)``.
     """
 
@@ -118,12 +119,12 @@ class Growth(Rows[Grown]):
             self._entered = False
 
     def end(self) -> None:
-        """Leaves the block without another look: the rows stay those of the last mark."""
+        """Leave the block without another snapshot: the rows stay those of the last mark."""
         self._entered = False
 
     @dynamo_skip
     def mark(self) -> None:
-        """Takes a look, for instance at the end of each step: the table then tells how much comes with each.
+        """Take a snapshot, for instance at the end of each step: the table then shows the growth per step.
 
         Raises:
             BadArgumentError: outside of the ``with`` block.
@@ -144,7 +145,7 @@ class Growth(Rows[Grown]):
 
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]
-        """What has grown; inside the block as of now."""
+        """The rows; inside the block as of now."""
         if self._entered:
             self.mark()
             self._marks.pop()
@@ -157,11 +158,11 @@ class Growth(Rows[Grown]):
         return reversed(self.items)
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The position of a row, by one look."""
+        """Return the position of a row, by one snapshot."""
         return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a pattern; inside the block as of now."""
+        """Return one dict per pattern; inside the block as of now."""
         return [one.row() for one in self.items]
 
     def _shown(self) -> list[dict[str, Any]]:
@@ -181,19 +182,22 @@ class Growth(Rows[Grown]):
 
 
 def growth(*, collect: bool = False) -> Growth:
-    """What grew in a block: which tensors became more or larger, under which names, what holds them, and why.
+    """Return a context manager that finds the tensors that became more or larger, with names, holders and causes.
 
-    Takes a look when the block is entered, at each ``.mark()``, and when it is left, and compares them by the patterns
-    of names: ``history[0]``, ``history[1]`` and so on are ``history[*]``. What merely takes another's place is no
-    growth. Memory that only a graph holds counts for the tensor that the graph hangs on. Nothing is kept alive between
-    the looks. Enter it after the first step: gradients and optimizer state come with that one.
+    It takes a snapshot at entry, at each ``.mark()`` and at exit, and compares them by the patterns of names:
+    ``history[0]``, ``history[1]`` and so on are ``history[*]``. A tensor that only replaces another is no growth.
+    Memory that only a graph holds counts for the tensor at the root of the graph. Nothing is kept alive between
+    snapshots. Enter it after the first step, which creates gradients and optimizer state.
 
     Args:
-        collect: to collect garbage before each look. Without it, tensors that a reference cycle holds count as well.
+        collect: whether to collect garbage before each snapshot. Otherwise tensors in reference cycles count as well.
 
     Returns:
         `Growth`, a context manager and a sequence of `Grown`; ``.rows()`` has ``name``, ``count``, ``bytes``, ``each``,
         ``holder``, ``cause`` and ``remedy``.
+
+    Raises:
+        BadArgumentError: `collect` is neither True nor False.
 
     >>> import byname, torch
     >>> history = []
@@ -214,7 +218,7 @@ def growth(*, collect: bool = False) -> Growth:
 def _grown(
     look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known
 ) -> tuple[Grown, ...]:
-    """The groups that grew, the largest first; what one of them holds is not counted again in those after it."""
+    """Return the groups that grew, the largest first; memory of one group does not count again in later ones."""
     groups, marks = _widened(look, groups, marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}
     first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
@@ -235,7 +239,7 @@ def _grown(
 def _renamed(
     look: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
 ) -> dict[Key, Size]:
-    """How large the groups with new names, or without any, were: a new name for a tensor is no growth."""
+    """Return the former sizes of groups with new names or none: a new name for an old tensor is no growth."""
     fresh = set(range(len(look.blocks))).difference(old)
     return {key: group.size(look, fresh) for key, group in groups.items() if key not in first or not key.pattern}
 
@@ -243,7 +247,7 @@ def _renamed(
 def _widened(
     look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
 ) -> tuple[dict[Key, Group], list[dict[Key, Size]]]:
-    """The same with one group for the entries of a container that has new keys all the time."""
+    """Return groups and marks with the entries of a container that keeps getting new keys joined in one group."""
     known = dict.fromkeys(key for mark in marks for key in mark)
     wide = widened(
         known, [key for key in groups if key not in marks[0]], [key for key in marks[0] if key not in groups]
@@ -269,7 +273,7 @@ def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size
 
 
 def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
-    """A row; `between` are the sizes at the marks."""
+    """Return a row; `between` are the sizes at the marks."""
     count = _pieces if _holds_more(before, now, between) else _members
     return Grown(
         leak.name,
@@ -283,7 +287,7 @@ def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
 
 
 def _holds_more(before: Size, now: Size, between: Sequence[Size]) -> bool:
-    """Whether the members, since there are any, are no more than they were, as a running total is, but hold more."""
+    """Return whether the members did not increase but keep more blocks alive, as a running total does."""
     first = next((size for size in (before, *between) if size.members), before)
     return now.members <= first.members and (first is before or now.pieces > first.pieces)
 
@@ -292,12 +296,12 @@ _pieces, _members = attrgetter("pieces"), attrgetter("members")
 
 
 def _more(before: Size, now: Size) -> bool:
-    """Whether more is held: more memory, or at least more tensors in no less."""
+    """Return whether the memory grew, or the number of tensors did in the same memory."""
     return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
 
 
 def _is_steady(key: Key, marks: Sequence[dict[Key, Size]]) -> bool:
-    """Whether a group never was larger than at the end. With a look or two nobody can tell."""
+    """Return whether a group never was larger than at the end; True with fewer than four snapshots."""
     sizes = [mark.get(key, Size()).bytes for mark in marks]
     return len(sizes) < 4 or sizes[-1] >= max(sizes)
 
@@ -308,7 +312,7 @@ def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, K
 
 
 class Known:
-    """The storages of some blocks. While a mark lives, no other storage gets the address of the one it is on."""
+    """Weak references to the storages of some blocks. While one lives, its storage's address is not used again."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._marks: dict[int, StorageWeakRef] = {}
@@ -320,7 +324,7 @@ class Known:
                     self._marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def has(self, block: Block) -> bool:
-        """Whether some of this memory was there, and it was as large. To be called inside `looking`."""
+        """Return whether some of this memory existed before and was as large. Callers hold `looking`."""
         return any(key in self._marks and block.bytes <= self._bytes[key] for key in block.keys)
 
 

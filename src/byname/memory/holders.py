@@ -1,4 +1,4 @@
-"""What keeps this tensor alive? The ways to it from what a person can find, and the owners that autograd explains."""
+"""Holders: the objects that keep a tensor alive, as reference paths from variables, and the owners in PyTorch's C++."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Holder:
 
     Attributes:
         path: the expression of the program that leads to the tensor; empty where C++ holds it.
-        kind: where the way begins, or what is telling about it: ``local``, ``global``, ``thread``, ``module``,
-            ``optimizer``, ``closure``, ``cache``, ``hook``, ``traceback``, ``generator``, ``task``; of C++ ``graph``
-            (a node of autograd), ``grad``, ``view`` and ``part`` (of another tensor), and ``unexplained``.
-        text: the same in a sentence.
+        kind: the beginning of the reference path, or its most unusual reference: ``local``, ``global``, ``thread``,
+            ``module``, ``optimizer``, ``closure``, ``cache``, ``hook``, ``traceback``, ``generator``, ``task``;
+            in C++ ``graph`` (a node of autograd), ``grad``, ``view`` and ``part`` (of another tensor), and
+            ``unexplained``.
+        text: the holder in a sentence.
 
     >>> str(Holder("trainer.last", "global", "`trainer.last`, from a global of __main__"))
     '`trainer.last`, from a global of __main__'
@@ -49,20 +50,20 @@ def holders(tensor: torch.Tensor, *, limit: int = 10) -> list[Holder]: ...
 def holders(tensor: Sequence[torch.Tensor], *, limit: int = 10) -> list[list[Holder]]: ...
 @dynamo_skip
 def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]]:
-    """What keeps a tensor alive: the ways to it through the program, shortest first, then its owners in C++.
+    """Return the holders of a tensor: reference paths through the program, shortest first, then its owners in C++.
 
-    Goes up from the tensor to everything that refers to it, until variables of running functions, globals, threads,
-    tasks, exceptions and the like are met. Of C++ it knows what autograd accounts for: nodes that saved the tensor or
-    accumulate into it, its gradient's owner, views. References beyond these are counted and called unexplained. Nothing
-    of the program runs. It costs a few passes over the heap, for many tensors as for one.
+    The search follows referrers upwards from the tensor to variables of running functions, globals, threads, tasks,
+    exceptions and the like. Of C++ owners it knows those of autograd: nodes that saved the tensor or accumulate into
+    it, the owner of a gradient, views. It counts further references and calls them unexplained. It runs none of the
+    program's code, and takes a few passes over the heap, for many tensors as for one.
 
     Args:
         tensor: the tensor; or a list or tuple of tensors.
-        limit: how many holders of each to tell at most.
+        limit: the maximum number of holders for each tensor.
 
     Returns:
-        A list of `Holder`; for a sequence of tensors a list of such lists, in its order. The variable that the tensor
-        is asked by is among them. Empty where nothing was found.
+        A list of `Holder`; for a sequence of tensors a list of such lists, in its order. The caller's own
+        variable is among them. Empty if there are none.
 
     Raises:
         NotATensorError: something other than a tensor, or a sequence of tensors, was given.
@@ -108,12 +109,12 @@ def _holders(look: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
 
 
 def holder_of(named: Named) -> Holder:
-    """A way as a holder."""
+    """Return the holder that a named reference path describes."""
     return Holder(named.name.path, _telling(named), f"`{named.name.text or named.name.path}`, {where(named)}")
 
 
 def _telling(named: Named) -> str:
-    """What is telling about a way: the most unusual of its steps, or else where it begins."""
+    """Return the kind of a reference path: its most unusual reference, or else its beginning."""
     kinds = [step.kind for step in named.way.steps]
     for kind in ("traceback", "cache", "hook", "task", "closure"):
         if kind in kinds:

@@ -1,4 +1,4 @@
-"""What is a piece of memory to the program: a parameter, a buffer, a gradient, a state, or something saved?"""
+"""Kinds: the role of a memory block in the program, such as parameter, buffer, gradient or saved tensor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from byname.reading.tensor import fact, facts_of, is_tensor
 __all__ = ["KINDS", "Kinds", "originals"]
 
 KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "input", "other")
-"""Every kind, the one that counts first where several fit."""
+"""Every kind; if several fit, the first counts."""
 
 
 class Kinds:
-    """Tells kinds. What a module or an optimizer has is read from its registries, whether or not it has a name."""
+    """The kinds of a snapshot's tensors. Registries of modules and optimizers decide, even without names."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
 
     def of(self, tensors: Sequence[torch.Tensor]) -> str:
-        """The kind of the memory that these tensors lie in."""
+        """Return the kind of the memory block in which these tensors lie."""
         if any(id(one) in self._parameters or issubclass(type(one), nn.Parameter) for one in tensors):
             return "parameter"
         if any(id(one) in self._buffers for one in tensors):
@@ -47,18 +47,18 @@ class Kinds:
         return "other" if any(fact(one, "grad_fn") is not None for one in tensors) else "input"
 
     def owned(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, nn.Module]]:
-        """The parameters and buffers that lie there, or whose gradients do, each with its module."""
+        """Return the parameters and buffers among these tensors, or whose gradients are, each with its module."""
         graded = [link.owner for one in tensors for link in self._look.links(one) if link.role == "grad"]
         known = [*tensors, *graded]
         pairs = [(one, self._parameters.get(id(one)) or self._buffers.get(id(one))) for one in known]
         return [(one, module) for one, module in pairs if module is not None]
 
     def _is_in_a_state(self, tensor: torch.Tensor) -> bool:
-        """Whether an optimizer's state leads to it, however deep inside."""
+        """Return whether an optimizer's state leads to the tensor, at any depth."""
         return any(name.how == "optimizer" for name in self._look.names(tensor))
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a gradient, or a part of a sparse one."""
+        """Return whether the tensor is a gradient, or a part of a sparse one."""
         links = self._look.links(tensor)
         wholes = [link.owner for link in links if is_tensor(link.owner) and link.role not in ("grad", "base")]
         return any(link.role == "grad" for one in [tensor, *wholes] for link in self._look.links(one))
@@ -85,7 +85,7 @@ class Kinds:
 
 
 def _optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in the state of living optimizers, with their keys."""
+    """Yield the tensors in the state of live optimizers, with their keys."""
     for optimizer in alive.optimizers:
         state = attributes_of(optimizer).get("state")
         for _, entry in snapshot(state) if issubclass(type(state), dict) else ():
@@ -94,7 +94,7 @@ def _optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def originals(alive: LiveObjects) -> frozenset[tuple[str, tuple[int, ...]]]:
-    """The keys under which ``state_dict()`` gives the tensors of living models and optimizers, with their shapes."""
+    """Return the ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
     pairs = [*_optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
     shapes = ((key, facts_of(value)[0]) for key, value in pairs)
     return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy and nested have none

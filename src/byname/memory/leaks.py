@@ -29,7 +29,7 @@ __all__ = ["CAUSES", "Evidence", "Leak", "leak_of"]
 
 
 class Leak(NamedTuple):
-    """What is to be said of a group that grew."""
+    """A group that grew: its name, its holder, the cause and the remedy."""
 
     name: str
     holder: str
@@ -38,7 +38,7 @@ class Leak(NamedTuple):
 
 
 class Evidence:
-    """What is known of a group: its members, and every way to some of them. It lives as long as the look."""
+    """A group, its last members, and every reference path to these. It must not outlive the snapshot."""
 
     def __init__(self, look: HeapSnapshot, group: Group, course: Sequence[Size]) -> None:
         self.look, self.group, self.course = look, group, course
@@ -47,51 +47,51 @@ class Evidence:
         self.ways: Sequence[Named] = Ours(way for one in self.members for way in look.ways(one))
 
     def passes(self, *kinds: type) -> bool:
-        """Whether some way goes through an object of these classes."""
+        """Return whether some reference path goes through an object of these classes."""
         return any(issubclass(type(one), kinds) for named in self.ways for one in named.way.passed)
 
     def steps(self, kind: str) -> bool:
-        """Whether some way has a step of this kind."""
+        """Return whether some reference path has a reference of this kind."""
         return any(step.kind == kind for named in self.ways for step in named.way.steps)
 
     def has_graph(self) -> bool:
-        """Whether the members belong to graphs."""
+        """Return whether any member belongs to a graph."""
         return any(fact(one, "grad_fn") is not None for one in self.members)
 
     def own_blocks(self) -> set[int]:
-        """The pieces of memory that the members themselves lie in."""
+        """Return the memory blocks in which the members themselves lie."""
         return {self.look.block_of(one) for one in self.group.tensors}
 
     @cached_property
     def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
-        """The keys in the state of living models and optimizers, with the shapes of the tensors there."""
+        """The keys in the state of live models and optimizers, with the shapes of the tensors there."""
         return originals(self.look.living)
 
     def is_many(self) -> bool:
-        """Whether the members are entries of a container, and not a variable that is simply new."""
+        """Return whether the members are entries of a container, and not one new variable."""
         return "[*]" in self.group.key.pattern
 
     def is_one(self) -> bool:
-        """Whether it is one tensor and no entry of a container."""
+        """Return whether the group is one tensor and no entry of a container."""
         return not self.is_many() and self.now.members == 1
 
     def was_there(self) -> bool:
-        """Whether it has grown since it was there, and has not merely come."""
+        """Return whether the group existed and then grew, instead of only appearing."""
         sizes = [size.pieces for size in self.course if size.members]
         return self.before.members > 0 or (len(sizes) > 2 and sizes == sorted(sizes) and sizes[-1] > sizes[0])
 
     def is_bounded(self) -> bool:
-        """Whether the members are in a deque that lets go of the oldest: it fills up, and then stays."""
+        """Return whether the members are in a deque with a bound, which fills up and then stops growing."""
         return any(type(one) is deque and one.maxlen is not None for named in self.ways for one in named.way.passed)
 
     def is_cut_by_arrays(self) -> bool:
-        """Whether the program sees less than half of the members' memory, by NumPy arrays that were cut from it."""
+        """Return whether the program reaches all members only by NumPy slices of less than half of their memory."""
         pairs = [(self.look.blocks[self.look.block_of(one)], self.look.ways(one)) for one in self.members]
         return all(ways and all(2 * _seen_of(named) < block.bytes for named in ways) for block, ways in pairs)
 
     @property
     def entries(self) -> int:
-        """How many members there are more."""
+        """The number of members more than at first."""
         return self.now.members - self.before.members
 
 
@@ -99,7 +99,7 @@ _LOOKED_AT = 20
 
 
 def _seen_of(named: Named) -> float:
-    """How many bytes the array has that the program reaches a tensor by; no end of them where it is by none."""
+    """Return the bytes of the array by which the program reaches a tensor; infinity if there is no array."""
     size = math.inf
     for one in reversed(named.way.passed):
         if not issubclass(type(one), numpy.ndarray) or _type_of(one).kind == "O":
@@ -113,7 +113,7 @@ _type_of: Callable[[Any], numpy.dtype[Any]] = vars(numpy.ndarray)["dtype"].__get
 
 
 def _is_graph_in_grad(found: Evidence) -> bool:
-    """Gradients that have a graph, or tensors that such gradients keep alive, though no variable leads to them."""
+    """Return whether the group has a gradient with a graph of its own."""
     for one in found.group.tensors:
         grads = [link.owner for link in found.look.links(one) if link.role == "grad"]
         if grads and fact(one, "grad_fn") is not None:
@@ -122,7 +122,7 @@ def _is_graph_in_grad(found: Evidence) -> bool:
 
 
 def _is_context_cycle(found: Evidence) -> bool:
-    """Garbage that a custom function's ``ctx`` is part of."""
+    """Return whether the group is garbage, and some garbage custom function keeps its own result on ``ctx``."""
     if found.group.key != LOST:
         return False
     custom = torch.autograd.function.BackwardCFunction
@@ -131,12 +131,12 @@ def _is_context_cycle(found: Evidence) -> bool:
 
 
 def _holds_its_own(node: Node) -> bool:
-    """Whether a custom function's ``ctx`` leads to one of the function's own results."""
+    """Return whether a custom function's ``ctx`` leads to one of the function's own results."""
     return any(fact(tensor, "grad_fn") is node for tensor in reached_from_context(node).tensors())
 
 
 def _pins_base(found: Evidence) -> bool:
-    """Members that use little of the memory they lie in, where that is most of what they keep."""
+    """Return whether the unused part of the members' storages is most of the memory that they keep alive."""
     if not found.group.ways or (found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)):
         return False  # the result of a sum lies in memory that had room for all of its summands
     if found.is_cut_by_arrays():
@@ -146,7 +146,7 @@ def _pins_base(found: Evidence) -> bool:
 
 
 def _is_copy(found: Evidence) -> bool:
-    """Members under a key that a living model or optimizer has for a tensor of that shape, or parameters themselves."""
+    """Return whether the members are parameters, or have the key and shape of a tensor of a live model or optimizer."""
     if "[*]" not in found.group.key.pattern:
         return False
     if any(step.kind in ("parameter", "buffer") for named in found.group.ways for step in named.way.steps):
@@ -159,7 +159,7 @@ def _is_copy(found: Evidence) -> bool:
 
 
 def _comes_with_the_first_step(found: Evidence) -> bool:
-    """Gradients, and the state of an optimizer: they come once, and there are as many as parameters."""
+    """Return whether the group is gradients or optimizer state, which the first step creates once."""
     if any(step.kind == "state" for named in found.group.ways for step in named.way.steps):
         return True
     grads = [any(link.role == "grad" for link in found.look.links(one)) for one in found.members]
@@ -239,7 +239,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
         "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed",
     ),
 )
-"""The causes, each with how it is recognised and what to do. The first that is recognised is told."""
+"""The causes, each with its test and its remedy. The first whose test passes is reported."""
 
 CAUSES = tuple(dict.fromkeys([*(cause for cause, _, _ in _KNOWN), "unknown"]))
 """Every cause that a row of `growth` can have."""
@@ -251,14 +251,14 @@ def _from_a_loader(found: Evidence) -> bool:
 
 
 def _was_submitted(found: Evidence) -> bool:
-    """Whether members are results of work that was submitted, in a queue of futures: a deque without a bound."""
+    """Return whether members are results of futures in a deque without a bound."""
     steps = (step for named in found.ways for step in pairwise(named.way.passed))
     kinds = (Future, *futures())
     return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
 
 
 def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
-    """What is to be said of a group that grew; `course` is how large it was, from the first look to the last."""
+    """Return the leak that a group shows; `course` is its size in each snapshot, from the first to the last."""
     found = Evidence(look, group, course)
     cause, remedy = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
     if group.ways:
@@ -267,7 +267,7 @@ def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
 
 
 def _holder(group: Group) -> str:
-    """The container that the members are in, and from where it is reached."""
+    """Return a text that names the members' container and the variable it is reached from."""
     named = group.ways[-1]
     container, found, _ = group.key.pattern.partition("[*]")
     begins = "" if not found or "(" in container or container == named.way.root.text else f"`{container}`, "

@@ -1,8 +1,8 @@
-"""Which tensors are alive? Those on Python's heap, and through them those that only PyTorch's C++ holds.
+"""Live objects: the tensors on Python's heap, and through them the tensors that only PyTorch's C++ holds.
 
-Python's collector knows every tensor that was ever looked at from Python. The others hang on these: as a gradient, a
-base, a part of a sparse tensor, or in a slot of autograd's graph. Everything found is held until the look is over, so a
-`LiveObjects` lives only as long as the call that asks.
+Python's collector lists every tensor that has a Python object. These hold the others: as a gradient, a base, a part of
+a sparse tensor, or in a slot of autograd's graph. `LiveObjects` holds all that it found, so callers drop it before they
+return.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Link", "LiveObjects", "living"]
 
 
 class Link(NamedTuple):
-    """What of PyTorch's holds a tensor: a node, or another tensor, and as what.
+    """A reference from PyTorch's C++ to a tensor: its owner, and the owner's name for it.
 
     Attributes:
         owner: the node or the tensor.
@@ -41,14 +41,14 @@ class LiveObjects:
     """Everything alive that is a tensor or leads to one.
 
     Attributes:
-        tensors: every living tensor, each once; first those that were Python objects before the look.
-        visible: how many of them were.
+        tensors: every live tensor, each once; first those that were Python objects before the search.
+        visible: the number of these first ones.
         nodes: every node that was found.
         storages: storages that are Python objects, and those that a tracker has seen allocated.
-        allocations: where that was, by the storage's key.
-        modules, optimizers: every living one.
-        links: for each tensor, by its id, what of PyTorch's holds it.
-        hidden: how many objects ``gc.freeze`` keeps from the collector's list.
+        allocations: the tracker's records of these storages, by the storage's key.
+        modules, optimizers: every live one.
+        links: the references from PyTorch's C++ to each tensor, by its id.
+        hidden: the number of objects that ``gc.freeze`` hides from the collector's list.
     """
 
     def __init__(self, objects: list[object], hidden: int) -> None:
@@ -70,7 +70,7 @@ class LiveObjects:
             self._follow_hidden()
 
     def _follow(self, tensors: Iterable[torch.Tensor], nodes: Iterable[Node]) -> None:
-        """Adds what hangs on what was found, until nothing new comes up."""
+        """Add the tensors and nodes that the found ones hold, until no new ones appear."""
         seen = self._seen
         fresh: list[torch.Tensor] = Ours(tensors)
         roots: list[Node] = Ours(nodes)
@@ -84,7 +84,7 @@ class LiveObjects:
             fresh, roots = Ours(self.tensors[before:]), Ours()
 
     def _follow_hidden(self) -> None:
-        """Adds what Python objects hold that only nodes lead to, which the collector would have listed."""
+        """Add the tensors in Python objects that only nodes hold, which ``gc.freeze`` hides from the collector."""
         custom = [node for node in self.nodes if issubclass(type(node), torch.autograd.function.BackwardCFunction)]
         packed = [one for _, _, raw in packed_in(self.nodes) for one in (raw.data, raw.unpack_hook)]
         for tensor in _sorted_out(reached_from([], [*custom, *packed]))[0]:
@@ -100,7 +100,7 @@ class LiveObjects:
         self.links.setdefault(id(tensor), _Links()).append(link)
 
     def _follow_tensor(self, tensor: torch.Tensor) -> Node | None:
-        """Adds what a tensor holds; the node that made it."""
+        """Add the tensors that a tensor holds; return the node that made it."""
         for role, held in _held_by(tensor):
             self._found(held, Link(tensor, role))
         return fact(tensor, "grad_fn")
@@ -111,15 +111,15 @@ class _Links(list[Link]):
 
 
 def living() -> LiveObjects:
-    """Looks at the whole heap. To be called inside `looking`."""
+    """Return the live objects of the whole heap. Callers hold `looking`."""
     objects, hidden = everything()
     return LiveObjects(objects, hidden)
 
 
 def _sorted_out(objects: list[object]) -> list[list[Any]]:
-    """The tensors, nodes, storages, modules and optimizers among these objects.
+    """Return the tensors, nodes, storages, modules and optimizers among these objects.
 
-    They are told by the identity of their class: nothing is asked of an object, and not even a metaclass for its hash.
+    The identity of the class decides: this runs no code of an object, and not even the hash of a metaclass.
     """
     sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
     found: list[list[Any]] = [[] for _ in _FAMILIES]
@@ -131,7 +131,7 @@ def _sorted_out(objects: list[object]) -> list[list[Any]]:
 
 
 def _below(*kinds: type) -> Iterable[type]:
-    """Classes with all their subclasses."""
+    """Return some classes with all their subclasses."""
     found: dict[int, type] = {}
     waiting = list(kinds)
     while waiting:
@@ -158,7 +158,7 @@ _FAMILIES: tuple[Callable[[], Iterable[type]], ...] = (
 
 
 def _held_by(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that a tensor holds in C++."""
+    """Yield the tensors that a tensor holds in C++, each with its role."""
     plain = type(tensor) in PLAIN
     read = getattr if plain else fact
     if fact(tensor, "is_leaf") or fact(tensor, "retains_grad"):

@@ -1,4 +1,4 @@
-"""What fills the memory when it is full? The largest groups by name, what holds most, and what nobody accounts for."""
+"""OOM report: the largest groups of memory by name, their main holders, and the memory in no known tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS, HOLDERS = 10, 3
 
 
 def what_fills_the_memory() -> tuple[str, ...]:
-    """Lines that fit a screen: what is alive, in its ten largest groups, and what holds most."""
+    """Return a screenful of lines: the ten largest groups of live memory, and the holders of most of it."""
     with looking():
         look = HeapSnapshot()
         total = sum(block.bytes for block in look.blocks)
@@ -66,7 +66,7 @@ def _group_of(look: HeapSnapshot, kinds: Kinds, block: Block) -> Hashable:
 
 
 def _owner(way: ReferencePath) -> str:
-    """The model or the optimizer that a way passes first, as the program writes it."""
+    """Return the path of the first model or optimizer on a reference path, as the program writes it."""
     owners = (at for at, one in enumerate(way.passed) if issubclass(type(one), (nn.Module, torch.optim.Optimizer)))
     return ReferencePath(way.root, way.steps[: next(owners, 0)]).source
 
@@ -76,7 +76,7 @@ _ANY_POSITION = re.compile(r"\[\d+\]")
 
 
 def _is_owned(group: Group) -> bool:
-    """Whether the tensors are those of a model or an optimizer, which the groups above name."""
+    """Return whether the tensors are those of a model or an optimizer, which the groups above name."""
     kinds = {step.kind for named in group.ways for step in named.way.steps}
     passed = (one for named in group.ways for one in named.way.passed)
     return not kinds.isdisjoint(("parameter", "buffer")) or any(

@@ -1,8 +1,8 @@
-"""Patterns: tensors whose names differ in one place only, with all that they keep alive.
+"""Patterns: groups of tensors whose names differ only in positions, with all the memory that they keep alive.
 
 ``trainer.history[17]['loss']`` belongs to ``trainer.history[*]['loss']``. A tensor with several names is in several
-groups; what lies in the graph behind a tensor is held through it. A container that gets new text keys all the time
-counts as one pattern.
+groups, and a group also holds the memory in the graphs behind its tensors. A container that keeps getting new text
+keys counts as one pattern.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["Group", "HIDDEN", "Key", "LOST", "Size", "groups_of", "joined", "wid
 
 _TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 _MANY = 3
-"""How many new keys of one place make a pattern."""
+"""Number of new keys at one place that make a pattern."""
 
 
 class Key(NamedTuple):
-    """What the names of a group have in common, and the scope in which they hold."""
+    """The common pattern of a group's names, and the scope in which they hold."""
 
     pattern: str
     scope: str
 
 
 class Size(NamedTuple):
-    """How many tensors a group has, how many pieces of memory are held through them, and how large these are.
+    """The number of tensors in a group, the number of memory blocks that they keep alive, and the bytes of these.
 
-    What no variable leads to has no members that the program knows of: there every piece of memory counts as one.
+    In a group that no variable leads to, every block counts as one member.
     """
 
     members: int = 0
@@ -47,14 +47,14 @@ class Size(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The tensors whose names have one pattern. It holds them, so it lives only as long as the look.
+    """The tensors whose names have one pattern. It holds them, so it must not outlive the snapshot.
 
     Attributes:
-        key: the pattern; empty for what no variable leads to.
+        key: the pattern; empty for tensors that no variable leads to.
         tensors: its members.
-        ways: for each member the way whose name has the pattern.
-        blocks: the numbers, in the look's list, of the pieces of memory that are held through it.
-        firsts: of how many members it is the best name.
+        ways: the reference path, for each member, whose name has the pattern.
+        blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
+        firsts: the number of members for which it gives the best name.
     """
 
     key: Key
@@ -64,14 +64,14 @@ class Group:
     firsts: int = 0
 
     def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
-        """How large it is, apart from some pieces of memory."""
+        """Return the size of the group, without the blocks in `without`."""
         mine = self.blocks.difference(without)
         members = {id(one) for one in self.tensors if look.block_of(one) in mine} if self.ways else mine
         return Size(len(members), len(mine), sum(look.blocks[number].bytes for number in mine))
 
 
 def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
-    """Every group of a look; under an empty pattern what belongs to none."""
+    """Return every group of a snapshot; `LOST` and `HIDDEN` are the groups of the memory without a name."""
     found: dict[Key, Group] = {}
     for tensor in look.living.tensors:
         keys: dict[Key, Named] = {}
@@ -91,7 +91,7 @@ def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
 
 
 def joined(key: Key, groups: Iterable[Group]) -> Group:
-    """Several groups as one, under a wider pattern."""
+    """Return several groups as one, under a wider pattern."""
     whole = Group(key)
     for group in groups:
         whole.tensors += group.tensors
@@ -102,7 +102,7 @@ def joined(key: Key, groups: Iterable[Group]) -> Group:
 
 
 def _held_by_node(look: HeapSnapshot) -> dict[Node, list[int]]:
-    """For each node the blocks of what it holds, apart from what a variable holds too."""
+    """Return the blocks that each node holds, without those that also have a name."""
     found: dict[Node, list[int]] = {}
     for number, block in enumerate(look.blocks):
         if any(look.names(one) for one in block.tensors):
@@ -122,7 +122,7 @@ def _blocks_held(look: HeapSnapshot, tensors: Iterable[torch.Tensor], held: dict
 
 
 def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
-    """What no variable leads to: what only reference cycles hold, with all behind it, and the rest."""
+    """Return the groups of the other memory: `LOST`, kept alive by reference cycles only, and `HIDDEN`, the rest."""
     claimed: set[int] = set().union(*(group.blocks for group in groups))
     rest = {number for number in range(len(look.blocks)) if number not in claimed}
     lost = Targets(one for number in rest for one in look.blocks[number].tensors if id(one) in look.garbage)
@@ -140,17 +140,17 @@ HIDDEN = Key("", "")
 
 
 def _form_of(key: Key) -> Key:
-    """A pattern with every text key held open."""
+    """Return a pattern with every text key replaced by ``[*]``."""
     return Key(_TEXT_KEY.sub("[*]", key.pattern), key.scope)
 
 
 def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> Mapping[Key, Key]:
-    """The wider pattern of each pattern that has one.
+    """Return the wider pattern of each pattern that has one.
 
     Args:
-        known: all patterns there have been.
-        fresh: those that were not there at first.
-        gone: those that are not there any more.
+        known: all patterns so far.
+        fresh: the patterns that did not exist at first.
+        gone: the patterns that no longer exist.
     """
     new, former = _by_form(fresh), _by_form(gone)
     places = ((form, _open_place([*keys, *former.get(form, ())], form in former)) for form, keys in new.items())
@@ -177,11 +177,11 @@ def _opened(key: Key, place: int) -> Key:
 
 
 def _open_place(keys: list[Key], replaced: bool) -> int | None:
-    """The first place at which these patterns have many keys, not inside of another; None where there is none.
+    """Return the first place at which these patterns have many keys, outside of other entries; None if there is none.
 
     Args:
-        keys: patterns of one form.
-        replaced: whether some of them went as others came; then two are many.
+        keys: patterns that differ only in text keys.
+        replaced: whether some of them vanished as others came; then two keys are enough.
     """
     texts = [_TEXT_KEY.findall(key.pattern) for key in keys]
     for place in range(len(texts[0])):
@@ -192,5 +192,5 @@ def _open_place(keys: list[Key], replaced: bool) -> int | None:
 
 
 def _is_within_another(key: Key, place: int) -> bool:
-    """Whether a key stands inside an entry of another container, as the fields of a record do."""
+    """Return whether a key lies inside an entry of another container, as the fields of a record do."""
     return "[*]" in key.pattern[: list(_TEXT_KEY.finditer(key.pattern))[place].start()]

@@ -1,7 +1,7 @@
 """Heap snapshot: the live tensors, their names, and what in PyTorch holds them.
 
-Everything else in this folder reads a snapshot. It holds all that it found, so it lives only as long as the call that
-asks.
+The census, growth, holders and the report on memory that has run out read a snapshot. It holds all that it found, so
+callers drop it before they return.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ __all__ = ["HeapSnapshot", "end_of", "held_inside", "holders_among", "looking", 
 
 
 class HeapSnapshot:
-    """Everything alive at one moment. To be made and used inside `looking`.
+    """A snapshot of the heap at one moment. Callers hold `looking`.
 
     Args:
-        asked: tensors of which everything is to be known that leads to them, not only what a variable leads to first.
+        asked: tensors for which to find every reference path, not only the first from a variable.
 
     Attributes:
         living: the tensors, nodes, modules and optimizers.
         blocks: the memory that the tensors lie in, the largest first.
         findings: the names found from the variables.
-        graphs: which variable's graph each node belongs to.
-        climbed: the holders of what neither a variable nor a variable's graph leads to, or of what was asked for; None
-            where there is no such tensor.
-        garbage: the ids of what only reference cycles keep alive, among what no variable leads to.
+        graphs: the variable whose graph each node belongs to.
+        climbed: the referrers of the tensors in `asked`, or else of those that neither a variable nor a variable's
+            graph leads to; None if there are none.
+        garbage: the ids of unreachable objects that only reference cycles keep alive.
     """
 
     def __init__(self, asked: Targets | None = None) -> None:
@@ -64,7 +64,7 @@ class HeapSnapshot:
         self.garbage = frozenset() if self.climbed is None or asked is not None else self._garbage(self.climbed)
 
     def _find_graphs(self) -> None:
-        """Looks for what hangs on the results that variables are known to lead to."""
+        """Find the graphs behind the named tensors, and the tensors that their nodes hold in Python objects."""
         self.graphs = Graphs(self)
         self._inside = held_inside(self.graphs.nodes(), self.findings)
 
@@ -76,7 +76,7 @@ class HeapSnapshot:
 
     @cached_property
     def lookup(self) -> SiteLookup:
-        """Where the nodes were made, as far as trackers know."""
+        """The lookup of the locations at which trackers saw the nodes made."""
         results = [one for one in self.living.tensors if fact(one, "grad_fn") is not None]
         return SiteLookup(results, set(self.living.nodes).__contains__)
 
@@ -84,12 +84,12 @@ class HeapSnapshot:
         return any(self.findings.met(one) or self._is_held(one) for one in block.tensors)
 
     def _is_held(self, tensor: torch.Tensor) -> bool:
-        """Whether a variable's graph, or a tensor that a variable leads to, holds a tensor."""
+        """Return whether a variable's graph, or a tensor that a variable leads to, holds a tensor."""
         owners = [link.owner for link in self.links(tensor)]
         return any(self.graphs.has(one) if is_node(one) else self.findings.met(one) for one in owners)
 
     def names(self, tensor: torch.Tensor) -> tuple[Name, ...]:
-        """The names by which the program reaches this very tensor, best first."""
+        """Return the names by which the program reaches this tensor object, best first."""
         named = self.findings.own_names(tensor)
         return named or self._deep.own_names(tensor)
 
@@ -103,7 +103,7 @@ class HeapSnapshot:
         return garbage_among(lost) if lost else frozenset()
 
     def ways(self, tensor: torch.Tensor) -> list[Named]:
-        """The shortest way through each object that holds the tensor, with the name that it writes."""
+        """Return the shortest reference path through each object that holds the tensor, with its name."""
         found = [*self.findings.own_ways(tensor), *self._deep.own_ways(tensor)]
         shortest: dict[object, Named] = {}
         for one in sorted(found, key=lambda one: len(one.way.steps)):
@@ -111,11 +111,11 @@ class HeapSnapshot:
         return list(shortest.values())
 
     def block_of(self, tensor: torch.Tensor) -> int:
-        """The number of the block that a tensor lies in."""
+        """Return the number of the block in which a tensor lies."""
         return self._numbers[id(tensor)]
 
     def spare(self, number: int) -> int:
-        """How many bytes of a block no tensor covers that the program has a name for."""
+        """Return the bytes of a block that no named tensor covers."""
         block = self.blocks[number]
         pairs = zip(block.tensors, block.facts, strict=True)
         return block.bytes - used(block, [facts for tensor, facts in pairs if self.names(tensor)])
@@ -125,7 +125,7 @@ class HeapSnapshot:
         return {id(one): number for number, block in enumerate(self.blocks) for one in block.tensors}
 
     def links(self, tensor: torch.Tensor) -> Sequence[Link]:
-        """What of PyTorch's holds a tensor, in C++ or by Python objects that only a node leads to."""
+        """Return PyTorch's references to a tensor, from C++ or from Python objects that only a node holds."""
         return [*self.living.links.get(id(tensor), ()), *self._inside.get(id(tensor), ())]
 
     def unexplained(self, tensors: Sequence[torch.Tensor]) -> int:
@@ -140,7 +140,7 @@ class HeapSnapshot:
         return {} if self.climbed is None else holders_among(self.climbed.met)
 
     def slots(self, links: Iterable[Link]) -> list[str]:
-        """The nodes among these owners in sentences, one for each graph."""
+        """Return one text for each graph with the nodes among these owners."""
         found: dict[str, list[str]] = {}
         for link in links:
             if is_node(link.owner):
@@ -148,7 +148,7 @@ class HeapSnapshot:
         return [f"{_first(sorted(slots))} in {graph}" for graph, slots in found.items()]
 
     def stranded(self, tensors: Sequence[torch.Tensor]) -> str:
-        """What is known of the holder of tensors that no variable leads to, in a sentence."""
+        """Return a text for the holder of tensors that no variable leads to."""
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
         holder = None if self.climbed is None else end_of(tensors, self._upward)
@@ -179,7 +179,7 @@ _NOBODY = "nobody that byname can see: C++ code, or an expression that is being 
 
 
 class Graphs:
-    """Which variable leads to each node? Of several the one whose tensor was made last: a loss, and not its parts."""
+    """The variable that leads to each node; of several, the one made last: a loss, and not its parts."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._names: list[Name] = []
@@ -197,16 +197,16 @@ class Graphs:
         return None if source is None else self._names[source]
 
     def text(self, node: Node) -> str:
-        """The same in a sentence."""
+        """Return a text for the graph of a node, with the variable's name if it has one."""
         name = self.name(node)
         return "a graph that no variable leads to" if name is None else f"the graph of {quote(name)}"
 
     def has(self, node: Node) -> bool:
-        """Whether a variable leads to a node."""
+        """Return whether a variable leads to a node."""
         return node in self._sources
 
     def nodes(self) -> Collection[Node]:
-        """The nodes that variables lead to."""
+        """Return the nodes that variables lead to."""
         return self._sources.keys()
 
 
@@ -225,7 +225,7 @@ def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """The context of a look: nothing of the program's runs, and the collector waits."""
+    """Disable the program's modes and overrides, and pause the garbage collector, while a snapshot is in use."""
     with DisableTorchFunction(), collection_paused(), _disable_current_modes():
         yield
 
@@ -253,7 +253,7 @@ def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[L
 
 
 def reached_from_context(node: Node) -> SearchResult:
-    """What the ``ctx`` of a custom function leads to."""
+    """Return the objects that the ``ctx`` of a custom function leads to."""
     return search([_context(node)])
 
 
@@ -262,7 +262,7 @@ def _context(node: Node) -> Root:
 
 
 def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
-    """The Python objects that nodes hold."""
+    """Yield the Python objects that nodes hold, each with its node."""
     for node in nodes:
         if issubclass(type(node), torch.autograd.function.BackwardCFunction):
             yield node, _context(node)
@@ -276,7 +276,7 @@ def _role(root: Root, words: str) -> str:
 
 
 def where(named: Named) -> str:
-    """From what a way begins: ``a variable of train (train.py:14)``, ``a global of __main__``."""
+    """Return the start of a reference path as text: ``a variable of train (train.py:14)``, ``a global of __main__``."""
     root = named.way.root
     begins = f"from `{root.text}`, " if named.way.steps else ""
     if root.how == "local":
@@ -303,7 +303,7 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
 
     Args:
         tensors: the tensors.
-        holders: who refers to what, as `holders_among` tells.
+        holders: the referrers of each object, from `holders_among`.
     """
     wanted = set(map(id, tensors))
     passed = set(wanted)
