@@ -59,6 +59,11 @@ class GraphNode:
         return self.site
 
     @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
+
+    @property
     def statement(self) -> str | None:
         """The statement that made it; None when unknown."""
         return None if self.site is None else self.site.statement
@@ -133,7 +138,8 @@ class Graph(Rows[GraphNode]):
                 "tensor": node.tensor,
                 "distance": node.distance,
                 "goes to": node.goes_to or None,
-                "made at": None if node.site is None else node.site.with_caller,
+                "made at": None if node.site is None else str(node.site),
+                "caller": node.caller,
                 "statement": node.statement,
                 "hides": node.hides,
             }
@@ -185,6 +191,11 @@ class Step:
         return self.site
 
     @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
+
+    @property
     def statement(self) -> str | None:
         """The statement that made the node; None when unknown."""
         return None if self.site is None else self.site.statement
@@ -194,7 +205,8 @@ class Step:
         return {
             "node": self.node,
             "index": self.index,
-            "made at": None if self.site is None else self.site.with_caller,
+            "made at": None if self.site is None else str(self.site),
+            "caller": self.caller,
             "statement": self.statement,
         }
 

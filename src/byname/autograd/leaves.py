@@ -132,6 +132,11 @@ class Leaf(Carded):
         return self.site
 
     @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
+
+    @property
     def held_by(self) -> str:
         """Alias of `held`, under the name of the table's column."""
         return self.held
@@ -154,7 +159,8 @@ class Leaf(Carded):
             "distance": self.distance,
             "paths": self.paths,
             "used by": _uses(self.consumers),
-            "made at": None if self.site is None else self.site.with_caller,
+            "made at": None if self.site is None else str(self.site),
+            "caller": self.caller,
             "held by": self.held,
             "scope": self.name.scope,
         }
@@ -190,6 +196,9 @@ class Leaves(Rows[Leaf]):
         """Return one dict per leaf."""
         return [leaf.row() for leaf in self.items]
 
+    def _shown(self) -> list[dict[str, Any]]:
+        return [{**leaf.row(), "used by": _uses(leaf.consumers, callers=True)} for leaf in self.items]
+
     def _title(self) -> str:
         kinds: dict[str, int] = {}
         for leaf in self.items:
@@ -203,7 +212,19 @@ class Leaves(Rows[Leaf]):
         return self.opaque
 
     def _spare(self) -> Sequence[str]:
-        return ("scope", "distance", "dtype", "held by", "paths", "used by", "made at", "bytes", "shape", "grad")
+        return (
+            "caller",
+            "scope",
+            "distance",
+            "dtype",
+            "held by",
+            "paths",
+            "used by",
+            "made at",
+            "bytes",
+            "shape",
+            "grad",
+        )
 
 
 _COLUMNS = {
@@ -344,9 +365,10 @@ def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int,
     return found
 
 
-def _uses(consumers: Sequence[Consumer]) -> str:
+def _uses(consumers: Sequence[Consumer], *, callers: bool = False) -> str:
     first = ", ".join(
-        f"{use.node}[{use.index}]" + (f" {use.site.with_caller}" if use.site is not None else "")
+        f"{use.node}[{use.index}]"
+        + ("" if use.site is None else f" {use.site.with_caller}" if callers else f" {use.site}")
         for use in consumers[:2]
     )
     return first if len(consumers) <= 2 else f"{first} and {len(consumers) - 2} more"

@@ -76,6 +76,11 @@ class SavedTensor(Carded):
         """
         return None if self.card is None else self.card.tensor
 
+    @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
+
     def row(self) -> dict[str, Any]:
         """Return the saved tensor as plain values."""
         return {
@@ -88,7 +93,8 @@ class SavedTensor(Carded):
             "bytes": self.bytes,
             "shares with": _shown(self.shares_with),
             "module": self.module,
-            "saved at": None if self.site is None else self.site.with_caller,
+            "saved at": None if self.site is None else str(self.site),
+            "caller": self.caller,
         }
 
 
@@ -166,7 +172,7 @@ class Saved(Rows[SavedTensor]):
         return self.opaque
 
     def _spare(self) -> Sequence[str]:
-        return ("dtype", "shares with", "saved at", "module", "slot", "state", "shape")
+        return ("caller", "dtype", "shares with", "saved at", "module", "slot", "state", "shape")
 
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]

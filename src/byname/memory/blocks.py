@@ -18,7 +18,7 @@ core: Any = torch._C
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of memory, or a tensor that has none.
+    """A storage region with the tensors in it, or one tensor that has no storage.
 
     Attributes:
         device: its device.
@@ -26,7 +26,7 @@ class Block:
         start: its address; 0 without memory.
         tensors, facts: the tensors in it, and the facts of each.
         storage: a handle on it; None for tensors without a storage.
-        keys: the keys of its storages.
+        keys: the addresses by which PyTorch tells its storages apart.
     """
 
     device: torch.device

@@ -62,6 +62,11 @@ class Resident(Carded):
         """Alias of `holders`, under the name of the table's column."""
         return self.holders
 
+    @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
+
     def row(self) -> dict[str, Any]:
         """Return the row as plain values."""
         return {
@@ -76,7 +81,8 @@ class Resident(Carded):
             "used": self.used,
             "memory": self.memory,
             "held by": "; ".join(self.holders),
-            "site": None if self.site is None else self.site.with_caller,
+            "site": None if self.site is None else str(self.site),
+            "caller": self.caller,
         }
 
 
@@ -129,7 +135,7 @@ class Census(Rows[Resident]):
         return (f"unattributed: {bytes_text(self.unattributed)} that the allocator has given out", *self.notes)
 
     def _spare(self) -> Sequence[str]:
-        return ("memory", "views", "used", "module", "device", "dtype", "site", "shape", "held by")
+        return ("caller", "memory", "views", "used", "module", "device", "dtype", "site", "shape", "held by")
 
 
 _COLUMNS: dict[str, Callable[[Resident], Hashable]] = {

@@ -32,7 +32,7 @@ def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
 
 
 def _references_to(known: Set[int]) -> tuple[Mapping[int, int], Mapping[int, list[int]], set[int]]:
-    """How often the heap refers to each of these, which of these each refers to, and to which another object refers."""
+    """Return the references to each object, the referents of each among these, and those that others refer to."""
     held = Counter[int]()
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
@@ -47,7 +47,7 @@ def _references_to(known: Set[int]) -> tuple[Mapping[int, int], Mapping[int, lis
 
 
 def _held_from_elsewhere(objects: Mapping[int, object], held: Mapping[int, int]) -> set[int]:
-    """The objects with references that no object on the heap has: variables of running functions, and C++."""
+    """Return the objects with references from outside of the heap: variables of running functions, and C++."""
     everything: list[object] = Ours(objects.values())
     return {id(thing) for thing in everything if sys.getrefcount(thing) - _OF_THE_LOOP > held.get(id(thing), 0)}
 

@@ -52,7 +52,7 @@ def _largest(look: HeapSnapshot) -> Iterator[str]:
 
 
 def _group_of(look: HeapSnapshot, kinds: Kinds, block: Block) -> Hashable:
-    """The group of a piece of memory, in words: of a model's and an optimizer's one each, of the rest by pattern."""
+    """Return the group of a block in words: one for each model and each optimizer, the rest by pattern."""
     kind = kinds.of(block.tensors)
     named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)
     if named is not None:
@@ -85,7 +85,7 @@ def _is_owned(group: Group) -> bool:
 
 
 def _holding(look: HeapSnapshot) -> Iterator[str]:
-    """The patterns that most is held through, apart from models and optimizers; none that adds nothing to another."""
+    """Return the patterns that hold most, without models and optimizers, and without those that add nothing."""
     groups = {key: group for key, group in groups_of(look).items() if key.pattern and not _is_owned(group)}
     sizes = {key: group.size(look).bytes for key, group in groups.items()}
     claimed: set[int] = set()

@@ -129,14 +129,14 @@ class HeapSnapshot:
         return [*self.living.links.get(id(tensor), ()), *self._inside.get(id(tensor), ())]
 
     def unexplained(self, tensors: Sequence[torch.Tensor]) -> int:
-        """How many references to tensors of one memory nobody accounts for: C++ code that byname cannot ask."""
+        """Return how many references to tensors of one memory are unexplained: C++ code holds them."""
         plain = [one for one in tensors if type(one) in PLAIN]
         count: int = sum(one._use_count() - 1 for one in plain)  # type: ignore[attr-defined]
         return max(0, count - sum(_weight(link, one) for one in plain for link in self.living.links.get(id(one), ())))
 
     @cached_property
     def _upward(self) -> Mapping[int, list[object]]:
-        """For what the climb has passed, the objects that it met above."""
+        """The referrers that the referrer search met, by the id of what they hold."""
         return {} if self.climbed is None else holders_among(self.climbed.met)
 
     def slots(self, links: Iterable[Link]) -> list[str]:
@@ -155,7 +155,7 @@ class HeapSnapshot:
         return _NOBODY if holder is None else f"{holder}, which no variable leads to"
 
     def owner_text(self, link: Link) -> str:
-        """What holds a tensor, in a sentence; empty where that is a tensor that holds it for nobody."""
+        """Return the owner of a tensor in words."""
         if is_node(link.owner):
             return f"{node_name(link.owner)}.{link.role} in {self.graphs.text(link.owner)}"
         owner = next(iter(self.names(link.owner)), None)
@@ -165,7 +165,7 @@ class HeapSnapshot:
 
 
 def _weight(link: Link, tensor: torch.Tensor) -> int:
-    """How many references an owner has: a conjugate, and a view of complex numbers as pairs, hold their base twice."""
+    """Return how many references a link stands for: conjugates, and complex views as pairs, hold their base twice."""
     if link.role != "base" or not tensor.is_complex():
         return 1
     return 2 if link.owner.is_conj() or not link.owner.is_complex() else 1
@@ -179,7 +179,7 @@ _NOBODY = "nobody that byname can see: C++ code, or an expression that is being 
 
 
 class Graphs:
-    """The variable that leads to each node; of several, the one made last: a loss, and not its parts."""
+    """The variable that leads to each node; of several the one made last: the loss, and not its parts."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._names: list[Name] = []
@@ -192,7 +192,7 @@ class Graphs:
                 self._names.append(name)
 
     def name(self, node: Node) -> Name | None:
-        """The variable whose graph a node belongs to; None where no variable leads to it."""
+        """Return the variable whose graph a node belongs to; None if no variable leads to it."""
         source = self._sources.get(node)
         return None if source is None else self._names[source]
 
@@ -211,7 +211,7 @@ class Graphs:
 
 
 def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
-    """The nodes that variables lead to, as such or as those of tensors, with the variables' names."""
+    """Yield the nodes that variables hold, or that made the tensors they hold, with the names of the variables."""
     for tensor in look.living.tensors:
         node = fact(tensor, "grad_fn")
         name = None if node is None else next(iter(look.names(tensor)), None)
@@ -231,7 +231,7 @@ def looking() -> Iterator[None]:
 
 
 def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[Link]]:
-    """For each tensor that only these nodes lead to, by its id, the nodes that do, and how.
+    """Return the links from nodes to the tensors that only these nodes lead to, by the id of the tensor.
 
     Args:
         nodes: nodes of living graphs.
@@ -290,7 +290,7 @@ _BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "err
 
 
 def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
-    """For each object, by its id, those among some holders that refer to it."""
+    """Return, by the id of each object, those among some holders that refer to it."""
     found: dict[int, list[object]] = {}
     for holder in met.values():
         for ident in set(map(id, gc.get_referents(holder))):
@@ -299,7 +299,7 @@ def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
 
 
 def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
-    """The holder of tensors that a person can best recognise: a variable of a function, or an object of some class.
+    """Return the holder that is easiest to recognise: a variable of a function, or an object of some class.
 
     Args:
         tensors: the tensors.
@@ -321,7 +321,7 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
 
 
 def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
-    """Where in a function what was passed on the way up to it is."""
+    """Return the place in a function, its closure or itself, through which the search came up to it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     variables = [name for name, cell in cells if id(cell) in passed]
     return (

@@ -48,7 +48,7 @@ class Name:
 
     def _words(self) -> str:
         if self.how == "unnamed":
-            return f"unnamed, made at {self.site.with_caller}" if self.site else "unnamed"
+            return f"unnamed, made at {_line(self.site)}" if self.site else "unnamed"
         words = f"{self.relation} {self.text or self.path}" if self.relation else self.text or self.path
         if self.rebound_at is not None and not self.distance:
             return f"{words} (before {_line(self.rebound_at)})"

@@ -66,6 +66,11 @@ class Site:
         return str(self) if self.caller is None else f"{self} in {self.helper}, called at {self.caller}"
 
     @property
+    def called_by(self) -> str | None:
+        """Of a line in a helper, the helper and its caller: ``update_params, called at train.py:41``; else None."""
+        return None if self.caller is None else f"{self.helper}, called at {self.caller}"
+
+    @property
     def helper(self) -> str:
         """The function's name without the enclosing functions; for a comprehension, the function that contains it."""
         return printable(_COMPREHENSIONS.sub("", self.function).rpartition("<locals>.")[2])

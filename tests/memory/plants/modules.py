@@ -51,10 +51,10 @@ def tied_parameter():
 
 @plant("gradient never read")
 def gradient_never_read():
-    global DisableTorchFunction
-    DisableTorchFunction = nn.Parameter(torch.ones(room(r"\buntouched\b", "parameter")))
-    expect(DisableTorchFunction.numel() * 4, r"\buntouched\b.*grad|grad.*\buntouched\b", "gradient")
-    DisableTorchFunction.sin().sum().backward()
+    global untouched
+    untouched = nn.Parameter(torch.ones(room(r"\buntouched\b", "parameter")))
+    expect(untouched.numel() * 4, r"\buntouched\b.*grad|grad.*\buntouched\b", "gradient")
+    untouched.sin().sum().backward()
 
 
 @plant("gradient that was read")
