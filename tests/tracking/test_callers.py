@@ -51,7 +51,7 @@ def test_the_line_in_a_helper_and_the_line_that_called_it(program):
 @pytest.mark.parametrize("what", ["leaves", "saved", "census", "graph"])
 def test_tables_tell_the_caller(program, what):
     found = program(TRAIN, helper=HELPER)
-    assert "update_params, called at train.py:5" in found[what].head(width=300)
+    assert "update_params, called at train.py:5" in found[what].head(width=600)
 
 
 @pytest.mark.parametrize("what", ["saved", "census", "graph"])

@@ -212,19 +212,7 @@ class Leaves(Rows[Leaf]):
         return self.opaque
 
     def _spare(self) -> Sequence[str]:
-        return (
-            "caller",
-            "scope",
-            "distance",
-            "dtype",
-            "held by",
-            "paths",
-            "used by",
-            "made at",
-            "bytes",
-            "shape",
-            "grad",
-        )
+        return tuple("scope,distance,dtype,held by,paths,caller,used by,made at,bytes,shape,grad".split(","))
 
 
 _COLUMNS = {

@@ -172,7 +172,7 @@ class Saved(Rows[SavedTensor]):
         return self.opaque
 
     def _spare(self) -> Sequence[str]:
-        return ("caller", "dtype", "shares with", "saved at", "module", "slot", "state", "shape")
+        return ("dtype", "shares with", "caller", "saved at", "module", "slot", "state", "shape")
 
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]

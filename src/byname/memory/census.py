@@ -135,7 +135,7 @@ class Census(Rows[Resident]):
         return (f"unattributed: {bytes_text(self.unattributed)} that the allocator has given out", *self.notes)
 
     def _spare(self) -> Sequence[str]:
-        return ("caller", "memory", "views", "used", "module", "device", "dtype", "site", "shape", "held by")
+        return ("memory", "views", "used", "module", "device", "dtype", "caller", "site", "shape", "held by")
 
 
 _COLUMNS: dict[str, Callable[[Resident], Hashable]] = {
