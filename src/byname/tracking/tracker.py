@@ -14,6 +14,7 @@ import torch
 from byname.errors import BadArgumentError, NotATensorError
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction
+from byname.reading.signals import defer_signals
 from byname.reading.tensor import is_tensor
 from byname.table import counted
 from byname.tracking.allocations import AllocationLog, AllocationMode
@@ -50,7 +51,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._blocks.leave()
+        with defer_signals():  # `leave` defers them too, but a signal may arrive before it has begun to
+            self._blocks.leave()
 
     def begin(self, block: Undo) -> Tracker:
         """Watch this thread until the block is left."""
