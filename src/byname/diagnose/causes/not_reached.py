@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from byname.autograd.no_graph import why_no_graph
 from byname.autograd.order import node_of_input
 from byname.autograd.slots import slots_of
-from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.context import FailureContext, message_of
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
