@@ -1002,3 +1002,24 @@ def test_what_is_known_of_callers_holds_no_frame(no_collection):
         assert gone[0]() is None
     assert loss.requires_grad
     assert tracker
+
+
+def test_a_patch_of_the_program_does_not_live_on_when_tracking_has_ended(no_collection, monkeypatch):
+    kept = torch.ones(3)
+    gone = weakref.ref(kept)
+
+    def patch(original, held):
+        @functools.wraps(original)
+        def compile_(*args, **kwargs):
+            assert held is not None
+            return original(*args, **kwargs)
+
+        return compile_
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "compile", patch(torch.compile, kept))
+        with byname.track():
+            pass
+    del kept
+    gc.collect()
+    assert gone() is None

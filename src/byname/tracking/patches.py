@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
+from byname.source.location import is_torch
 from byname.source.tracebacks import clean
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
@@ -109,6 +111,8 @@ class _Unseen:
             owner, name, original, ours = self._wrapped[-1]
             if vars(owner).get(name) is ours:
                 setattr(owner, name, original)
+            if not _is_pytorchs(original):  # a patch of the program's may hold anything, and must not live on here
+                self._made.pop(name, None)
             self._wrapped.pop()
         self._deeper.remove()
         self._compiled.unwatch()
@@ -226,6 +230,15 @@ def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs
 
 def _as_it_is(function: Any) -> Any:
     return function
+
+
+def _is_pytorchs(original: Any) -> bool:
+    """Return whether a function is PyTorch's own, and not something that was put in its place."""
+    function = getattr(original, "__func__", original)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(function) is types.BuiltinFunctionType
+    return is_torch(code.co_filename) and function.__closure__ is None
 
 
 _UNSEEN = _Unseen()
