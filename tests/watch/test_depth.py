@@ -151,3 +151,21 @@ def test_a_large_limit_is_raised_by_little():
         assert sys.getrecursionlimit() == 20_000
     finally:
         sys.setrecursionlimit(before)
+
+
+def test_an_interrupt_while_the_limit_is_raised_keeps_later_holders_right(monkeypatch):
+    before = sys.getrecursionlimit()
+
+    def interrupted(limit):
+        raise KeyboardInterrupt
+
+    first = Deeper()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "setrecursionlimit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.install()
+    first.remove()
+    first.remove()
+    with Deeper():
+        assert sys.getrecursionlimit() > before
+    assert sys.getrecursionlimit() == before

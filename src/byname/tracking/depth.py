@@ -22,16 +22,16 @@ class Deeper:
     """Raises Python's recursion limit from `install` to `remove`, or until this object is freed."""
 
     def __init__(self) -> None:
-        self._share = _Share()
-        weakref.finalize(self, self._share.release).atexit = False
+        self._token = object()
+        weakref.finalize(self, _LIMIT.release, self._token).atexit = False
 
     def install(self) -> None:
-        """Raise the recursion limit."""
-        self._share.hold()
+        """Raise the recursion limit. A second call does nothing."""
+        _LIMIT.hold(self._token)
 
     def remove(self) -> None:
         """Restore the limit, unless another holder still needs it raised. A second call does nothing."""
-        self._share.release()
+        _LIMIT.release(self._token)
 
     def __enter__(self) -> Deeper:
         self.install()
@@ -41,52 +41,38 @@ class Deeper:
         self.remove()
 
 
-class _Share:
-    """One holder's request for the raised limit, apart from the holder so that it can outlive it."""
-
-    def __init__(self) -> None:
-        self._holds = False
-
-    def hold(self) -> None:
-        """Raise the limit. A second call does nothing."""
-        if not self._holds:
-            self._holds = True
-            _LIMIT.hold()
-
-    def release(self) -> None:
-        """Give up the raised limit, if this share holds it."""
-        if self._holds:
-            self._holds = False
-            _LIMIT.release()
-
-
 class _Limit:
-    """The recursion limit of the process, and the number of holders that need it raised."""
+    """The recursion limit of the process, and the tokens of those that need it raised.
+
+    They are a set and not a count, so that an interrupt between two lines leaves nobody counted twice or not at all.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the collector may let go of a holder at any moment
-        self._holders = 0
+        self._lock = threading.RLock()  # the collector may free a holder at any moment
+        self._holders: set[object] = set()
         self._before = self._raised = 0
 
-    def hold(self) -> None:
+    def hold(self, token: object) -> None:
         """Add a holder; the first one raises the limit."""
         with self._lock:
-            self._holders += 1
+            self._holders.add(token)
             now = sys.getrecursionlimit()
-            if self._holders == 1 and now != self._raised:
+            if len(self._holders) == 1 and now != self._raised:
                 self._before, self._raised = now, now + min(now, _MOST)
                 sys.setrecursionlimit(self._raised)
 
-    def release(self) -> None:
+    def release(self, token: object) -> None:
         """Remove a holder; the last one restores the limit, unless the program has set another one meanwhile."""
         with self._lock:
-            self._holders -= 1
+            if token not in self._holders:
+                return
+            self._holders.discard(token)
             if self._holders:
                 return
             if sys.getrecursionlimit() == self._raised:
                 try:
                     sys.setrecursionlimit(self._before)
-                except RecursionError:  # we are deeper than that: whoever watches next puts it back
+                except RecursionError:  # the stack is deeper than that: the next holder restores it
                     return
             self._raised = 0
 
