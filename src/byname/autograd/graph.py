@@ -18,14 +18,14 @@ from byname.naming.names import Question
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site
+from byname.source.location import Located, Site
 from byname.table import Rows, counted
 
 __all__ = ["Edge", "Graph", "GraphNode", "GraphPath", "Step", "graph", "path"]
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
+class GraphNode(Located):
     """One node of a graph.
 
     Attributes:
@@ -57,11 +57,6 @@ class GraphNode:
     def made_at(self) -> Site | None:
         """Alias of `site`, under the name of the table's column."""
         return self.site
-
-    @property
-    def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
-        return None if self.site is None else self.site.called_by
 
     @property
     def statement(self) -> str | None:
@@ -172,7 +167,7 @@ class Graph(Rows[GraphNode]):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Located):
     """One node on the path from a root to a tensor. Each column of the table is an attribute.
 
     Attributes:
@@ -189,11 +184,6 @@ class Step:
     def made_at(self) -> Site | None:
         """Alias of `site`, under the name of the table's column."""
         return self.site
-
-    @property
-    def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
-        return None if self.site is None else self.site.called_by
 
     @property
     def statement(self) -> str | None:

@@ -21,7 +21,7 @@ from byname.naming.search import Targets
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
-from byname.source.location import Site
+from byname.source.location import Located, Site
 from byname.table import Rows, counted, grouped
 
 __all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
@@ -65,7 +65,7 @@ class Consumers(Sequence[Consumer]):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf(Carded):
+class Leaf(Carded, Located):
     """One leaf of a graph. Each column of the table is an attribute, ``used by`` as ``used_by``.
 
     Attributes:
@@ -130,11 +130,6 @@ class Leaf(Carded):
     def made_at(self) -> Site | None:
         """Alias of `site`, under the name of the table's column."""
         return self.site
-
-    @property
-    def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
-        return None if self.site is None else self.site.called_by
 
     @property
     def held_by(self) -> str:

@@ -17,14 +17,14 @@ from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
-from byname.source.location import Site
+from byname.source.location import Located, Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 
 __all__ = ["Saved", "SavedTensor", "find_saved", "rows_among", "rows_of", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTensor(Carded):
+class SavedTensor(Carded, Located):
     """One tensor that a node saved for backward. Each column of the table is an attribute.
 
     Attributes:
@@ -75,11 +75,6 @@ class SavedTensor(Carded):
         For an operation's own result, PyTorch makes a new tensor object on each read.
         """
         return None if self.card is None else self.card.tensor
-
-    @property
-    def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
-        return None if self.site is None else self.site.called_by
 
     def row(self) -> dict[str, Any]:
         """Return the saved tensor as plain values."""

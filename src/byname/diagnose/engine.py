@@ -20,10 +20,10 @@ import torch
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
-from byname.reading.frames import Caller, called_from, caller
+from byname.reading.frames import called_from, caller
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, locate
+from byname.source.location import Instruction, Site, locate
 from byname.tracking.lookup import SiteLookup
 
 __all__ = [
@@ -62,7 +62,7 @@ class BackwardCall(NamedTuple):
     frees: bool
     partial: bool
     creates: bool = False
-    caller: Caller | None = None
+    caller: Instruction | None = None
 
     @property
     def site(self) -> Site | None:

@@ -19,7 +19,7 @@ from byname.naming.history import name_of_output
 from byname.naming.name import Name, quote, unnamed
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import Card, Carded, card_from, is_tensor
-from byname.source.location import Site
+from byname.source.location import Located, Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 from byname.tracking.lookup import site_of_tensor
 
@@ -27,7 +27,7 @@ __all__ = ["Census", "Resident", "census"]
 
 
 @dataclass(frozen=True, slots=True)
-class Resident(Carded):
+class Resident(Carded, Located):
     """One storage, with its name and use in the program. Each column of the table is an attribute.
 
     Attributes:
@@ -61,11 +61,6 @@ class Resident(Carded):
     def held_by(self) -> tuple[str, ...]:
         """Alias of `holders`, under the name of the table's column."""
         return self.holders
-
-    @property
-    def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
-        return None if self.site is None else self.site.called_by
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values."""

@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 import torch
 
-from byname.naming.history import history_of, name_at, name_of_output, rebound_by
+from byname.naming.history import UNKNOWN, History, history_at, name_at, name_of_output, rebound_by
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings
 from byname.reading.tensor import STORAGE, Facts, card_from, fact
-from byname.source.location import Site, statements_binding
+from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.log import Call
-from byname.tracking.lookup import SiteLookup, site_of_tensor
+from byname.tracking.lookup import SiteLookup, making_of, site_of_tensor
 
 __all__ = ["Describer", "name_around"]
 
@@ -83,6 +83,7 @@ class Describer:
         self._views: dict[tuple[Any, int], Name | None] = {}
         self._given: dict[tuple[Hashable, ...], Name | None] = {}
         self._modules: dict[int, str] = {}
+        self._histories: dict[int, tuple[History, Expression]] = {}
 
     def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> tuple[Name, ...]:
         """Return all names of a leaf, best first.
@@ -92,7 +93,7 @@ class Describer:
             leaf: the leaf.
             uses: the nodes that take the leaf, each with its position among their inputs.
         """
-        made, former = history_of(leaf, self._lookup)
+        made, former = self._history(leaf)
         own = self._findings.own_names(leaf, made)
         if own:
             return own
@@ -108,7 +109,7 @@ class Describer:
             tensor: the tensor.
             facts: its facts.
         """
-        site, former = history_of(tensor, self._lookup)
+        site, former = self._history(tensor)
         met = self._findings.met(tensor)
         own = self._findings.own_names(tensor, site) if met else ()
         named = own[0] if own else former
@@ -161,6 +162,16 @@ class Describer:
         if id(running) not in self._modules:
             self._modules[id(running)] = self._findings.path_of(running) or type(running).__name__
         return self._modules[id(running)]
+
+    def _history(self, tensor: torch.Tensor) -> History:
+        """Return the history of a tensor; the tensors that one expression made share it."""
+        spot, code = making_of(tensor, self._lookup)
+        if spot is None:
+            return UNKNOWN
+        known = self._histories.get(id(spot))
+        if known is None:
+            known = self._histories[id(spot)] = history_at(spot, code), spot  # the id stays its own as long as it lives
+        return known[0]
 
     def _overwritten(self, leaf: torch.Tensor, uses: Iterable[tuple[int, int]], made: Site | None) -> Name | None:
         """Return the exact name of a leaf, if a statement that took it from a variable also rebound the variable."""
@@ -271,9 +282,7 @@ class Describer:
         if call is None:
             return None
         number = node._sequence_nr()
-        by, at = call.caller or (None, -1)
-        line = id(call.code), call.instruction, id(by), at
-        key = *line, call.inside, call.result is None, call.after - number, output
+        key = *call.line, call.inside, call.result is None, call.after - number, output
         if key not in self._given:
             self._given[key] = name_of_output(call, number, output)
         return self._given[key]

@@ -15,7 +15,7 @@ from byname.source.location import Expression, Site, scope_of, statements_bindin
 from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
-__all__ = ["History", "history_of", "name_at", "name_of_output", "rebound_by"]
+__all__ = ["UNKNOWN", "History", "history_at", "history_of", "name_at", "name_of_output", "rebound_by"]
 
 
 class History(NamedTuple):
@@ -32,24 +32,18 @@ class History(NamedTuple):
 def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
     """Return where a tensor comes from, according to the trackers. Callers hold `DisableTorchFunction`."""
     spot, code = making_of(tensor, lookup)
-    if spot is None:
-        return _UNKNOWN
-    if lookup is None:
-        return _history_at(spot, code)
-    known: tuple[History, Expression] | None = lookup.memo.get(id(spot))
-    if known is None:
-        known = lookup.memo[id(spot)] = _history_at(spot, code), spot
-    return known[0]
+    return UNKNOWN if spot is None else history_at(spot, code)
 
 
-def _history_at(spot: Expression, code: CodeType | None) -> History:
+def history_at(spot: Expression, code: CodeType | None) -> History:
+    """Return the history of the tensors that an expression of this code made."""
     named = None if code is None else name_at(spot, code)
     if spot.in_place:
         return History(None, None if named is None else replace(named, site=None))
     return History(spot.site, named)
 
 
-_UNKNOWN = History(None, None)
+UNKNOWN = History(None, None)
 
 
 def name_at(spot: Expression, code: CodeType) -> Name | None:
@@ -69,12 +63,6 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
         call: a call that used the tensor.
         inputs: the number of inputs of the call's node.
         index: the position of the tensor among them, or None if it is not known.
-
-    Args:
-        tensor: a tensor without a node.
-        call: a call that used the tensor.
-        inputs: how many inputs the call's node has.
-        index: as which of them it took the tensor, where that is known.
     """
     spot = call.spot()
     if spot is None or call.code is None:

@@ -102,11 +102,11 @@ class Findings:
     """
 
     def __init__(
-        self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset(), known: _Known | None = None
+        self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset(), known: _NameCache | None = None
     ) -> None:
         self._searches = searches
         self._unheld = unheld
-        self._known = known or _Known()
+        self._known = known or _NameCache()
         self._own: dict[int, tuple[Named, ...]] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
@@ -269,7 +269,7 @@ class Findings:
         return (found[0].path, False) if found else None
 
 
-class _Known:
+class _NameCache:
     """A cache that several findings of the same searches share: names without a location, and facts."""
 
     __slots__ = ("by_storage", "own")
@@ -291,7 +291,7 @@ class Question:
         held = {id(root.value) for root in roots}
         roots += [given_root(value) for value in given if id(value) not in held]
         self._roots = roots
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _NameCache] = {}
 
     @cached_property
     def _near(self) -> SearchResult:
@@ -321,7 +321,7 @@ class Question:
                 climbed = climb(missing)
                 return Findings([*searches, climbed.reached], unheld | climbed.unheld)
         far = len(searches) > 1 and len(self._far) > 0
-        return Findings(searches, unheld, self._known.setdefault(far, _Known()))
+        return Findings(searches, unheld, self._known.setdefault(far, _NameCache()))
 
 
 def find(

@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from byname.reading.objects import snapshot
 from byname.source.code import HIDDEN
-from byname.source.location import is_library, is_torch
+from byname.source.location import Instruction, is_library, is_torch
 
 __all__ = [
     "CODE_OF_A_MODULES_CALL",
-    "Caller",
     "Place",
     "RunningFrame",
     "call_of_a_module",
@@ -184,9 +183,6 @@ CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
 """The code that calls a module's ``forward``: the module call, or the function inside it that also calls its hooks."""
 
-Caller: TypeAlias = tuple[CodeType, int]
-"""The code object and the instruction of a frame that called a function."""
-
 known_files: dict[str, bool] = {}
 """Whether a file is PyTorch's, for the files met so far."""
 
@@ -216,7 +212,7 @@ def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
     return (None, -1) if user is None else (user.f_code, user.f_lasti)
 
 
-def called_from(frame: FrameType) -> Caller | None:
+def called_from(frame: FrameType) -> Instruction | None:
     """Return the code that called the function of a user's frame, or None if that function is not a helper.
 
     A module's body has no caller, and neither has a ``forward``, nor a function that a library calls in the program.
@@ -247,7 +243,7 @@ _program_files: dict[str, bool] = {}
 """Whether a file is the program's, neither PyTorch's nor a library's, for the files met so far."""
 
 
-def _called_from_inside(frame: FrameType) -> Caller | None:
+def _called_from_inside(frame: FrameType) -> Instruction | None:
     """Return the caller of the function that a comprehension stands in."""
     back = frame.f_back
     if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
@@ -255,7 +251,7 @@ def _called_from_inside(frame: FrameType) -> Caller | None:
     return called_from(back)
 
 
-def _found_outwards(frame: FrameType, back: FrameType | None) -> Caller | None:
+def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | None:
     """Return the caller where the frame that called is PyTorch's or a library's, or in a file not met so far."""
     while back is not None and is_torch(back.f_code.co_filename):
         if any(back.f_code is code for code in _CALL_FORWARD):
@@ -276,7 +272,7 @@ def _is_programs(frame: FrameType) -> bool:
     return found
 
 
-def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Caller | None]:
+def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Instruction | None]:
     """Return the code object and the instruction of the user's frame, and the caller of its function."""
     user, _ = users_frame(frame)
     return (None, -1, None) if user is None else (user.f_code, user.f_lasti, called_from(user))

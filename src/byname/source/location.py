@@ -22,6 +22,7 @@ from byname.text import printable
 
 __all__ = [
     "Instruction",
+    "Located",
     "Site",
     "Expression",
     "binds_alone",
@@ -74,6 +75,18 @@ class Site:
     def helper(self) -> str:
         """The function's name without the enclosing functions; for a comprehension, the function that contains it."""
         return printable(_COMPREHENSIONS.sub("", self.function).rpartition("<locals>.")[2])
+
+
+class Located:
+    """A row about something that was made, saved or computed at a site."""
+
+    __slots__ = ()
+    site: Site | None
+
+    @property
+    def caller(self) -> str | None:
+        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        return None if self.site is None else self.site.called_by
 
 
 _COMPREHENSIONS = re.compile(r"(\.<locals>\.<\w+>)+$")

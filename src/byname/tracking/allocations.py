@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from byname.reading.frames import Caller, called_from, line_of, users_frame
+from byname.reading.frames import called_from, line_of, users_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
-from byname.source.location import Site, is_torch, locate
+from byname.source.location import Instruction, Site, is_torch, locate
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
 
 __all__ = ["AllocationMode", "Allocation", "AllocationLog", "is_given", "living_allocations", "storages_in"]
@@ -40,7 +40,7 @@ class Allocation(NamedTuple):
     storage: torch.UntypedStorage
     code: CodeType | None
     instruction: int
-    caller: Caller | None
+    caller: Instruction | None
 
     @property
     def site(self) -> Site | None:
@@ -48,8 +48,8 @@ class Allocation(NamedTuple):
         return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
-_Line: TypeAlias = tuple[CodeType | None, int, Caller | None]
-_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int, Caller | None]
+_Line: TypeAlias = tuple[CodeType | None, int, Instruction | None]
+_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int, Instruction | None]
 
 
 class AllocationLog:

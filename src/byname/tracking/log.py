@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from byname.reading.frames import Caller, called_from
+from byname.reading.frames import called_from
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
-from byname.source.location import Expression, Site, changed_by, locate, scope_of
+from byname.source.location import Expression, Instruction, Site, changed_by, locate, scope_of
 
 __all__ = [
     "Call",
@@ -77,7 +77,7 @@ def is_method(function: Any) -> bool:
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
-RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int, Caller | None]
+RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int, Instruction | None]
 """The fields of a `Call`: a thousand are recorded for each `Call` that is read."""
 
 
@@ -103,7 +103,7 @@ class Call(NamedTuple):
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
     inside: int
-    caller: Caller | None
+    caller: Instruction | None
 
     @property
     def name(self) -> str:
@@ -114,6 +114,12 @@ class Call(NamedTuple):
     def is_method(self) -> bool:
         """Whether a method of tensors was called, so that its first operand stands before the dot."""
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
+
+    @property
+    def line(self) -> tuple[int, int, int, int]:
+        """A key for its location and its caller, as long as the log lives; code objects are known by their ids."""
+        by, at = self.caller or (None, -1)
+        return id(self.code), self.instruction, id(by), at
 
     def spot(self) -> Expression | None:
         """Return the location of the call in the user's source; None if no line of the user's led to it."""
@@ -129,7 +135,7 @@ RawCut: TypeAlias = tuple[
     tuple[tuple["weakref.ref[torch.Tensor]", int], ...],
     "weakref.ref[torch.Tensor] | None",
     "weakref.ref[nn.Module] | None",
-    Caller | None,
+    Instruction | None,
 ]
 """The fields of a `Cut`."""
 
@@ -157,7 +163,7 @@ class Cut(NamedTuple):
     inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
-    caller: Caller | None
+    caller: Instruction | None
 
     @property
     def place(self) -> tuple[ThisCode, int]:
@@ -181,7 +187,7 @@ class OptimizerStep(NamedTuple):
     instruction: int
     optimizer: weakref.ref[torch.optim.Optimizer]
     name: str
-    caller: Caller | None
+    caller: Instruction | None
 
 
 RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
@@ -216,13 +222,13 @@ class CreationRecord(Carrier):
 
     code: CodeType
     instruction: int
-    caller: Caller | None
+    caller: Instruction | None
     first_sight: bool
     passed_on: tuple[CodeType, int] | None
 
 
 RawChange: TypeAlias = tuple[
-    CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...], Caller | None
+    CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...], Instruction | None
 ]
 """The fields of a `Change`."""
 
@@ -238,7 +244,7 @@ class Change(NamedTuple):
     operation: str
     storages: tuple[weakref.ref[Any], ...]
     versions: tuple[tuple[int, int], ...]
-    caller: Caller | None
+    caller: Instruction | None
 
 
 @dataclass(frozen=True, slots=True)

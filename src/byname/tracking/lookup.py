@@ -27,9 +27,6 @@ class SiteLookup:
     Args:
         roots: the living tensors at the root of the graph.
         holds: a function that returns whether a node is in the graph.
-
-    Attributes:
-        memo: results that callers cache for the lifetime of this lookup.
     """
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
@@ -40,7 +37,6 @@ class SiteLookup:
             for log in self._logs:
                 log.index()
         self._notes = [log.made for log in _every_log()]
-        self.memo: dict[Any, Any] = {}
         self._calls: dict[Any, Call | None] = {}
         self._spots: dict[tuple[int, int, int, int], Expression | None] = {}
         self._names: dict[type, str] = {}
@@ -69,8 +65,7 @@ class SiteLookup:
 
     def spot_of(self, call: Call) -> Expression | None:
         """Return the location of a call."""
-        by, at = call.caller or (None, -1)
-        key = id(call.code), call.instruction, id(by), at
+        key = call.line
         if key not in self._spots:
             self._spots[key] = call.spot()
         return self._spots[key]

@@ -16,7 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from byname.reading.frames import (
-    Caller,
     called_from,
     is_function,
     is_optimizers,
@@ -28,6 +27,7 @@ from byname.reading.frames import (
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
+from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
 from byname.tracking.detached import VALUES, cuts_by, cuts_of_taking, requires_grad
 from byname.tracking.functions import (
@@ -71,7 +71,7 @@ class TrackingMode(TorchFunctionMode):
         self._kinds: dict[Any, int] = {}
         self._called: dict[Any, Any] = {}
         self._function: CodeType | None = None
-        self._caller: Caller = _NOBODY
+        self._caller: Instruction = _NOBODY
         self._modules = log.modules
         self._add_call = log.calls.append
         self._add_change = log.changes.append
@@ -96,7 +96,7 @@ class TrackingMode(TorchFunctionMode):
             if after != before:
                 frame = _getframe(1)
                 code: CodeType | None = frame.f_code
-                caller: Caller | None = self._caller
+                caller: Instruction | None = self._caller
                 if (
                     code is self._function
                     and (back := frame.f_back) is not None
@@ -235,7 +235,7 @@ class TrackingMode(TorchFunctionMode):
         module = self._modules[-1] if self._modules else None
         self._add_call((before, after, code, instruction, called, reference, module, inside, caller))
 
-    def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Caller | None]:
+    def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Instruction | None]:
         """Return a `Call`'s facts about the user's frame: its code, instruction, modules inside, and caller."""
         user, inside = users_frame(frame)
         if user is None:
@@ -336,7 +336,7 @@ def restore(watches: Sequence[TrackingMode], before: Suspended) -> None:
 
 _sequence_number = torch._C._autograd._get_sequence_nr
 _getframe, _reference, _Tensor = sys._getframe, weakref.ref, torch.Tensor
-_NOBODY: Caller = (sys._getframe().f_code, -1)
+_NOBODY: Instruction = (sys._getframe().f_code, -1)
 _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import Caller, line_of
+from byname.reading.frames import line_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
+from byname.source.location import Instruction
 from byname.tracking.functions import memory_of, versions_of
 from byname.tracking.log import OptimizerStep
 from byname.tracking.mode import TrackingMode
@@ -33,7 +34,7 @@ class _Step:
 
     frame: FrameType
     name: str
-    place: tuple[CodeType | None, int, Caller | None]
+    place: tuple[CodeType | None, int, Instruction | None]
     watches: list[TrackingMode]
     parameters: list[torch.Tensor]
     versions: tuple[int | None, ...]
