@@ -236,7 +236,7 @@ def test_the_dead_are_forgotten_and_nothing_is_kept_alive(no_collection):
         watched = weakref.ref(last), weakref.ref(last.untyped_storage())
         del last
         assert [one() for one in watched] == [None, None]
-    assert len(tracker._ledger.notes) <= 100 + 50 + 10
+    assert len(tracker._allocations.notes) <= 100 + 50 + 10
     assert len(living_allocations()) == len(kept)
 
 
@@ -348,13 +348,13 @@ def test_a_generator_closed_by_another_thread():
 
 
 def test_a_mode_that_has_stopped_notes_nothing_and_changes_nothing():
-    ledger = AllocationLog(10)
-    mode = AllocationMode(ledger)
+    log = AllocationLog(10)
+    mode = AllocationMode(log)
     mode.disable()
     with mode:
         values = [torch.ones(2)]
         torch._foreach_add_(values, 1)
-    assert len(ledger) == 0
+    assert len(log) == 0
     assert values[0]._version == 1
 
 
@@ -366,7 +366,7 @@ def test_nested_trackers_of_both_kinds():
             loss = (early * late).sum()
     assert statement_of(early) == "early = torch.ones(2, requires_grad=True)"
     assert statement_of(late) == "late = early.detach() + 1"
-    assert len(outer._ledger) == len(inner._ledger)
+    assert len(outer._allocations) == len(inner._allocations)
     (node,) = [node for node in byname.graph(loss).nodes if node.name == "MulBackward0"]
     assert node.site.statement == "loss = (early * late).sum()"
     assert byname.leaves(loss)[0].site.target == "early"

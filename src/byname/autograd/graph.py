@@ -163,7 +163,7 @@ class Graph(Rows[GraphNode]):
         return self.leaves.opaque
 
     def _spare(self) -> Sequence[str]:
-        return ("hides", "statement", "distance", "made at")
+        return ("hides", "statement", "caller", "distance", "made at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class GraphPath(Rows[Step]):
         return f"{counted(len(self.items), 'node')} from {self.items[0].node} to {self.items[-1].node}"
 
     def _spare(self) -> Sequence[str]:
-        return ("statement", "made at")
+        return ("statement", "caller", "made at")
 
 
 def graph(root: Any) -> Graph:

@@ -71,7 +71,7 @@ class _Check:
     """One check of a graph. It searches for names only if there is something to report."""
 
     def __init__(self, context: FailureContext) -> None:
-        self._scene = context
+        self._context = context
         with DisableTorchFunction():
             self._nodes = nodes_behind(context.roots)
             self._kinds = by_kind(self._nodes)
@@ -80,7 +80,7 @@ class _Check:
         self._optimized = {id(one): one for optimizer in context.optimizers for one in parameters_of(optimizer)}
 
     def findings(self) -> list[Finding]:
-        context = self._scene
+        context = self._context
         grown = graph_grows(context, self._nodes)
         found = [*self._spoilt(bool(grown)), *graph_in_grad(context, self._tensors), *grown]
         missing = self._missing()
@@ -98,8 +98,8 @@ class _Check:
         with DisableTorchFunction():
             if not doubtful(self._kinds):
                 return []
-        twice = None if is_grown else backward_twice(self._scene)
-        return [*([twice] if twice is not None else []), *modified(self._scene)]
+        twice = None if is_grown else backward_twice(self._context)
+        return [*([twice] if twice is not None else []), *modified(self._context)]
 
     def _missing(self) -> list[torch.Tensor]:
         """Return the model's parameters that require grad and that the loss does not reach.
@@ -109,12 +109,12 @@ class _Check:
         if any("parameters used in it" in opaque_reason(same[0]) for same in self._kinds.values()):
             return []
         with DisableTorchFunction():
-            wanted = {id(one): one for model in self._scene.models for one in _learning(model)}
+            wanted = {id(one): one for model in self._context.models for one in _learning(model)}
             return [one for key, one in wanted.items() if key not in self._reached]
 
     def _unowned(self) -> list[Finding]:
         """Return findings about gradients that no optimizer uses, and parameters that an optimizer has in vain."""
-        context = self._scene
+        context = self._context
         if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
             return []
         elsewhere = {id(one) for other in living_optimizers() for one in parameters_of(other)} - self._optimized.keys()
@@ -124,17 +124,17 @@ class _Check:
         return [*outside, *orphaned(context, self._strangers(), newcomers), *free_leaves(context, leaves)]
 
     def _leaves(self) -> Sequence[Leaf]:
-        return leaves_of(self._scene.walk, self._scene.models, self._scene.optimizers)
+        return leaves_of(self._context.walk, self._context.models, self._context.optimizers)
 
     def _is_unowned(self, tensor: torch.Tensor) -> bool:
         """Return whether a leaf is in no optimizer; without optimizers, whether it is no parameter."""
-        if self._scene.optimizers:
+        if self._context.optimizers:
             return id(tensor) not in self._optimized
         return not issubclass(type(tensor), nn.Parameter)
 
     def _strangers(self) -> list[torch.Tensor]:
         """Return the optimizers' parameters that belong to none of the models and that the loss does not reach."""
-        context = self._scene
+        context = self._context
         if not context.models or not context.optimizers:
             return []
         unreached = {key: one for key, one in self._optimized.items() if key not in self._reached}

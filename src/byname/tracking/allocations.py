@@ -63,7 +63,7 @@ class AllocationLog:
         self.notes: dict[int, _Note] = {}
         self._limit = limit
         self._sweep_at = _spare(0, limit)
-        _LEDGERS.add(self)
+        _LOGS.add(self)
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Return whether there is a record of a storage."""
@@ -103,8 +103,8 @@ def living_allocations() -> list[Allocation]:
     If several trackers know a storage, the one that saw the allocation counts, not one that met the storage later.
     """
     found: dict[int, Allocation] = {}
-    for ledger in list(_LEDGERS):
-        for key, (reference, code, instruction, caller) in ledger.notes.copy().items():
+    for allocations in list(_LOGS):
+        for key, (reference, code, instruction, caller) in allocations.notes.copy().items():
             storage = reference()
             if storage is None or storage.device.type == "meta":
                 continue
@@ -118,10 +118,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, ledger: AllocationLog) -> None:
+    def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger = ledger
-        self._notes = ledger.notes
+        self._allocations = allocations
+        self._notes = allocations.notes
         self._stopped = False
         self._thread = threading.get_ident()
 
@@ -141,7 +141,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def disable(self) -> None:
         """Stop recording, also if the mode is still on the stack of another thread."""
         self._stopped = True
-        self._ledger = AllocationLog(1)  # the other one goes with its tracker
+        self._allocations = AllocationLog(1)  # the other one goes with its tracker
 
     @dynamo_skip
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,7 +179,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note_all(self, func: Any, result: Any, args: Any, kwargs: Any, frame: FrameType) -> None:
-        new = [storage for storage in storages_in([result]) if not self._ledger.knows(storage)]
+        new = [storage for storage in storages_in([result]) if not self._allocations.knows(storage)]
         if new:
             self._note(func, new, args, kwargs, frame)
 
@@ -188,9 +188,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         line = self._line(frame)
         for storage in new:
             if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
-                self._ledger.add(storage, line)
+                self._allocations.add(storage, line)
             elif frame.f_code is not _CODE_OF_A_COPY:
-                self._ledger.add(storage, line if _makes_of_its_argument(func, frame) else _BEFORE)
+                self._allocations.add(storage, line if _makes_of_its_argument(func, frame) else _BEFORE)
 
     def _line(self, frame: FrameType | None) -> _Line:
         """Return the user's line; in a thread of PyTorch's own, the line on which the user's thread waits."""
@@ -247,8 +247,8 @@ def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
     return bool(name.startswith("lift"))
 
 
-_LEDGERS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
-"""The ledgers of all existing trackers."""
+_LOGS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
+"""The logs of all existing trackers."""
 
 
 def is_given(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:

@@ -38,7 +38,7 @@ class Tracker:
 
     def __init__(self, limit: int, allocations: bool = False) -> None:
         self._limit = limit
-        self._ledger = AllocationLog(limit) if allocations else None
+        self._allocations = AllocationLog(limit) if allocations else None
         self.logs: list[Log] = []
         self._entered: list[TrackingMode] = []
         self._in_threads: list[TrackingMode] = []
@@ -57,7 +57,7 @@ class Tracker:
     def begin(self, block: Undo) -> Tracker:
         """Watch this thread until the block is left."""
         self._enter(block)
-        if self._ledger is not None:
+        if self._allocations is not None:
             context = self.in_thread
             block.add(self.leave_threads)
             block.add(NEW_THREADS.end, context)
@@ -65,7 +65,7 @@ class Tracker:
         return self
 
     def _enter(self, block: Undo) -> TrackingMode:
-        allocating = None if self._ledger is None else AllocationMode(self._ledger)
+        allocating = None if self._allocations is None else AllocationMode(self._allocations)
         watch = TrackingMode(self._log(), allocating)
         block.add(self._leave, watch)
         self._entered.append(watch)
@@ -140,8 +140,8 @@ class Tracker:
         calls = sum(len(log.calls) for log in self.logs)
         changes = sum(len(log.changes) for log in self.logs)
         seen = f"{counted(calls, 'call')} that made nodes, {counted(changes, 'in-place change')}"
-        if self._ledger is not None:
-            seen += f", {counted(len(self._ledger), 'living storage')}"
+        if self._allocations is not None:
+            seen += f", {counted(len(self._allocations), 'living storage')}"
         return f"<byname.Tracker: {seen}>"
 
 

@@ -71,7 +71,7 @@ class _Change:
     """A saved tensor that was changed in place. It holds the tensor, so it lives only as long as the question."""
 
     def __init__(self, context: FailureContext, slot: Slot) -> None:
-        self._scene = context
+        self._context = context
         self._slot = slot
         row: SavedTensor = rows_of(context.walk, [slot], [*context.models, *context.optimizers])[0]
         self.saved = row.site or context.site(slot.number)
@@ -86,7 +86,7 @@ class _Change:
             if change.changed is not None:
                 how = "local" if change.changed.isidentifier() else "item" if "[" in change.changed else "attribute"
                 return Name(change.changed, how, change.scope, exact=False, site=row.name.site)
-        return self._scene.variable(self._slot.number) if row.slot == "result" else row.name
+        return self._context.variable(self._slot.number) if row.slot == "result" else row.name
 
     def _changes(self) -> list[Mutation]:
         """Return the changes of the tensor's memory since it was saved, oldest first."""
@@ -122,7 +122,7 @@ class _Change:
             "modified-in-place",
             message,
             culprits_of(self.name),
-            known_sites(self.saved, where, self._scene.noticed),
+            known_sites(self.saved, where, self._context.noticed),
             _remedy(change, self.name, self._is_leaf()),
         )
 
@@ -132,7 +132,7 @@ class _Change:
             "optimizer-step-between",
             message,
             culprits_of(self.name),
-            known_sites(self.saved, where, self._scene.noticed),
+            known_sites(self.saved, where, self._context.noticed),
             "call every backward before the step, or compute the forward again after it",
         )
 
@@ -149,7 +149,7 @@ class _Change:
     def _optimizer(self) -> str:
         """Return the class of the optimizer that has this parameter, by name; empty if none has it."""
         base = self._base()
-        for optimizer in self._scene.all_optimizers:
+        for optimizer in self._context.all_optimizers:
             for group in optimizer.param_groups:
                 if any(one is base for one in group["params"]):
                     return type(optimizer).__name__
