@@ -9,8 +9,9 @@ from torch import nn
 
 import byname
 from byname.naming.names import find
+from byname.naming.reference_path import pattern_of
 from byname.naming.roots import all_roots
-from byname.naming.search import Targets, pattern_of, search
+from byname.naming.search import Targets, search
 
 
 def patterns(tensor):

@@ -13,7 +13,7 @@ from byname.memory.blocks import Block, unattributed
 from byname.memory.kinds import Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, looking
-from byname.naming.search import ReferencePath, pattern_of
+from byname.naming.reference_path import ReferencePath, pattern_of
 from byname.table import bytes_text, counted, grouped, printable
 
 __all__ = ["what_fills_the_memory"]

@@ -17,7 +17,8 @@ import torch
 from byname.autograd.walk import Node, is_node, nodes_from
 from byname.memory.snapshot import HeapSnapshot
 from byname.naming.names import Named
-from byname.naming.search import Ours, Targets, pattern_of
+from byname.naming.reference_path import pattern_of
+from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
 
 __all__ = ["Group", "HIDDEN", "Key", "LOST", "Size", "groups_of", "joined", "widened"]

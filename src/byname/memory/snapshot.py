@@ -23,9 +23,10 @@ from byname.memory.garbage import garbage_among
 from byname.memory.living import Link, living
 from byname.naming.name import Name, quote
 from byname.naming.names import Findings, Named, find_near
+from byname.naming.reference_path import written
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root
-from byname.naming.search import Ours, OursById, SearchResult, Targets, search, written
+from byname.naming.search import Ours, OursById, SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import PLAIN, fact
 from byname.table import printable

@@ -14,9 +14,10 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
+from byname.naming.reference_path import ReferencePath, written
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
-from byname.naming.search import ReferencePath, SearchResult, Targets, search, written
+from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
 from byname.source.location import Site

@@ -6,22 +6,20 @@ than a small one. Objects that it does not reach are left to `byname.naming.refe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from byname.naming.children.reference import Held, Reference, same, writable
+from byname.naming.children.reference import Held, Reference, same
 from byname.naming.children.registry import Children
+from byname.naming.reference_path import ReferencePath
 from byname.naming.roots import Root
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
-from byname.table import printable
 
-__all__ = ["Ours", "OursById", "SearchResult", "Targets", "ReferencePath", "Written", "pattern_of", "search", "written"]
+__all__ = ["Ours", "OursById", "SearchResult", "Targets", "search"]
 
 DEPTH = 10
 BUDGET = 300_000
@@ -41,31 +39,6 @@ class Ours(list[Any]):
 
 class OursById(dict[int, Any]):
     """Objects by ``id`` that byname holds during a question; never taken for the program's holder of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferencePath:
-    """One whole path: a root, the steps from it, and the objects on the way, from the root's value on."""
-
-    root: Root
-    steps: tuple[Reference, ...]
-    passed: tuple[object, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The path as the program would write it."""
-        text = self.root.text
-        for step in self.steps:
-            text = step.write(text)
-        return text
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether that source, evaluated in the root's scope, is the object at the end."""
-        written = self.root.evaluates and all(step.evaluates for step in self.steps)
-        return written and not any(
-            one.seen_through and other.reads_registry for one, other in zip(self.steps, self.steps[1:], strict=False)
-        )
 
 
 class SearchResult:
@@ -298,53 +271,3 @@ def search(
                 break
     reached.budget = budget if len(reached) > budget else 0
     return reached
-
-
-class Written(NamedTuple):
-    """A path as source and as words; the two are equal unless the source is hard to read."""
-
-    source: str
-    words: str
-
-
-def written(way: ReferencePath, *, pattern: bool = False) -> Written:
-    """Return a path as source and as words.
-
-    A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
-    behind them says where it is: ``acts[3] (closure of hook)``.
-
-    Args:
-        way: the path.
-        pattern: True to write ``[*]`` for the positions and keys by which one entry differs from the next.
-    """
-    source = words = way.root.text
-    note = ""
-    for step in way.steps:
-        write = step.wild if pattern and step.wild is not None else step.write
-        if step.label:
-            words, note = step.label, step.note(words)
-            source = write(source)
-        elif note:
-            words, source = write(words), write(source)
-        else:
-            words = source = write(source)
-    source, words = _parametrized(source, words)
-    return Written(source, f"{words} ({note})" if note else words)
-
-
-def pattern_of(way: ReferencePath) -> str:
-    """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
-    return printable(written(way, pattern=True).words)
-
-
-_PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
-
-
-def _parametrized(source: str, words: str) -> Written:
-    """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
-    match = _PARAMETRIZATION.search(source) if "parametrizations" in source else None
-    if match is None or not writable(match[1]):
-        return Written(source, words)
-    before = source[: match.start()]
-    said = words.removesuffix(match[0])
-    return Written(f"{before}.parametrizations.{match[1]}.{match[2]}", f"{said}.{match[1]} ({match[2]})")
