@@ -68,7 +68,8 @@ def _group_of(look: HeapSnapshot, kinds: Kinds, block: Block) -> Hashable:
 def _owner(way: ReferencePath) -> str:
     """Return the path of the first model or optimizer on a reference path, as the program writes it."""
     owners = (at for at, one in enumerate(way.passed) if issubclass(type(one), (nn.Module, torch.optim.Optimizer)))
-    return ReferencePath(way.root, way.steps[: next(owners, 0)]).source
+    at = next(owners, 0)
+    return ReferencePath.along(way.root, way.steps[:at], way.passed[:at]).source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}

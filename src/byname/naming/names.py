@@ -234,19 +234,19 @@ class Findings:
 
     def _find_owner(self, tensor: torch.Tensor) -> str:
         ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
-        owned = [way for way in ways if way.steps and way.steps[-1].kind in ("parameter", "buffer")]
+        owned = [way for way in ways if way.last is not None and way.last.kind in ("parameter", "buffer")]
         if not owned:
             return ""
         best = min(owned, key=_rank)
-        return printable(ReferencePath(best.root, best.steps[:-1]).source)
+        return "" if best.before is None else printable(best.before.source)
 
     def _written(self, way: ReferencePath) -> Name | None:
         """Return the name that a path writes; None for a path into the optimizer state of an unnamed parameter."""
-        if "state" in [step.kind for step in way.steps]:
+        if way.stateful:
             steps = [self._with_parameter(step, way.root) for step in way.steps]
             if None in steps:
                 return None
-            way = ReferencePath(way.root, tuple(step for step in steps if step is not None))
+            way = ReferencePath.along(way.root, [step for step in steps if step is not None], way.passed)
         source, words = written(way)
         said = "" if words == source else printable(words)
         return Name(printable(source), _how(way), way.root.scope, way.evaluates, text=said)
@@ -394,7 +394,7 @@ def _rank(way: ReferencePath) -> _Rank:
 def _how(way: ReferencePath) -> str:
     if way.root.how == "tag":
         return "tag"
-    if "state" in [step.kind for step in way.steps]:
+    if way.stateful:
         return "optimizer"
-    kind = way.steps[-1].kind if way.steps else way.root.how
+    kind = way.root.how if way.last is None else way.last.kind
     return _HOW.get(kind, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from byname.naming.children.reference import Reference, writable
@@ -13,29 +13,123 @@ from byname.text import printable
 __all__ = ["ReferencePath", "Written", "pattern_of", "written"]
 
 
-@dataclass(frozen=True, slots=True)
 class ReferencePath:
-    """One whole path: a root, the steps from it, and the objects on the way, from the root's value on."""
+    """One path to an object: a root, or a path to the object that holds it and one more reference.
 
-    root: Root
-    steps: tuple[Reference, ...]
-    passed: tuple[object, ...] = ()
+    The parameters of a module share the path to the module, and so its text, which is written once.
+
+    Attributes:
+        root: the variable from which the path starts.
+        before: the path to the holder; None for the path to the root's own value.
+    """
+
+    __slots__ = ("_holder", "_step", "_text", "before", "root")
+
+    def __init__(
+        self,
+        root: Root,
+        before: ReferencePath | None = None,
+        step: Reference | None = None,
+        holder: object = None,
+    ) -> None:
+        self.root = root
+        self.before = before
+        self._step = step
+        self._holder = holder
+        self._text: _Text | None = None
+
+    @classmethod
+    def along(cls, root: Root, steps: Iterable[Reference], passed: Iterable[object]) -> ReferencePath:
+        """Return the path of these references; `passed` are the objects that hold them, the root's value first."""
+        path = cls(root)
+        for step, holder in zip(steps, passed, strict=True):
+            path = path.then(step, holder)
+        return path
+
+    def then(self, step: Reference, holder: object) -> ReferencePath:
+        """Return the path that goes on from its end, the object `holder`, by one reference."""
+        return ReferencePath(self.root, self, step, holder)
+
+    @property
+    def last(self) -> Reference | None:
+        """The last reference; None for a root's own value."""
+        return self._step
+
+    @property
+    def steps(self) -> tuple[Reference, ...]:
+        """The references from the root on."""
+        return tuple([path._step for path in self._parts() if path._step is not None])
+
+    @property
+    def passed(self) -> tuple[object, ...]:
+        """The objects on the way, from the root's value on, without the one at the end."""
+        return tuple([path._holder for path in self._parts() if path.before is not None])
 
     @property
     def source(self) -> str:
         """The path as the program would write it."""
-        text = self.root.text
-        for step in self.steps:
-            text = step.write(text)
-        return text
+        return self.text.source
 
     @property
     def evaluates(self) -> bool:
         """Whether that source, evaluated in the root's scope, is the object at the end."""
-        written = self.root.evaluates and all(step.evaluates for step in self.steps)
-        return written and not any(
-            one.seen_through and other.reads_registry for one, other in zip(self.steps, self.steps[1:], strict=False)
-        )
+        return self.text.evaluates
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the path leads through an optimizer's state."""
+        return self.text.stateful
+
+    @property
+    def text(self) -> _Text:
+        """What the references so far write."""
+        if self._text is None:
+            before, step = self.before, self._step
+            self._text = _start(self.root) if before is None or step is None else before.text.then(step)
+        return self._text
+
+    def _parts(self) -> Iterator[ReferencePath]:
+        """Yield the path to the root's value, that to the next object, and so on, this one last."""
+        parts: list[ReferencePath] = []
+        path: ReferencePath | None = self
+        while path is not None:
+            parts.append(path)
+            path = path.before
+        return reversed(parts)
+
+
+class _Text(NamedTuple):
+    """The text of a path so far.
+
+    A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
+    behind them says where it is: ``acts[3] (closure of hook)``.
+    """
+
+    source: str
+    words: str
+    note: str
+    evaluates: bool
+    stateful: bool
+    seen_through: bool
+
+    def then(self, step: Reference) -> _Text:
+        """Return the text with one more reference."""
+        evaluates = self.evaluates and step.evaluates and not (self.seen_through and step.reads_registry)
+        stateful = self.stateful or step.kind == "state"
+        source = step.write(self.source)
+        if step.label:
+            return _Text(source, step.label, step.note(self.words), evaluates, stateful, step.seen_through)
+        words = step.write(self.words) if self.note else source
+        return _Text(source, words, self.note, evaluates, stateful, step.seen_through)
+
+    def whole(self) -> Written:
+        """Return the text as source and as words, with the note."""
+        source, words = _parametrized(self.source, self.words)
+        return Written(source, f"{words} ({self.note})" if self.note else words)
+
+
+def _start(root: Root) -> _Text:
+    return _Text(root.text, root.text, "", root.evaluates, False, False)
 
 
 class Written(NamedTuple):
@@ -45,44 +139,27 @@ class Written(NamedTuple):
     words: str
 
 
-def written(way: ReferencePath, *, pattern: bool = False) -> Written:
-    """Return a path as source and as words.
-
-    A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
-    behind them says where it is: ``acts[3] (closure of hook)``.
-
-    Args:
-        way: the path.
-        pattern: True to write ``[*]`` for the positions and keys by which one entry differs from the next.
-    """
-    source = words = way.root.text
-    note = ""
-    for step in way.steps:
-        write = step.wild if pattern and step.wild is not None else step.write
-        if step.label:
-            words, note = step.label, step.note(words)
-            source = write(source)
-        elif note:
-            words, source = write(words), write(source)
-        else:
-            words = source = write(source)
-    source, words = _parametrized(source, words)
-    return Written(source, f"{words} ({note})" if note else words)
+def written(way: ReferencePath) -> Written:
+    """Return a path as source and as words."""
+    return way.text.whole()
 
 
 def pattern_of(way: ReferencePath) -> str:
     """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
-    return printable(written(way, pattern=True).words)
+    text = _start(way.root)
+    for step in way.steps:
+        text = text.then(step if step.wild is None else step._replace(write=step.wild))
+    return printable(text.whole().words)
 
 
 _PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
 
 
-def _parametrized(source: str, words: str) -> Written:
+def _parametrized(source: str, words: str) -> tuple[str, str]:
     """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
     match = _PARAMETRIZATION.search(source) if "parametrizations" in source else None
     if match is None or not writable(match[1]):
-        return Written(source, words)
+        return source, words
     before = source[: match.start()]
     said = words.removesuffix(match[0])
-    return Written(f"{before}.parametrizations.{match[1]}.{match[2]}", f"{said}.{match[1]} ({match[2]})")
+    return f"{before}.parametrizations.{match[1]}.{match[2]}", f"{said}.{match[1]} ({match[2]})"

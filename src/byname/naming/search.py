@@ -138,35 +138,25 @@ class SearchResult:
 
     def _only_way(self, number: int) -> ReferencePath | None:
         """Return the path to an object if there is exactly one, by far the most frequent case."""
-        into = self._into(number)
-        if len(into) != 1:
-            return None
-        before, make, key = into[0]
-        if isinstance(before, Root):
-            return ReferencePath(before, ())
-        if before not in self._alone:  # the parameters of a module share the way to it
-            self._alone[before] = self._followed_alone(before)
-        way = self._alone[before]
-        if way is None:
-            return None
-        step = make(key)
-        into[0] = (before, same, step)
-        return ReferencePath(way.root, (*way.steps, step), (*way.passed, self._values[before]))
-
-    def _followed_alone(self, number: int) -> ReferencePath | None:
-        """Return that path, step by step back to its root."""
-        steps: list[Reference] = []
-        passed: list[object] = []
-        while len(steps) < _PATIENCE and len(into := self._into(number)) == 1:
+        ends: list[tuple[int, Reference]] = []
+        while number not in self._alone:
+            into = self._into(number)
+            if len(into) != 1 or len(ends) == _PATIENCE:
+                self._alone[number] = None
+                break
             before, make, key = into[0]
             if isinstance(before, Root):
-                return ReferencePath(before, tuple(reversed(steps)), tuple(reversed(passed)))
+                self._alone[number] = ReferencePath(before)
+                break
             step = make(key)
             into[0] = (before, same, step)
-            steps.append(step)
+            ends.append((number, step))
             number = before
-            passed.append(self._values[number])
-        return None
+        way = self._alone[number]
+        for end, step in reversed(ends):  # the parameters of a module share the path to it
+            way = self._alone[end] = None if way is None else way.then(step, self._values[number])
+            number = end
+        return way
 
     def _ways(self, number: int, limit: int) -> Iterator[ReferencePath]:
         """Yield the paths back to the roots, breadth first, so that the shortest come first."""
@@ -180,7 +170,7 @@ class SearchResult:
                 into = self._into(here)
                 for at, (before, make, key) in enumerate(into):
                     if isinstance(before, Root):
-                        yield ReferencePath(before, steps, passed)
+                        yield ReferencePath.along(before, steps, passed)
                         given += 1
                         if given >= limit:
                             return
@@ -208,17 +198,15 @@ class SearchResult:
 
     def _made(self, holder: int, value: object) -> list[_Made]:
         """Return the makers of the steps from a holder to a value. The second question reads a large holder whole."""
-        with DisableTorchFunction():
-            if holder not in self._contents:
+        contents = self._contents.get(holder)
+        if contents is None:
+            with DisableTorchFunction():
                 held = self._children.list(self._values[holder])
-                if type(held) is not list or len(held) > _FEW:
+                if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
                     self._contents[holder] = None
                     return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
-                self._contents[holder] = _by_id(held)
-            contents = self._contents[holder]
-            if contents is None:
-                contents = self._contents[holder] = _by_id(self._children.list(self._values[holder]))
-            return contents.get(id(value), [])[:TOLD]
+                contents = self._contents[holder] = _by_id(held)
+        return contents.get(id(value), [])[:TOLD]
 
 
 def _by_id(held: Held) -> dict[int, list[_Made]]:

@@ -30,6 +30,7 @@ __all__ = [
     "item",
     "literal",
     "own_attribute",
+    "remembered",
     "same",
     "slots_of",
     "suffix",
@@ -67,7 +68,9 @@ class Reference(NamedTuple):
     wild: Callable[[str], str] | None = None
 
 
-Held: TypeAlias = Iterable[tuple[Callable[[Any], Reference], Any, object]]
+_Maker: TypeAlias = Callable[[Any], Reference]
+
+Held: TypeAlias = Iterable[tuple[_Maker, Any, object]]
 """Held objects, each after the function that makes the step to it and that function's argument: most steps are never
 made.
 """
@@ -86,6 +89,19 @@ ATOMS: frozenset[type] = frozenset(
 
 def same(step: Reference) -> Reference:
     """Return the step unchanged; stands for a step maker in `Held` if the step is already made."""
+    return step
+
+
+def remembered(make: _Maker) -> _Maker:
+    """Return a step maker that makes the step for each argument once; for steps that one class decides."""
+    known: dict[Any, Reference] = {}
+
+    def step(found: Any) -> Reference:
+        made = known.get(found)
+        if made is None:
+            made = known[found] = make(found)
+        return made
+
     return step
 
 
@@ -142,12 +158,12 @@ def held_by_instance(obj: object) -> Held:
 
 def instance_reader(kind: type) -> Callable[[Any], Held]:
     """Return the function that lists the attributes of instances of this class; the class is inspected only once."""
-    fields, slots = dict_of(kind), slots_of(kind)
+    fields, slots, own = dict_of(kind), slots_of(kind), remembered(lambda name: instance_attribute(kind, name))
 
     def held(obj: object) -> Held:
         for one in gc.get_referents(obj):  # reading its __dict__ would create one
             if type(one) not in ATOMS and not issubclass(type(one), type):
-                return _attributes(kind, fields, slots, obj)
+                return _attributes(own, fields, slots, obj)
         return ()
 
     return held
@@ -156,13 +172,13 @@ def instance_reader(kind: type) -> Callable[[Any], Held]:
 def held_by_attributes(obj: object) -> Held:
     """Return the attributes of an object as `held_by_instance` does, without a first check."""
     kind = type(obj)
-    return _attributes(kind, dict_of(kind), slots_of(kind), obj)
+    return _attributes(lambda name: instance_attribute(kind, name), dict_of(kind), slots_of(kind), obj)
 
 
-def _attributes(kind: type, fields: Callable[[Any], Any] | None, slots: list[_Slot], obj: object) -> Held:
+def _attributes(own: _Maker, fields: Callable[[Any], Any] | None, slots: list[_Slot], obj: object) -> Held:
     attributes = None if fields is None else fields(obj)
     found = [
-        (own_attribute, (kind, name), value)
+        (own, name, value)
         for name, value in (snapshot(attributes) if issubclass(type(attributes), dict) else ())
         if type(value) not in ATOMS and type(name) is str
     ]

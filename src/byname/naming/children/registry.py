@@ -48,7 +48,7 @@ from byname.naming.children.reference import (
     same,
     suffix,
 )
-from byname.naming.children.torch import held_by_optimizer, held_by_tensor, module_reader
+from byname.naming.children.torch import ModuleReader, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 
@@ -57,6 +57,8 @@ __all__ = ["Children", "add_children"]
 
 Reader: TypeAlias = Callable[[Any], Held]
 """Lists the referents of an object that could be, or lead to, a tensor."""
+
+_Values: TypeAlias = Callable[[Any], "list[object]"]
 
 
 class Children:
@@ -68,6 +70,7 @@ class Children:
 
     def __init__(self) -> None:
         self._readers: dict[int, Reader] = {}
+        self._values: dict[int, _Values] = {}
         self._classes = _Classes()
 
     def list(self, obj: object) -> Held:
@@ -82,12 +85,18 @@ class Children:
             return [value for value in obj if type(value) not in ATOMS]
         if kind is dict:
             return values_in(obj)
-        return [held[2] for held in (self._readers.get(id(kind)) or self._learn(kind))(obj)]
+        return (self._values.get(id(kind)) or self._learn_values(kind))(obj)
 
     def _learn(self, kind: type) -> Reader:
         self._classes.append(kind)
         reader = self._readers[id(kind)] = _reader(kind)
         return reader
+
+    def _learn_values(self, kind: type) -> _Values:
+        reader = self._readers.get(id(kind)) or self._learn(kind)
+        values = reader.values if type(reader) is ModuleReader else lambda obj: [held[2] for held in reader(obj)]
+        self._values[id(kind)] = values
+        return values
 
 
 class _Classes(list[type]):
@@ -263,7 +272,7 @@ _ADDED: list[_Entry] = []
 
 _TABLE: tuple[_Entry, ...] = (
     ((torch.Tensor,), held_by_tensor),
-    ((nn.Module,), ForClass(module_reader)),
+    ((nn.Module,), ForClass(ModuleReader)),
     ((torch.optim.Optimizer,), held_by_optimizer),
     ((dict,), held_by_dict),
     ((list, tuple, deque), held_by_sequence),

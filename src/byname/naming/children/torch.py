@@ -20,9 +20,11 @@ from byname.naming.children.reference import (
     dict_of,
     held_in_slots,
     in_slots,
+    instance_attribute,
     item,
     literal,
     own_attribute,
+    remembered,
     same,
     slots_of,
     suffix,
@@ -32,6 +34,7 @@ from byname.reading.tensor import PLAIN, fact, is_tensor
 
 __all__ = [
     "Gathered",
+    "ModuleReader",
     "gathered_parameters",
     "held_by_hooks",
     "held_by_optimizer",
@@ -39,41 +42,67 @@ __all__ = [
     "hooks_for_all",
     "is_hooks",
     "is_sharded",
-    "module_reader",
 ]
 
 
-def module_reader(kind: type) -> Callable[[Any], Held]:
-    """Return the function that lists the children of modules of a class, which is looked into only once.
+class ModuleReader:
+    """Lists the children of the modules of one class, which is inspected only once.
 
     A module holds parameters, buffers and children, under the names that the program writes, and other attributes.
     """
-    fields, slots, sharded, reads = dict_of(kind), slots_of(kind), is_sharded(kind), reads_plainly(kind)
-    registered = _Registered(kind)
 
-    def held(obj: Any) -> Held:
-        own = None if fields is None else fields(obj)
-        attributes: dict[str, Any] = own if own is not None and issubclass(type(own), dict) else {}
+    def __init__(self, kind: type) -> None:
+        self._fields, self._slots, self._sharded = dict_of(kind), slots_of(kind), is_sharded(kind)
+        self._hooks_evaluate = reads_plainly(kind)
+        self._kind = kind
+        self._registered = remembered(_Registered(kind))
+        self._own = remembered(lambda name: instance_attribute(kind, name))
+
+    def __call__(self, obj: Any) -> Held:
+        """Return the children, each with the maker of the step to it."""
+        attributes = self._attributes(obj)
         found: list[tuple[Callable[[Any], Reference], Any, object]] = []
         for field, what in _REGISTRIES:
-            registry: Any = attributes.get(field)
-            if not issubclass(type(registry), dict) or not dict.__len__(registry):
-                continue
-            for position, (name, value) in enumerate(snapshot(registry)):
+            for position, (name, value) in enumerate(_entries(attributes.get(field))):
                 if type(value) not in ATOMS and type(name) is str:
-                    found.append((registered, (name, position, what, name in attributes), value))
-        if sharded:
+                    found.append((self._registered, (name, position, what, name in attributes), value))
+        if self._sharded:
             found += _unsharded(obj)
-        for name, value in snapshot(attributes):
-            if type(value) in ATOMS or type(name) is not str:
-                continue
+        for name, value in _others(attributes):
             if name not in _MODULE_FIELDS:
-                found.append((own_attribute, (kind, name), value))
-            elif type(value) is OrderedDict and value and is_hooks(name, value):
-                found += held_by_hooks(name, value, reads and found_in(kind, name) is None)
-        return [*found, *in_slots(slots, obj)] if slots else found
+                found.append((self._own, name, value))
+            elif is_hooks(name, value):
+                found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
+        return [*found, *in_slots(self._slots, obj)] if self._slots else found
 
-    return held
+    def values(self, obj: Any) -> list[object]:
+        """Return only the children, in the same order."""
+        attributes = self._attributes(obj)
+        others = _others(attributes)
+        if self._sharded or self._slots or any(name in _MODULE_FIELDS for name, _ in others):
+            return [held[2] for held in self(obj)]
+        registered = [pair for field, _ in _REGISTRIES for pair in _entries(attributes.get(field))]
+        found = [value for name, value in registered if type(value) not in ATOMS and type(name) is str]
+        return [*found, *[value for _, value in others]]
+
+    def _attributes(self, obj: Any) -> dict[str, Any]:
+        own = None if self._fields is None else self._fields(obj)
+        return own if own is not None and issubclass(type(own), dict) else {}
+
+
+def _entries(registry: Any) -> list[tuple[Any, Any]]:
+    return snapshot(registry) if issubclass(type(registry), dict) and dict.__len__(registry) else []
+
+
+def _others(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return a module's attributes of its own, and its hook registries that are not empty."""
+    return [
+        (name, value)
+        for name, value in snapshot(attributes)
+        if type(value) not in ATOMS
+        and type(name) is str
+        and (name not in _MODULE_FIELDS or (type(value) is OrderedDict and value))
+    ]
 
 
 _REGISTRIES = (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module"))
