@@ -19,7 +19,7 @@ from byname.naming.name import Name
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
 from byname.reading.arguments import models_of, optimizers_of
-from byname.reading.quiet import DisableTorchFunction
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
 from byname.source.location import Located, Site
 from byname.table import Rows, counted, grouped
@@ -255,7 +255,8 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
     """Return the leaves of an existing walk."""
-    return leaves_among(walk, find_leaves(walk, Question([*models, *optimizers])), models, optimizers)
+    with collection_paused():
+        return leaves_among(walk, find_leaves(walk, Question([*models, *optimizers])), models, optimizers)
 
 
 def find_leaves(walk: Walk, question: Question) -> Findings:

@@ -14,7 +14,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
-from byname.naming.reference_path import ReferencePath, written
+from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
@@ -157,7 +157,10 @@ class Findings:
 
     def met(self, thing: object) -> bool:
         """Return whether a search met this very object."""
-        return any(reached.has(thing) for reached in self._searches)
+        for reached in self._searches:  # noqa: SIM110 - `saved` asks this for every tensor
+            if reached.has(thing):
+                return True
+        return False
 
     def bound(self) -> tuple[str, ...]:
         """Return a sentence if the search from the program's variables stopped at its budget."""
@@ -247,9 +250,10 @@ class Findings:
             if None in steps:
                 return None
             way = ReferencePath.along(way.root, [step for step in steps if step is not None], way.passed)
-        source, words = written(way)
+        text = way.text
+        source, words = text.whole()
         said = "" if words == source else printable(words)
-        return Name(printable(source), _how(way), way.root.scope, way.evaluates, text=said)
+        return Name(printable(source), _how(way), way.root.scope, text.evaluates, text=said)
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """Return a step; a step into an optimizer's state is written with the name of the parameter."""

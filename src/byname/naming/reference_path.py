@@ -124,7 +124,9 @@ class _Text(NamedTuple):
 
     def whole(self) -> Written:
         """Return the text as source and as words, with the note."""
-        source, words = _parametrized(self.source, self.words)
+        source, words = self.source, self.words
+        if "parametrizations" in source:
+            source, words = _parametrized(source, words)
         return Written(source, f"{words} ({self.note})" if self.note else words)
 
 
@@ -157,7 +159,7 @@ _PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\
 
 def _parametrized(source: str, words: str) -> tuple[str, str]:
     """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
-    match = _PARAMETRIZATION.search(source) if "parametrizations" in source else None
+    match = _PARAMETRIZATION.search(source)
     if match is None or not writable(match[1]):
         return source, words
     before = source[: match.start()]
