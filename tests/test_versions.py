@@ -25,7 +25,7 @@ def test_an_older_pytorch_is_an_import_error(use):
             print(error)
     """)
     assert " ".join(out) == (
-        "byname needs PyTorch 2.10 or newer, and this is 2.9.1+cpu: pip install --upgrade 'torch>=2.10'"
+        "byname needs PyTorch 2.10 or newer, but found 2.9.1+cpu: pip install --upgrade 'torch>=2.10'"
     )
 
 

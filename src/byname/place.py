@@ -280,7 +280,7 @@ def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
     if text == "**":
         return ANY, found.end()
     if "**" in re.sub(r"\\.", "", text):
-        raise _wrong(path, at, "`**` stands alone between dots")
+        raise _wrong(path, at, "`**` must stand alone between dots")
     return Name(text), found.end()
 
 

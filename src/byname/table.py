@@ -255,7 +255,7 @@ def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Calla
     """
     if type(column) is not str or column not in known:
         asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
-        raise BadArgumentError(f"there is no column {asked} to group by; there are {closest(str(asked), known)}")
+        raise BadArgumentError(f"there is no column {asked} to group by; choose from {closest(str(asked), known)}")
     return known[column]
 
 

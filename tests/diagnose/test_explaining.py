@@ -319,9 +319,9 @@ class TestNothingIsLeft:
 class TestArguments:
     def test_bad_arguments_are_refused_before_anything_is_installed(self):
         before = whats_patched()
-        with pytest.raises(byname.BynameError, match="model= wants an nn.Module"):
+        with pytest.raises(byname.BynameError, match="model= expects an nn.Module"):
             byname.explaining(model=torch.ones(1))
-        with pytest.raises(byname.BynameError, match="optimizer= wants"):
+        with pytest.raises(byname.BynameError, match="optimizer= expects"):
             byname.explaining(optimizer=[1])
         with pytest.raises(byname.BynameError, match="async generator"):
 

@@ -170,9 +170,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
     """
     for argument, value in (("collect", collect), ("names", names)):
         if type(value) is not bool:
-            raise BadArgumentError(
-                f"census({argument}=...) is True or False, and this is of type {type(value).__name__}"
-            )
+            raise BadArgumentError(f"census({argument}=...) must be True or False, but got {type(value).__name__}")
     if collect:
         gc.collect()
     with looking():
@@ -330,6 +328,6 @@ def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
     if not hidden:
         return ()
     return (
-        f"gc.freeze() hides {counted(hidden, 'object')} from the collector's list: tensors were looked for from the "
-        "variables, and those that only C code leads to are missing; gc.unfreeze() shows them",
+        f"gc.freeze() hides {counted(hidden, 'object')} from the garbage collector's list: byname searched from the "
+        "variables only, and tensors that only C code leads to are missing; gc.unfreeze() shows them",
     )

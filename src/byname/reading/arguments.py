@@ -23,7 +23,7 @@ def models_of(model: Any) -> list[nn.Module]:
     for one in given:
         if not issubclass(type(one), nn.Module):
             hint = "; did you mean to call it, Model()?" if isinstance(one, type) else ""
-            raise NotAModuleError(f"model= wants an nn.Module or a list of them, and this is {_said(one)}{hint}")
+            raise NotAModuleError(f"model= expects an nn.Module or a list of them, but got {_said(one)}{hint}")
     return given
 
 
@@ -37,8 +37,8 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     for one in given:
         if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
             raise NotAnOptimizerError(
-                f"optimizer= wants a torch.optim.Optimizer (or something with its param_groups), or a list of them, "
-                f"and this is {_said(one)}"
+                f"optimizer= expects a torch.optim.Optimizer (or an object with param_groups), or a list of them, "
+                f"but got {_said(one)}"
             )
     return given
 
@@ -54,4 +54,4 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _said(thing: Any) -> str:
-    return f"a class, {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__

@@ -36,7 +36,7 @@ def check_version(version: str) -> None:
     if numbers < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise NotInstalledError(
-            f"byname needs PyTorch {needed} or newer, and this is {version}: pip install --upgrade 'torch>={needed}'"
+            f"byname needs PyTorch {needed} or newer, but found {version}: pip install --upgrade 'torch>={needed}'"
         )
 
 

@@ -101,8 +101,8 @@ class Card:
         tensor = self.reference()
         if tensor is None:
             raise DeadTensorError(
-                f"the {self} that this row speaks of is no longer alive: byname never keeps a tensor alive. "
-                "Hold the tensor yourself while you need it, or look again."
+                f"the {self} that this row describes is no longer alive: byname never keeps a tensor alive. "
+                "Keep a reference to the tensor while you need it, or ask byname again."
             )
         return tensor
 
@@ -184,7 +184,7 @@ def card_of(tensor: torch.Tensor) -> Card:
         NotATensorError: the argument is not a tensor.
     """
     if not is_tensor(tensor):
-        raise NotATensorError(f"a tensor is needed here, and this is of type {type(tensor).__name__}")
+        raise NotATensorError(f"expected a tensor, but got {type(tensor).__name__}")
     with DisableTorchFunction():
         return card_from(facts_of(tensor))
 
