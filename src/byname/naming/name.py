@@ -72,7 +72,7 @@ def unnamed(site: Site | None = None) -> Name:
 def quote(name: Name) -> str:
     """Return a name as text for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
     if not name.path:
-        return f"what was made at {name.site}" if name.site else "a tensor without a name"
+        return f"the tensor made at {name.site}" if name.site else "a tensor without a name"
     relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
     if relation is None:
         relation = f"{name.relation} " if name.relation else ""
@@ -90,7 +90,7 @@ def quote_all(names: Iterable[object], most: int = 6) -> str:
 
 def quote_at(name: Name, site: Site | None) -> str:
     """Return a name and the line that belongs to it as text for a sentence."""
-    return f"{quote(name)}{at(site)}" if name.path or site is None else f"what was made at {site}"
+    return f"{quote(name)}{at(site)}" if name.path or site is None else f"the value made at {site}"
 
 
 def at(site: Site | None) -> str:

@@ -75,7 +75,7 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     ['embedding.weight', 'head.weight']
     """
     if not is_tensor(tensor):
-        raise NotATensorError(f"byname.name() wants a tensor, and this is of type {_what_it_is(tensor)}")
+        raise NotATensorError(f"byname.name() expects a tensor, but got {_what_it_is(tensor)}")
     found = find(Targets([tensor]), roots=roots)
     return found.names(tensor)
 

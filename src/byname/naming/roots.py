@@ -247,8 +247,8 @@ def _modules_defining(variable: str) -> list[Root]:
             namespaces.setdefault(id(frame.f_globals), (str(frame.f_globals.get("__name__", "?")), frame.f_globals))
     if not namespaces:
         raise BadArgumentError(
-            f"no loaded module defines a variable {variable!r}; a text in roots= means the modules that do. "
-            "To search an object, give the object itself"
+            f"no loaded module defines a variable {variable!r}; a string in roots= stands for the modules that do. "
+            "To search an object, pass the object itself"
         )
     return [root for name, namespace in namespaces.values() for root in module_roots(name, namespace)]
 

@@ -153,7 +153,7 @@ class SearchResult:
             ends.append((number, step))
             number = before
         way = self._alone[number]
-        for end, step in reversed(ends):  # the parameters of a module share the path to it
+        for end, step in reversed(ends):  # the parameters of a module share the reference path to it
             way = self._alone[end] = None if way is None else way.then(step, self._values[number])
             number = end
         return way

@@ -39,13 +39,13 @@ def tag(obj: T, name: str) -> T:
     'noise'
     """
     if not issubclass(type(name), str) or not name.strip():
-        given = repr(name) if type(name) is str else f"of type {type(name).__name__}"
-        raise BadArgumentError(f"a tag is a text that says something, and this is {given}")
+        given = repr(name) if type(name) is str else type(name).__name__
+        raise BadArgumentError(f"a tag must be a string that is not blank, but got {given}")
     try:
         weakref.ref(obj)
     except TypeError:
         raise BadArgumentError(
-            f"an object of type {type(obj).__name__} cannot be tagged: Python keeps no weak references to it; "
+            f"an object of type {type(obj).__name__} cannot be tagged: Python cannot refer to it weakly; "
             "tag the tensors in it one by one"
         ) from None
     _TAGS[obj] = name

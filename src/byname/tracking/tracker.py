@@ -130,7 +130,7 @@ class Tracker:
         ['__setitem__', 'add_']
         """
         if not is_tensor(tensor):
-            raise NotATensorError(f"mutations() wants a tensor, and this is of type {type(tensor).__name__}")
+            raise NotATensorError(f"mutations() expects a tensor, but got {type(tensor).__name__}")
         with DisableTorchFunction():
             owner = memory_of(tensor)
         found = [mutation for log in self.logs for mutation in log.mutations(owner)]
@@ -177,9 +177,9 @@ def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
     """
     if type(limit) is not int or limit < 1:
         given = limit if type(limit) in (int, float) else type(limit).__name__
-        raise BadArgumentError(f"limit is how many calls to remember, a whole number from 1, and this is {given}")
+        raise BadArgumentError(f"limit is the number of calls to remember, an int of at least 1, but got {given}")
     if type(allocations) is not bool:
-        raise BadArgumentError(f"allocations is True or False, and this is of type {type(allocations).__name__}")
+        raise BadArgumentError(f"allocations must be True or False, but got {type(allocations).__name__}")
     return Tracker(limit, allocations)
 
 
