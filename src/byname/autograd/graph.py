@@ -291,7 +291,7 @@ def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
     [('SumBackward0', 0), ('MulBackward0', 0), ('AccumulateGrad', None)]
     """
     if not is_tensor(tensor):
-        raise NotATensorError(f"path() leads to a tensor, and this is of type {type(tensor).__name__}")
+        raise NotATensorError(f"path() expects a tensor to lead to, but got {type(tensor).__name__}")
     walk = Walk(root)
     with DisableTorchFunction():
         node = fact(tensor, "grad_fn")

@@ -319,7 +319,7 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
     """Return a sentence for each kind of node that hides others."""
     kinds: dict[str, int] = {}
     for number, reason in walk.opaque():
-        words = f"{walk.name(number)} is opaque, {reason}"
+        words = f"{walk.name(number)} is opaque: {reason}"
         kinds[words] = kinds.get(words, 0) + 1
     return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
 

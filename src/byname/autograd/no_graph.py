@@ -16,19 +16,19 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
     made = "" if site is None else f" (made at {site}: {printable(site.statement)})"
     if fact(tensor, "requires_grad") and not fact(tensor, "is_leaf"):
         return (
-            f"PyTorch refuses the graph of this tensor{made}: it is one of several views that were made at once "
-            "(split, chunk, unbind), and the tensor that they are views of, or another of the views, was changed in "
-            "place since. Write that change out of place"
+            f"PyTorch refuses to give the graph of this tensor{made}: it is one of several views that were made at "
+            "once (split, chunk, unbind), and since then their base, or another of the views, was changed in place. "
+            "Write that change out of place"
         )
     asked = f"this tensor belongs to no autograd graph: it has no grad_fn and does not require grad{made}"
     if torch._C.TensorBase.is_inference(tensor):
-        return f"{asked}. It was made under torch.inference_mode(); compute it outside of that"
+        return f"{asked}. It was made under torch.inference_mode(); compute it outside that context"
     tensor_type = fact(tensor, "dtype")
     if not (tensor_type.is_floating_point or tensor_type.is_complex):
         kind = str(tensor_type).removeprefix("torch.")
         return (
-            f"{asked}. Its type is {kind}, and only floating-point and complex tensors have gradients: argmax, "
-            "comparisons and .long() end a graph"
+            f"{asked}. Its dtype is {kind}, and only floating-point and complex tensors can have gradients: argmax, "
+            "comparisons and .long() cut off the graph"
         )
     base = fact(tensor, "_base")
     if base is not None and fact(base, "requires_grad"):
@@ -36,10 +36,10 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
     if not torch.is_grad_enabled():
         return (
             f"{asked}. Gradients are switched off here (torch.no_grad() or set_grad_enabled(False)); compute it "
-            "outside of that"
+            "outside that context"
         )
     return (
-        f"{asked}. Either nothing it was computed from requires grad, or it was made under torch.no_grad(), or cut off "
-        "by .detach(), .data, .item() or numpy"
+        f"{asked}. Either nothing it was computed from requires grad, or it was made under torch.no_grad(), or it was "
+        "cut off by .detach(), .data, .item() or numpy"
         + ("" if site else "; byname.track() around the computation remembers which line made it")
     )

@@ -339,10 +339,8 @@ def root_node(root: Any) -> Node:
     if type(root) is torch.autograd.graph.GradientEdge:
         return root.node
     is_module = issubclass(type(root), torch.nn.Module)
-    hint = "; a model has no graph, the loss computed with it has" if is_module else ""
-    raise NotATensorError(
-        f"a tensor, a grad_fn or a sequence of these is needed, and this is of type {type(root).__name__}{hint}"
-    )
+    hint = "; a model has no graph, but the loss computed with it has one" if is_module else ""
+    raise NotATensorError(f"expected a tensor, a grad_fn or a sequence of these, but got {type(root).__name__}{hint}")
 
 
 def has_graph(root: Any) -> bool:
@@ -382,14 +380,14 @@ def opaque_reason(node: Node) -> str:
     name = node_name(node)
     reason = next((words for start, words in _OPAQUE.items() if name.startswith(start)), "")
     if not reason and "DifferentiableGraph" in name:
-        reason = "a scripted function: its operations are inside"
+        reason = "a scripted function: its operations are hidden inside"
     return reason
 
 
 _OPAQUE = {
-    "CompiledFunctionBackward": "a compiled function: its operations are inside",
+    "CompiledFunctionBackward": "a compiled function: its operations are hidden inside",
     "CheckpointFunctionBackward": "a reentrant checkpoint: the parameters used in it are not in the graph",
-    "CopySlices": "an in-place change of a view: what that operation saved is inside",
+    "CopySlices": "an in-place change of a view: the tensors that it saved are hidden inside",
 }
 
 
