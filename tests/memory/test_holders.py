@@ -145,9 +145,9 @@ def test_no_more_than_asked_for_are_told():
     "given", [None, 3, nn.Linear(2, 2), "loss", {1: torch.ones(1)}], ids=lambda one: type(one).__name__
 )
 def test_what_is_no_tensor_is_refused(given):
-    with pytest.raises(byname.BynameError, match="wants a tensor or a list of tensors, and this is of type"):
+    with pytest.raises(byname.BynameError, match="expects a tensor or a list of tensors, but got"):
         byname.holders(given)
-    with pytest.raises(TypeError, match="wants tensors, and one of these is of type"):
+    with pytest.raises(TypeError, match="expects tensors, but one of these is of type"):
         byname.holders([torch.ones(1), given])
 
 

@@ -211,7 +211,7 @@ def growth(*, collect: bool = False) -> Growth:
     [('history[*]', 3, 'stored-graph')]
     """
     if type(collect) is not bool:
-        raise BadArgumentError(f"growth(collect=...) is True or False, and this is of type {type(collect).__name__}")
+        raise BadArgumentError(f"growth(collect=...) must be True or False, but got {type(collect).__name__}")
     return Growth(collect)
 
 

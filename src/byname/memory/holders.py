@@ -78,7 +78,7 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
     """
     if type(limit) is not int or limit < 1:
         raise BadArgumentError(
-            f"limit is how many holders to tell of each tensor, a whole number from 1; not {limit!r}"
+            f"limit is how many holders to list for each tensor, an int of at least 1, but got {limit!r}"
         )
     single = is_tensor(tensor)
     asked = Targets([tensor] if single else _tensors(tensor))
@@ -90,12 +90,10 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
 
 def _tensors(given: Any) -> Sequence[torch.Tensor]:
     if type(given) not in (list, tuple):
-        raise NotATensorError(
-            f"holders() wants a tensor or a list of tensors, and this is of type {type(given).__name__}"
-        )
+        raise NotATensorError(f"holders() expects a tensor or a list of tensors, but got {type(given).__name__}")
     for one in given:
         if not is_tensor(one):
-            raise NotATensorError(f"holders() wants tensors, and one of these is of type {type(one).__name__}")
+            raise NotATensorError(f"holders() expects tensors, but one of these is of type {type(one).__name__}")
     return given  # type: ignore[no-any-return]
 
 

@@ -170,7 +170,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
     (
         "context-cycle",
         _is_context_cycle,
-        "save outputs and inputs with ctx.save_for_backward(...), not as attributes of ctx: ctx.y = y makes a cycle",
+        "save outputs and inputs with ctx.save_for_backward(...), not as attributes: ctx.y = y makes a reference cycle",
     ),
     (
         "graph-in-grad",
@@ -180,58 +180,58 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
     (
         "unknown",
         _comes_with_the_first_step,
-        "gradients and optimizer state come with the first steps: enter growth() after them",
+        "the first steps create gradients and optimizer state: enter growth() after them",
     ),
     (
         "stored-exception",
         lambda found: found.steps("traceback"),
-        "keep str(error), or error.with_traceback(None): a traceback holds every variable of the functions it passed",
+        "keep str(error), or error.with_traceback(None): a traceback holds every variable of the functions in it",
     ),
     (
         "lru-cache",
         lambda found: found.steps("cache"),
-        "do not cache functions of tensors or of modules, or clear it: .cache_clear(); maxsize= bounds it",
+        "do not cache functions of tensors or modules, or clear the cache: .cache_clear(); maxsize= bounds it",
     ),
     (
         "hook-closure",
         lambda found: found.steps("hook"),
-        "remove the hook when it has done its work (handle.remove()), and clear what it fills after each step",
+        "remove the hook when it has done its work (handle.remove()), and after each step clear what it has filled",
     ),
     (
         "logger",
         lambda found: found.passes(logging.Handler, logging.LogRecord),
-        "log numbers, loss.item(), and not tensors: a handler that buffers keeps the arguments of its records",
+        "log numbers such as loss.item(), not tensors: a handler that buffers records keeps their arguments",
     ),
     (
         "prefetch",
         lambda found: found.passes(queue.Queue, queue.SimpleQueue) or _from_a_loader(found) or _was_submitted(found),
-        "bound the queue (maxsize=, prefetch_factor=), take out what is put in, and drop the iterator when done",
+        "bound the queue (maxsize=, prefetch_factor=), take out what was put in, and drop the iterator when done",
     ),
     (
         "view-pins-base",
         _pins_base,
-        "store a copy of the part, part.clone(), of an array part.copy(): a slice keeps the whole that it was cut from",
+        "store a copy of the part, part.clone() (of an array part.copy()): a slice keeps its whole base alive",
     ),
     (
         "stored-graph",
         lambda found: found.has_graph() and found.entries > 0 and found.is_many(),
-        "store loss.item() or loss.detach(): a result keeps the graph that computed it, and all that is saved there",
+        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it",
     ),
     (
         "retained-graph",
         lambda found: found.has_graph() and found.was_there(),
-        "detach what goes from one step to the next: state = state.detach(), total += loss.item()",
+        "detach what is carried from one step to the next: state = state.detach(), total += loss.item()",
     ),
     (
         "stored-copies",
         _is_copy,
-        "keep the best copy alone, or save it to a file; .cpu() copies leave the accelerator's memory",
+        "keep only the best copy, or save it to a file; .cpu() copies take no memory of the accelerator",
     ),
     (
         "growing-cache",
         lambda found: bool(found.group.ways) and found.is_one() and found.was_there(),
-        "this tensor itself becomes larger: keep the part that is still needed, x = x[-limit:].clone(), or write over "
-        "the oldest in one of full size",
+        "this tensor itself becomes larger: keep only the part that is still needed, x = x[-limit:].clone(), or "
+        "allocate it once at full size and overwrite the oldest part",
     ),
     (
         "growing-cache",

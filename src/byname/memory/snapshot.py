@@ -176,7 +176,7 @@ def _first(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
 
 
-_NOBODY = "nobody that byname can see: C++ code, or an expression that is being evaluated"
+_NOBODY = "nothing that byname can see: C++ code, or an expression that is being evaluated"
 
 
 class Graphs:
