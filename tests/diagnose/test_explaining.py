@@ -332,7 +332,7 @@ class TestArguments:
         assert whats_patched() == before
 
     def test_explain_wants_an_exception(self):
-        with pytest.raises(TypeError, match="explain\\(\\) wants an exception, and this is of type str"):
+        with pytest.raises(TypeError, match="explain\\(\\) expects an exception, but got str"):
             byname.explain("modified by an inplace operation")
 
     def test_explain_without_an_error(self, monkeypatch):
@@ -350,7 +350,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("thing", [1, None, "loss", nn.Linear(1, 1)])
     def test_check_wants_a_tensor(self, thing):
-        with pytest.raises(byname.BynameError, match="check\\(\\) wants the loss, a tensor"):
+        with pytest.raises(byname.BynameError, match="check\\(\\) expects the loss, a tensor"):
             byname.check(thing)
 
 

@@ -188,7 +188,7 @@ def test_nan_in_the_data_is_no_operations_doing():
         shifted = data + 1
         model(shifted).sum().backward()
     assert found[0].message.startswith("`data` holds NaN (1 of 3) already")
-    assert "no operation seen here turned it" in found[0].message
+    assert "no operation seen here produced it" in found[0].message
 
 
 def test_numbers_written_as_nan_are_told_as_given():

@@ -32,7 +32,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     """Return the problems that a backward call will have; call it before ``loss.backward()``.
 
     It compares the graph with the model and the optimizer, and finds: parameters that the loss does not reach, that no
-    optimizer has, or that an optimizer has and the model no longer does; leaves whose gradient nobody uses; saved
+    optimizer has, or that an optimizer has and the model no longer does; leaves whose gradient nothing uses; saved
     tensors that are freed or were changed; a graph that carries earlier iterations along. Under `track` or `explaining`
     it also knows the lines. It only reads: no hook is called, nothing is computed.
 
@@ -59,7 +59,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     roots = as_sequence(loss)
     for root in roots:
         if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
-            raise NotATensorError(f"check() wants the loss, a tensor, and this is of type {type(root).__name__}")
+            raise NotATensorError(f"check() expects the loss, a tensor, but got {type(root).__name__}")
     context = FailureContext(roots, (), models_of(model), optimizers_of(optimizer))
     with collection_paused():
         if not all(map(has_graph, roots)):
@@ -92,7 +92,7 @@ class _Check:
     def _spoilt(self, is_grown: bool) -> list[Finding]:
         """Return findings about saved tensors that this backward call needs and that were freed or changed.
 
-        If the graph grows, freed tensors are left out: a running total that cannot be backwarded follows from the
+        If the graph grows, freed tensors are left out: the failing backward of a running total follows from the
         growth.
         """
         with DisableTorchFunction():

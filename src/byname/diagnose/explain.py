@@ -62,7 +62,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
     models, optimizers = models_of(model), optimizers_of(optimizer)
     asked = _in_flight() if error is None else error
     if not issubclass(type(asked), BaseException):
-        raise NotAnErrorError(f"explain() wants an exception, and this is of type {type(asked).__name__}")
+        raise NotAnErrorError(f"explain() expects an exception, but got {type(asked).__name__}")
     known = explained(asked)
     if known is not None:
         return known
@@ -79,7 +79,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
 def _in_flight() -> BaseException:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is None:
-        raise BadArgumentError("there is no exception to explain; call explain() in an except block, or give the error")
+        raise BadArgumentError("there is no exception to explain; call explain() in an except block, or pass the error")
     return error
 
 
@@ -115,8 +115,8 @@ def _out_of_memory(context: FailureContext, error: BaseException) -> Finding:
     """Return a finding about the line that ran out of memory, with the tensors that are alive now."""
     message = f"there was not enough memory left for {_asked(message_of(error))}{at(context.noticed)}"
     remedy = (
-        "let go of what is no longer needed: byname.growth() tells what piles up from step to step, "
-        "byname.holders(tensor) what keeps a tensor; smaller batches and checkpoints keep less for backward"
+        "let go of what is no longer needed: byname.growth() tells what grows from step to step, "
+        "byname.holders(tensor) what keeps a tensor alive; smaller batches and checkpoints save less for backward"
     )
     return Finding("out-of-memory", message, (), known_sites(context.noticed), remedy, what_fills_the_memory())
 

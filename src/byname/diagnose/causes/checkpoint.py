@@ -20,8 +20,8 @@ from byname.tracking.tracker import logs
 __all__ = ["checkpoint_mismatch"]
 
 _REMEDY = (
-    "what runs inside a checkpoint must do the same twice: no counters, caches, branches or random choices of Python "
-    "that the first run changes (the random numbers of PyTorch itself are replayed)"
+    "what runs inside a checkpoint must do the same both times: no counters, caches, branches or random choices in "
+    "Python that differ the second time (PyTorch replays its own random numbers)"
 )
 
 
@@ -121,10 +121,10 @@ def _told(context: FailureContext, left_out: Sequence[Call], added: Sequence[Cal
     names = tuple(_name(call) for call in calls)
     what = [quote_at(name, site) for name, site in zip(names, sites, strict=True)]
     if left_out and added:
-        words = f"{what[0]} was computed the first time, and {what[1]} in its place the second time"
+        words = f"{what[0]} was computed the first time, but {what[1]} in its place the second time"
     else:
-        words = f"{what[0]} was computed the {'first' if left_out else 'second'} time only"
-    message = f"the checkpointed part did something else when backward computed it again: {words}"
+        words = f"{what[0]} was computed only the {'first' if left_out else 'second'} time"
+    message = f"the checkpointed part did not do the same when backward recomputed it: {words}"
     return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, context.noticed), _REMEDY)
 
 
@@ -143,11 +143,11 @@ def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | Non
     number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
     node = None if number is None else nodes[number]
     if number is None or node is None:
-        message = "the checkpointed part saved another number of tensors when backward computed it again"
+        message = "the checkpointed part saved a different number of tensors when backward recomputed it"
         return Finding("checkpoint-mismatch", message, sites=known_sites(context.noticed), remedy=_REMEDY)
     name, made = context.variable(node), context.site(node)
     message = (
-        f"the checkpointed part did something else when backward computed it again: what was saved for {quote(name)}"
+        f"the checkpointed part did not do the same when backward recomputed it: the tensor saved for {quote(name)}"
         f"{at(made)} was {_shape(then[number])} the first time and is {_shape(now[number])} the second time"
     )
     return Finding("checkpoint-mismatch", message, culprits_of(name), known_sites(made, context.noticed), _REMEDY)

@@ -21,7 +21,7 @@ _SAME_LINE = (
 )
 _OTHER_LINE = (
     "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
-    "in the first backward keeps all that was saved in memory until the second, and allows no optimizer step between"
+    "in the first backward keeps all saved tensors in memory until the second, and allows no optimizer step in between"
 )
 
 
@@ -69,9 +69,10 @@ def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
     freed = None if run is None else run.site
     it = quote(variable)
     where = f", made at {made}," if made is not None and variable.path else ""
-    by = f"the backward{at(freed)} has freed it" if run is not None else "an earlier backward has freed it"
+    by = f"the backward{at(freed)} freed them" if run is not None else "an earlier backward freed them"
     message = (
-        f"this backward{at(context.noticed)} goes through {it}{where} and what autograd had saved there is gone: {by}"
+        f"this backward{at(context.noticed)} goes through {it}{where} but the tensors that autograd "
+        f"saved there are gone: {by}"
     )
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     name = f"`{variable.path}`" if variable.path else "it"
@@ -91,8 +92,8 @@ def _uncertain(context: FailureContext, numbers: Sequence[int]) -> Finding:
     sites = [made for _, made in possible] if len(possible) == 1 else []
     who = quote_all(names) or "a tensor without a name"
     message = (
-        f"this backward{at(context.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, and what "
-        "autograd had saved there was freed by an earlier backward. byname.explaining() around the program "
+        f"this backward{at(context.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, but an "
+        "earlier backward freed the tensors that autograd saved there. byname.explaining() around the program "
         "remembers which backward that was"
     )
     remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")

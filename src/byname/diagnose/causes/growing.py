@@ -45,13 +45,13 @@ def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]
         return []
     variable = context.variable(join.carrier)
     message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
-        f"{quote(variable)} carries it from one iteration to the next{at(join.site)}, so it grows with every "
-        "iteration, in memory and in time"
+        f"{quote(variable)} carries it from one iteration to the next{at(join.site)}, so the graph takes "
+        "more memory and more time with every iteration"
         if join.is_chain
-        else f"{quote(variable)} brings them together{at(join.site)}. If every iteration adds one, it grows without end"
+        else f"{quote(variable)} joins them{at(join.site)}. If every iteration adds one, the graph grows without end"
     )
     remedy = (
-        "for a running total add loss.item() or loss.detach(); for a state that is carried over detach it at the "
+        "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
         "beginning of each iteration"
     )
     return [Finding("graph-grows", message, culprits_of(variable), known_sites(join.site), remedy)]
@@ -117,7 +117,7 @@ def graph_in_grad(context: FailureContext, leaves: Sequence[torch.Tensor]) -> li
     names = tuple(context.names(held[::-1]))
     sites = dict.fromkeys(run.site for run in runs if run is not None)
     message = (
-        f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True has left it "
+        f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True left it "
         "there, and parameter and gradient keep each other alive"
     )
     remedy = (

@@ -104,7 +104,7 @@ class _Change:
             return self._stepped(step.site, f"{step.operation}() changed it")
         owner = self._optimizer()
         if not self.changes and owner:
-            return self._stepped(None, f"it has changed since, and {owner} has it: most likely by a step")
+            return self._stepped(None, f"it was changed afterwards, most likely by a step of {owner}, which has it")
         return self._changed(self.changes[0] if self.changes else None)
 
     def _changed(self, change: Mutation | None) -> Finding:
@@ -112,7 +112,7 @@ class _Change:
         if change is None:
             watched = self.saved is not None  # only a tracker knows where the tensor was saved
             unseen = "by something that no tracker saw" if watched else "byname.explaining() remembers the line"
-            what = f"changed in place since ({unseen})"
+            what = f"changed in place afterwards ({unseen})"
         else:
             more = len(self.changes) - 1
             again = f" and {counted(more, 'time')} more" if more else ""
@@ -160,13 +160,13 @@ def _remedy(change: Mutation | None, name: Name, is_leaf: bool) -> str:
     """Return advice on the code to write instead of the in-place change."""
     it = name.path or "the tensor"
     if is_leaf:
-        return f"change {it} after the backward, or before the forward: values that backward needs must stay until then"
+        return f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
     rewritten = None if change is None or change.site is None else _rewritten(change.site.statement, change.operation)
     if rewritten is not None:
         return f"write it out of place: {rewritten}"
     return (
         f"change a copy instead: take {it}.clone() before the change, or use an operation that returns a new tensor "
-        "(no underscore at its end, inplace=False, no out=; torch.where for some items)"
+        "(no trailing underscore, inplace=False, no out=; torch.where to change some elements)"
     )
 
 
@@ -218,7 +218,7 @@ def leaf_in_place(context: FailureContext, error: BaseException) -> Finding | No
     )
     message = f"{what} is changed in place"
     remedy = (
-        "to set its values, as an initialisation or a step does, write the statement under torch.no_grad(); to compute "
+        "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute "
         f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
     )
     return Finding("leaf-in-place", message, culprits_of(name), known_sites(context.noticed), remedy)
@@ -247,15 +247,17 @@ def non_leaf_grad(context: FailureContext, error: BaseException) -> Finding | No
         if made is None and node is not None:
             made = FailureContext([tensor]).site(1)
     why = (
-        f"made{at(made)} by an operation on another tensor" if made else "the result of an operation on another tensor"
+        f"it was made{at(made)} by an operation on another tensor"
+        if made
+        else "it is the result of an operation on another tensor"
     )
     wanted = "an optimizer takes only leaves" if type(error) is ValueError else "only leaves get a .grad"
     it = quote(name)
     remedy = (
-        f"compute the values first and then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
+        f"compute the values first, then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
         "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
     )
-    message = f"{it} is no leaf: it is {why}, and {wanted}"
+    message = f"{it} is not a leaf: {why}, and {wanted}"
     return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
 
 

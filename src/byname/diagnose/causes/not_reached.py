@@ -92,7 +92,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
     """Return the calls that converted tensors to the Python values a tensor was made from, and whether it is sure.
 
     A call is sure if its statement also made the tensor, or assigned a variable that the making statement reads.
-    Otherwise every call that may be meant is returned, if they are few, since nobody sees the way of a number through
+    Otherwise every call that may be meant is returned, if they are few, since nobody sees how a number passes through
     the program.
     """
     log = next((log for log in logs() if _making_in(log, root) is not None), None)
@@ -149,15 +149,16 @@ def why_cut(cut: Cut) -> str:
         return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
     if cut.reason == "inference":
         return "is computed under torch.inference_mode()"
-    return next((words for names, words, _ in _KINDS if cut.name in names), f"is what {cut.name}() gives: no gradient")
+    return next(
+        (words for names, words, _ in _KINDS if cut.name in names),
+        f"is the result of {cut.name}(), which has no gradient",
+    )
 
 
 def _remedy(cut: Cut) -> str:
     if cut.reason:
         return "compute what the loss depends on outside of that block"
-    return next(
-        (words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation in its place"
-    )
+    return next((words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation instead")
 
 
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
@@ -169,7 +170,7 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     (
         ["detach", "data", "detach_"],
         "is detached from the graph",
-        "leave out the detach for what the loss is computed from",
+        "leave out the detach for tensors that the loss is computed from",
     ),
     (
         _POSITIONS,
@@ -178,10 +179,10 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     ),
     (
         _NUMBERS,
-        "is taken out of PyTorch as plain numbers",
-        "keep the tensor for the loss (torch.stack joins several), and take numbers out for logging only",
+        "is converted to plain numbers outside of PyTorch",
+        "keep the tensor for the loss (torch.stack joins several), and convert to numbers only for logging",
     ),
-    (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) in its place"),
+    (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),
     (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
 )
 """Calls that cut off, by name, with a phrase about their result and the code to write instead."""
@@ -199,7 +200,7 @@ def _frozen(context: FailureContext, root: torch.Tensor) -> Finding | None:
         return None
     sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
     names = context.names(frozen)
-    verb = "requires no grad: it was" if len(names) == 1 else "require no grad: they were"
+    verb = "does not require grad: it was" if len(names) == 1 else "do not require grad: they were"
     where = f" frozen{at(sites[0])}" if sites else " frozen"
     message = f"nothing that requires grad went into this loss. {quote_all(names)} {verb}{where}"
     remedy = "call requires_grad_() on the parameters that should learn"
@@ -209,7 +210,7 @@ def _frozen(context: FailureContext, root: torch.Tensor) -> Finding | None:
 def _unseen(context: FailureContext, root: torch.Tensor) -> Finding:
     """Return a finding from the tensor alone, for a cut that no tracker saw."""
     made, name = site_of_tensor(root), context.name(root)
-    message = f"{quote(name)} cannot be backwarded: {why_no_graph(root, made)}"
+    message = f"backward cannot start from {quote(name)}: {why_no_graph(root, made)}"
     remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
     return Finding("no-grad-path", message, (), known_sites(made, context.noticed), remedy)
 
@@ -237,18 +238,18 @@ class CutOff(NamedTuple):
         gets = "it gets" if len(names) == 1 else "they get"
         message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(context)}"
         remedy = (
-            "leave out the cut where they should learn; where they should not, requires_grad_(False) says so"
+            "leave out the cut if they should learn; if they should not, requires_grad_(False) says so"
             if self.snips
-            else "use them in what the loss is computed from, or freeze them with requires_grad_(False)"
+            else "compute the loss with them, or freeze them with requires_grad_(False)"
         )
         return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
 
     def _way(self, context: FailureContext) -> str:
         """Return the place of the cut, as the rest of a sentence."""
         if not self.snips:
-            return "" if logs() else "; byname.track() around the forward tells which line cuts the way, if one does"
+            return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
         places = [f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
-        return f". The way {self.sure} cut here: {'; or '.join(places)}"
+        return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 
 def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[CutOff]:

@@ -1,6 +1,6 @@
 """Ownership: not-in-optimizer, orphaned-parameter, free-leaf.
 
-These findings tell which optimizer has the parameters that gather a gradient, and whether anything uses the gradient.
+These findings tell which optimizer has the parameters that get a gradient, and whether anything uses the gradient.
 The source of the program's loaded functions tells whether the program reads it.
 """
 
@@ -38,12 +38,13 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     )
     if not names:
         return []
-    gather, it, they = ("gathers", "it", "it") if len(names) == 1 else ("gather", "them", "they")
+    gather, it, they = ("gets", "it", "it") if len(names) == 1 else ("get", "them", "they")
     has = "has" if _several(context) else "does not have"
-    message = f"{quote_all(names)} {gather} a gradient, and {_those(context)} {has} {it}"
+    message = f"{quote_all(names)} {gather} a gradient, but {_those(context)} {has} {it}"
     remedy = (
-        f"give {it} to the optimizer (optimizer.add_param_group), or build it when the model is complete; where {they} "
-        f"should stay, requires_grad_(False) also saves computing {'its gradient' if it == 'it' else 'their gradients'}"
+        f"give {it} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is complete; "
+        f"if {they} should not learn, requires_grad_(False) also saves computing "
+        f"{'its gradient' if it == 'it' else 'their gradients'}"
     )
     return [Finding("not-in-optimizer", message, names, remedy=remedy)]
 
@@ -71,7 +72,8 @@ def orphaned(context: FailureContext, strangers: Sequence[torch.Tensor], newcome
     new = tuple(leaf.name for leaf in reversed(newcomers))
     if new:
         message += (
-            f"; it does not have {quote_all(new)}. It looks as if a part was replaced after the optimizer was built"
+            f"; it does not have {quote_all(new)}. It looks as if a part of the model was replaced after the "
+            "optimizer was built"
         )
     remedy = (
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
@@ -93,7 +95,7 @@ def _those(context: FailureContext) -> str:
 
 
 def free_leaves(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Return findings about leaves that are no parameters and gather a gradient that nobody reads."""
+    """Return findings about leaves that are not parameters and get a gradient that nothing reads."""
     return [
         _free(context, leaf)
         for leaf in reversed(leaves)
@@ -124,15 +126,17 @@ def _free(context: FailureContext, leaf: Leaf) -> Finding:
     if used is not None and used.target and not name.exact and "requires_grad" in used.statement:
         return _not_a_leaf(used, name)
     held = (
-        "no variable holds it any more, so" if not name.exact or name.rebound_at else "it is no parameter of a module,"
+        "no variable holds it any more, so"
+        if not name.exact or name.rebound_at
+        else "it is not a parameter of a module,"
     )
     message = (
-        f"{quote(name)} requires grad and gathers a gradient at every backward, which nobody uses: {held} no optimizer "
-        "changes it and nothing reads or clears its .grad"
+        f"{quote(name)} requires grad and gets a gradient in every backward, but nothing uses that gradient: {held} no "
+        "optimizer changes it and nothing reads or clears its .grad"
     )
     remedy = (
         "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "
-        "without requires_grad, or use it detached"
+        "without requires_grad, or detach it where it is used"
     )
     return Finding("free-leaf", message, (name,), known_sites(made, name.rebound_at), remedy)
 
@@ -140,8 +144,8 @@ def _free(context: FailureContext, leaf: Leaf) -> Finding:
 def _not_a_leaf(made: Site, name: Name) -> Finding:
     """Return a finding for ``w = torch.randn(3, requires_grad=True) * 0.1``, where the variable is not the leaf."""
     message = (
-        f"`{made.target}` is no leaf: the statement at {made} makes a leaf and computes {made.target} from it, so the "
-        "gradient goes to a tensor that no variable holds"
+        f"`{made.target}` is not a leaf: the statement at {made} makes a leaf and computes {made.target} from it, so "
+        "the gradient goes to a tensor that no variable holds"
     )
     remedy = f"compute the values first: {made.target} = (...).requires_grad_(), or wrap them in nn.Parameter(...)"
     target = Name(made.target or "", "local", name.scope, exact=False, site=made)

@@ -193,16 +193,16 @@ def _turned_in_backward(
 def _came(offence: _Offence, walk: Walk, name: str, culprit: Name | None) -> str:
     numbers = f"{offence.kind} ({offence.count} of {offence.of})"
     if offence.how == "summed":
-        return f"the gradient of `{culprit}` became {numbers} when a finite gradient was added to the finite one there."
+        return f"the gradient of `{culprit}` became {numbers} when a finite gradient was added to a finite one there."
     if offence.number in walk.roots:
         return (
-            f"the gradient that came to the root ({name}) holds {numbers} though no operation of this backward made "
-            "it: it was given to backward(), or put there by a hook."
+            f"the gradient that arrived at the root ({name}) holds {numbers}, though no operation of this backward "
+            "made it: it was given to backward(), or put there by a hook."
         )
     whose = f"`{culprit}`" if culprit is not None else name
     return (
-        f"the gradient that came to {whose} holds {numbers} though every operation gave finite ones: several "
-        "overflowed in their sum, or a hook changed one."
+        f"the gradient that arrived at {whose} holds {numbers}, though every operation returned finite ones: the "
+        "sum of several overflowed, or a hook changed one."
     )
 
 
@@ -264,6 +264,6 @@ def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
         return None
     variable, made = context.variable(number), context.site(number)
     operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
-    message = f"the backward of {operation}, which computes {quote(variable)}{at(made)}, gives NaN"
-    remedy = "byname run --non-finite tells which values do it; keep them away before the operation, not after it"
+    message = f"the backward of {operation}, the operation that made {quote(variable)}{at(made)}, returned NaN"
+    remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
     return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, context.noticed), remedy)

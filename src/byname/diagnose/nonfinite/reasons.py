@@ -87,7 +87,7 @@ def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
     given = tensors.get("self")
     if operation in _GROWING and given is not None and given.numel() and not given.dtype.is_complex:
         largest = float(given.detach().abs().max().item())
-        return f"its input goes up to {largest:g} in size, and {_type(result)} ends at {end:.3g}"
+        return f"its input goes up to {largest:g} in magnitude, and {_type(result)} ends at {end:.3g}"
     return f"{_type(result)} ends at {end:.3g}" if result.dtype in _SHORT else ""
 
 
@@ -154,8 +154,8 @@ _HALF = (
     "float16 ends at 65504: let torch.amp.GradScaler skip such steps and lower its scale, or compute this in bfloat16 "
     "or float32"
 )
-_OVERFLOW = "scale the numbers down before this operation, or compute it in a wider type"
-_GENERAL = "keep its inputs away from where it, or its slope, is infinite or undefined"
+_OVERFLOW = "scale the numbers down before this operation, or compute it in a wider dtype"
+_GENERAL = "keep its inputs away from points where the operation, or its slope, is infinite or undefined"
 _EPS_INSIDE = "add a small eps inside, before the root: torch.sqrt(x + eps)"
 _LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
 _LINEAR = "keep its input strictly between -1 and 1: x.clamp(-1 + eps, 1 - eps)"
@@ -169,11 +169,12 @@ _REMEDIES = {
     "div": "keep the denominator away from 0: add a small eps to it, or clamp_min(eps)",
     "reciprocal": "keep its input away from 0: add a small eps to it",
     "exp": "subtract the maximum first, as torch.softmax and torch.logsumexp do, or clamp the input",
-    "pow": "keep the base above 0, or add a small eps to it, where the exponent is below 1 or is no whole number",
+    "pow": "keep the base above 0, or add a small eps to it, where the exponent is below 1 or not a whole number",
     "acos": _LINEAR,
     "asin": _LINEAR,
-    "atan2": "keep its two inputs from being 0 at once",
-    "std": "a standard deviation needs two elements or more, and has no slope at 0: add a small eps, or unbiased=False",
+    "atan2": "keep its two inputs from both being 0",
+    "std": "a standard deviation needs two elements or more, and its slope at 0 is not finite: add a small eps, or "
+    "unbiased=False",
     "var": "a variance needs two elements or more: unbiased=False, or correction=0",
     "softmax": "leave at least one element of each row unmasked",
 }

@@ -176,7 +176,7 @@ def _was_there(
         return (origin.code, origin.instruction, "given"), _given(origin, spot, sites)
     if tensor is None:
         kind = origin.kind if origin is not None else "NaN or Inf"
-        message = f"the root holds {kind}, and it is not known which operation made it{used}."
+        message = f"the root holds {kind}, but byname does not know which operation produced it{used}."
         key = (None if origin is None else (origin.code, origin.instruction), site_of(place))
         return key, Finding("non-finite-gradient", message, (), sites, _UNKNOWN)
     named = find(Targets([tensor])).names(tensor)[0]
@@ -184,16 +184,18 @@ def _was_there(
         mask, kind, node = not_finite(tensor), kind_of(tensor), fact(tensor, "grad_fn")
         is_leaf = node is None and fact(tensor, "requires_grad")
     numbers = f"{kind} ({int(mask.sum().item())} of {mask.numel()})"
-    whose = f"`{named.path}`" if named.path else f"a tensor that has no name, of shape {tuple(mask.shape)},"
+    whose = f"`{named.path}`" if named.path else f"a tensor without a name, of shape {tuple(mask.shape)},"
     if node is not None:
-        message = f"{whose}, the result of {node_name(node)}, holds {numbers}{used}; what happened inside was not seen."
+        message = (
+            f"{whose}, the result of {node_name(node)}, holds {numbers}{used}; what happened inside it was not seen."
+        )
         remedy = f"look into the forward of {node_name(node).removesuffix('Backward')}: its operations are hidden"
     elif is_leaf:
-        message = f"{whose} holds {numbers} already{used}: no operation of this forward pass turned it."
+        message = f"{whose} holds {numbers} already{used}: no operation of this forward pass produced it."
         remedy = "look at an earlier optimizer step, at what was loaded into it, or at how it was initialised"
     else:
-        message = f"{whose} holds {numbers} already{used}: it is the data, no operation seen here turned it."
-        remedy = "look at where the data comes from; torch.nan_to_num or a mask takes such values out"
+        message = f"{whose} holds {numbers} already{used}: it is in the data, no operation seen here produced it."
+        remedy = "look at where the data comes from; torch.nan_to_num or a mask removes such values"
     key = ("there", named.path, named.scope) if named.path else ("there", spot and spot.site, site_of(place))
     return key, Finding("non-finite-gradient", message, (named,) if named.path else (), sites, remedy)
 
@@ -203,9 +205,9 @@ def _given(origin: Origin, spot: Expression | None, sites: tuple[Site, ...]) -> 
     culprit = _called(origin, spot)
     message = (
         f"{quote_operation(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), "
-        "and this reached the root: no operation turned it."
+        "and this reached the root: no operation produced it."
     )
-    remedy = "look at where these numbers come from; torch.nan_to_num or a mask takes them out"
+    remedy = "look at where these numbers come from; torch.nan_to_num or a mask removes them"
     return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, remedy)
 
 
