@@ -168,20 +168,20 @@ class Blocks:
 
         Another thread may close a generator, and so leave a block that it did not enter.
 
-        Blocks whose leaving was stopped are left completely now. Without any block, nothing happens.
+        Blocks whose leaving was stopped are left completely now. Without any block, nothing happens. Callers hold
+        `defer_signals` from their first line on, since a signal may arrive before this function has begun to.
         """
         here = threading.get_ident()
-        with defer_signals():
-            begun = [block for block in self._entered if block.leaving]
-            entered = [block for block in self._entered if not block.leaving]
-            mine = [block for block in entered if block.thread == here]
-            errors: list[BaseException] = []
-            for block in [*(mine or ([] if begun else entered))[-1:], *begun]:
-                try:
-                    self._leave(block)
-                except BaseException as error:  # noqa: BLE001 - raised after all blocks were left
-                    errors.append(error)
-            raise_first(errors)
+        begun = [block for block in self._entered if block.leaving]
+        entered = [block for block in self._entered if not block.leaving]
+        mine = [block for block in entered if block.thread == here]
+        errors: list[BaseException] = []
+        for block in [*(mine or ([] if begun else entered))[-1:], *begun]:
+            try:
+                self._leave(block)
+            except BaseException as error:  # noqa: BLE001 - raised after all blocks were left
+                errors.append(error)
+        raise_first(errors)
 
     def _leave(self, block: _Block) -> None:
         block.leaving = True

@@ -72,13 +72,12 @@ class _Held:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self._later = _later(self, self._replaced)
         self.on = True
         try:
-            for number in _NUMBERS:
-                handler = _handler_of(number)
+            for number, handler in zip(_NUMBERS, map(_handler_of, _NUMBERS), strict=True):
                 if callable(handler) and (self.also_repeated or not _holds(handler)):
                     self._replaced[number] = handler
+                    self._later = self._later or _later(self, self._replaced)
                     _set_handler(number, self._later)
         except BaseException:
             self.__exit__()
@@ -90,6 +89,8 @@ class _Held:
             self._put_back(errors)
         finally:
             self._put_back(errors)  # an interrupt may have come in between
+        if not (self.came or errors):
+            return
         came, self.came = self.came, []
         with ExitStack() as stack:  # handles every signal that arrived, whatever the others raise
             stack.callback(_raise_one, errors)

@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ __all__ = ["NEW_THREADS", "start", "stop"]
 
 def start(watch: TrackingMode) -> None:
     """Begin to watch this thread."""
-    watch.__enter__()  # type: ignore[no-untyped-call]
+    FUNCTIONS.push(watch)
     if watch.allocating is not None:
         DISPATCHES.push(watch.allocating)
     _UNSEEN.watch(watch)
@@ -48,12 +48,21 @@ def stop(watch: TrackingMode) -> None:
 
     The call is also valid if `start` succeeded only in part, and again if `stop` was interrupted.
     """
-    with ExitStack() as undo:  # each of them, whatever the others raise; signals wait already
-        if watch.allocating is not None:
-            undo.callback(DISPATCHES.remove, watch.allocating)
-        undo.callback(FUNCTIONS.remove, watch)
-        undo.callback(_UNSEEN.unwatch, watch)
-        undo.callback(watch.disable)
+    try:  # each of them, whatever the others raise; signals wait already
+        watch.disable()
+    finally:
+        try:
+            _UNSEEN.unwatch(watch)
+        finally:
+            try:
+                FUNCTIONS.remove(watch)
+            finally:
+                if watch.allocating is not None:
+                    DISPATCHES.remove(watch.allocating)
+
+
+_Patch: TypeAlias = tuple[Any, str, Any, Any]
+"""An object, the name of its attribute, the original attribute, and the wrapper that replaces it."""
 
 
 class _Unseen:
@@ -62,10 +71,19 @@ class _Unseen:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: dict[int, list[TrackingMode]] = {}
-        self._wrapped: list[tuple[Any, str, Any, Any]] = []
-        self._made: dict[str, tuple[Any, Any]] = {}
         self._compiled = Compiled(self._watches, self._hide, self._show)
         self._steps = Steps(self._watches)
+        self._wanted = (
+            (torch.autograd.Function, "apply", self._noted, classmethod),
+            (nn.Parameter, "__new__", self._noted, staticmethod),
+            (torch, "from_numpy", self._noted, _as_it_is),
+            (nn.Module, "_call_impl", self._running, _as_it_is),
+            (torch, "compile", self._compiling, _as_it_is),
+            (torch.jit, "trace", self._unwatched, _as_it_is),
+            (torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is),
+        )
+        self._made: dict[int, _Patch] = {}
+        self._patches: list[_Patch] = []
         self._hook: Any = None
         self._deeper = Deeper()
 
@@ -85,15 +103,11 @@ class _Unseen:
 
     def _begin(self, watch: TrackingMode) -> None:
         self._watches.setdefault(watch.log.thread, []).append(watch)
-        if not self._wrapped:
+        if not self._patches:
             self._deeper.install()
-            self._wrap(torch.autograd.Function, "apply", self._noted, classmethod)
-            self._wrap(nn.Parameter, "__new__", self._noted, staticmethod)
-            self._wrap(torch, "from_numpy", self._noted, _as_it_is)
-            self._wrap(nn.Module, "_call_impl", self._running, _as_it_is)
-            self._wrap(torch, "compile", self._compiling, _as_it_is)
-            self._wrap(torch.jit, "trace", self._unwatched, _as_it_is)
-            self._wrap(torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is)
+            self._patches = [self._made.get(id(vars(one[0])[one[1]])) or self._patch(*one) for one in self._wanted]
+            for owner, name, _, ours in self._patches:
+                setattr(owner, name, ours)
             self._hear_of_steps()
         self._compiled.watch()
 
@@ -107,13 +121,8 @@ class _Unseen:
             return
         if self._hook is not None:
             self._hook.remove()
-        while self._wrapped:
-            owner, name, original, ours = self._wrapped[-1]
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-            if not _is_pytorchs(original):  # a patch of the program's may hold anything, and must not live on here
-                self._made.pop(name, None)
-            self._wrapped.pop()
+        self._restore()
+        self._patches = []
         self._deeper.remove()
         self._compiled.unwatch()
 
@@ -121,16 +130,20 @@ class _Unseen:
         """Remove the wrappers for a while."""
         with self._lock:
             self._hook.remove()
-            for owner, name, original, ours in self._wrapped:
-                if vars(owner).get(name) is ours:
-                    setattr(owner, name, original)
+            self._restore()
+
+    def _restore(self) -> None:
+        """Restore the originals, except where other code has replaced the wrapper."""
+        for owner, name, original, ours in self._patches:
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
 
     def _show(self) -> None:
         """Put the wrappers back, unless no thread is watched any more."""
         with self._lock:
-            if self._wrapped:
+            if self._patches:
                 self._hear_of_steps()
-            for owner, name, original, ours in self._wrapped:
+            for owner, name, original, ours in self._patches:
                 if vars(owner).get(name) is original:
                     setattr(owner, name, ours)
 
@@ -141,15 +154,14 @@ class _Unseen:
         else:
             self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
 
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> None:
+    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> _Patch:
+        """Return a wrapper of an attribute. One of a function of PyTorch's is kept for the next tracker."""
         original = vars(owner)[name]
-        before, ours = self._made.get(name, (None, None))
-        if before is not original:  # made once for each original: most programs enter and leave many trackers
-            function = getattr(original, "__func__", original)
-            ours = bind(functools.wraps(function)(make(function)))
-            self._made[name] = original, ours
-        self._wrapped.append((owner, name, original, ours))
-        setattr(owner, name, ours)
+        function = getattr(original, "__func__", original)
+        patch = owner, name, original, bind(functools.wraps(function)(make(function)))
+        if _is_pytorchs(function):  # a patch of the program's may hold anything, and must not live on here
+            self._made[id(original)] = patch
+        return patch
 
     def _noted(self, function: Any) -> Any:
         """Return a wrapper that records each call of a function that makes tensors."""
@@ -232,13 +244,12 @@ def _as_it_is(function: Any) -> Any:
     return function
 
 
-def _is_pytorchs(original: Any) -> bool:
+def _is_pytorchs(function: Any) -> bool:
     """Return whether a function is PyTorch's own, and not something that was put in its place."""
-    function = getattr(original, "__func__", original)
     code = getattr(function, "__code__", None)
     if code is None:
         return type(function) is types.BuiltinFunctionType
-    return is_torch(code.co_filename) and function.__closure__ is None
+    return is_torch(code.co_filename) and set(code.co_freevars) <= {"__class__"}  # which `super()` refers to
 
 
 _UNSEEN = _Unseen()

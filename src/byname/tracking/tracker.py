@@ -51,7 +51,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with defer_signals():  # `leave` defers them too, but a signal may arrive before it has begun to
+        with defer_signals():
             self._blocks.leave()
 
     def begin(self, block: Undo) -> Tracker:
@@ -74,12 +74,12 @@ class Tracker:
 
     def _log(self) -> Log:
         """Return a log for this thread: an earlier log of this thread that is not in use, or a new one."""
-        busy = [watch.log for watch in self._entered]
-        mine = [log for log in self.logs if log.of_this_thread() and log not in busy]
-        if not mine:
-            mine = [Log(self._limit)]
-            self.logs += mine
-        return mine[0]
+        for log in self.logs:
+            if log.of_this_thread() and all(watch.log is not log for watch in self._entered):
+                return log
+        log = Log(self._limit)
+        self.logs.append(log)
+        return log
 
     def _leave(self, watch: TrackingMode) -> None:
         """Stop a tracking mode. A second call does nothing."""
