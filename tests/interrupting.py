@@ -11,7 +11,7 @@ from pathlib import Path
 import byname
 
 PACKAGE = f"{Path(byname.__file__).parent}{os.sep}"
-GUARD = (f"reading{os.sep}signals.py", f"recording{os.sep}stores{os.sep}")
+GUARD = (f"reading{os.sep}interrupts.py", f"recording{os.sep}stores{os.sep}")
 """These hold signals back themselves."""
 
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 
 __all__ = ["Blocks", "Undo", "raise_first"]
 

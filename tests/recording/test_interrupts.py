@@ -4,7 +4,7 @@ import threading
 import journal_runs as runs
 import pytest
 
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 
 
 class Alarm(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.listener import Listener

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.columns import Column
 from byname.recording.processes.gather import Gatherer

@@ -12,9 +12,9 @@ from typing import TypeVar
 import torch
 
 from byname.errors import BadArgumentError, NotATensorError
+from byname.reading.interrupts import defer_signals
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.signals import defer_signals
 from byname.reading.tensor import is_tensor
 from byname.table import counted
 from byname.tracking.allocations import AllocationLog, AllocationMode

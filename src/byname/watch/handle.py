@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from byname.watch.heard import Heard
 
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.text import printable
 from byname.undo import Undo
 

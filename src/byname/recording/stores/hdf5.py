@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from byname.errors import RecordingError, RecordingWarning, recording_error
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.recording.series import Series
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.journal import JournaledFile

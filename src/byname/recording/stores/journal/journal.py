@@ -41,7 +41,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.recording.stores.journal.descriptors import (
     alone,
     beside,

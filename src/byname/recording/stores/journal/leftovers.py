@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from byname.errors import RecordingError
-from byname.reading.signals import defer_signals
+from byname.reading.interrupts import defer_signals
 from byname.recording.stores.journal.committed import CommittedFile, journaled
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over, write_at
 from byname.recording.stores.journal.frames import MAGIC
