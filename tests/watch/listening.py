@@ -6,7 +6,8 @@ import textwrap
 
 import torch
 
-from byname.watch.variables.listen import listen, variables_of
+from byname.watch.variables.listen import listen
+from byname.watch.variables.scopes import variables_of
 
 _NUMBERS = itertools.count()
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.watch.places.resolve import modules_by_path
+from byname.watch.wrappers import modules_by_path
 
 
 class Block(nn.Sequential):

@@ -14,7 +14,8 @@ from torch import nn
 
 import byname
 from byname.source.code import source_of
-from byname.watch.variables.listen import listen, method_of, variables_of
+from byname.watch.variables.listen import listen, method_of
+from byname.watch.variables.scopes import variables_of
 
 FORMS = {
     "plain": ("h = x + 1", ["h"], [("h", 3)]),

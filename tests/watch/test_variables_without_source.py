@@ -9,7 +9,8 @@ from listening import Told
 from torch import nn
 
 import byname
-from byname.watch.variables.listen import listen, variables_of
+from byname.watch.variables.listen import listen
+from byname.watch.variables.scopes import variables_of
 
 
 def sourceless(text, name="f", **scope):

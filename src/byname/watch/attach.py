@@ -25,8 +25,8 @@ from byname.watch.heard import in_words, not_come_to
 from byname.watch.iterations import Iterations
 from byname.watch.places.once import each_once
 from byname.watch.places.reachable import callable_instead
-from byname.watch.places.resolve import Meaning, is_called, modules_by_path, never_called, resolve
-from byname.watch.places.spot import Spot
+from byname.watch.places.resolve import never_called, resolve
+from byname.watch.places.spot import Meaning, Spot
 from byname.watch.running import Before, Callback, Running
 from byname.watch.selecting.selectors import Selector
 from byname.watch.taps.arrivals import Arrivals
@@ -36,7 +36,7 @@ from byname.watch.taps.delivery import delivery
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import hook_outputs
 from byname.watch.taps.states import States
-from byname.watch.wrappers import inside_of, is_script, without_scripts
+from byname.watch.wrappers import inside_of, is_called, is_script, modules_by_path, unseen_in_script
 
 __all__ = ["attach", "meaning_of", "parts_of", "unwrapped"]
 
@@ -283,3 +283,16 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
     if not found:
         raise NoMatchError(uncalled)
     return Meaning([Spot("module", path or "forward", module, alone=alone) for path, module in found])
+
+
+def without_scripts(spots: list[Spot]) -> list[Spot]:
+    """The places that can be got at, where some were asked for by wildcards.
+
+    Raises:
+        BadArgumentError: for a place in a scripted module that was asked for by its own path.
+    """
+    lost = [spot for spot in spots if is_script(spot.module) and spot.kind not in ("parameter", "buffer")]
+    for spot in lost:
+        if spot.alone or len(lost) == len(spots):
+            raise BadArgumentError(unseen_in_script(spot.full, spot.module))
+    return [spot for spot in spots if spot not in lost] if lost else spots

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from torch import nn
 
 from byname.reading.modules import modules_in
-from byname.watch.places.resolve import modules_by_path
+from byname.watch.wrappers import modules_by_path
 
 __all__ = ["notes_on_fast_paths"]
 

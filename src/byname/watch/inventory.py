@@ -12,11 +12,10 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.watch.places.operations import is_elementary
 from byname.watch.places.reachable import function_of, methods_of, names_reached
-from byname.watch.places.resolve import is_called
-from byname.watch.taps.states import state_of
-from byname.watch.variables.listen import variables_of
+from byname.watch.variables.scopes import variables_of
+from byname.watch.wrappers import is_called, state_of, under
 
-__all__ = ["Inventory", "Point", "is_called", "under"]
+__all__ = ["Inventory", "Point", "is_called"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,6 @@ class Inventory:
                 if not (code.co_argcount and name == code.co_varnames[0])
             ]
         return self._variables[function]
-
-
-def under(path: str, name: str) -> str:
-    """A path one name further."""
-    return f"{path}.{name}" if path else name
 
 
 def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, FunctionType]]:

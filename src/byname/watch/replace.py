@@ -12,9 +12,9 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.watch.attach import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
-from byname.watch.places.resolve import is_called, modules_by_path
 from byname.watch.select import Selector
 from byname.watch.tracing.flow import Call, Flow
+from byname.watch.wrappers import is_called, modules_by_path
 
 __all__ = ["replace"]
 

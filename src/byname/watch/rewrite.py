@@ -20,9 +20,9 @@ from byname.watch.graphs.recipe import Interjections, Recipe
 from byname.watch.graphs.records import Trace
 from byname.watch.graphs.rewritten import Rewritten
 from byname.watch.interjections import Interjection, checked_interjection
-from byname.watch.places.resolve import modules_by_path
 from byname.watch.taps.hooks import Hook
 from byname.watch.tracing.example import arguments_of
+from byname.watch.wrappers import modules_by_path
 
 __all__ = ["rewrite"]
 

@@ -8,11 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.errors import BadArgumentError
+from byname.place import Name
 from byname.reading.modules import modules_in
-from byname.watch.places.spot import Spot
+from byname.reading.objects import attributes_of, found_in
 
-__all__ = ["inside_of", "is_script", "notes_on_scripts", "unseen_in_script", "without_scripts"]
+__all__ = [
+    "NEVER_CALLED",
+    "inside_of",
+    "is_called",
+    "is_script",
+    "modules_by_path",
+    "notes_on_scripts",
+    "state_of",
+    "under",
+    "unseen_in_script",
+]
 
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -41,19 +51,6 @@ def is_script(module: Any) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def without_scripts(spots: list[Spot]) -> list[Spot]:
-    """The places that can be got at, where some were asked for by wildcards.
-
-    Raises:
-        BadArgumentError: for a place in a scripted module that was asked for by its own path.
-    """
-    lost = [spot for spot in spots if is_script(spot.module) and spot.kind not in ("parameter", "buffer")]
-    for spot in lost:
-        if spot.alone or len(lost) == len(spots):
-            raise BadArgumentError(unseen_in_script(spot.full, spot.module))
-    return [spot for spot in spots if spot not in lost] if lost else spots
-
-
 def unseen_in_script(path: str, module: nn.Module) -> str:
     """What to say of a place in a scripted module."""
     return (
@@ -67,3 +64,43 @@ def notes_on_scripts(model: nn.Module) -> Iterator[str]:
     names = dict.fromkeys(str(one.original_name) for one in modules_in(model) if is_script(one))
     if names:
         yield f"nothing can be seen inside of scripted or traced modules ({', '.join(names)}): TorchScript runs them"
+
+
+def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module of a model under its first path; the model's own is empty."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:  # and all that it holds
+            continue
+        seen.add(id(module))
+        found[path] = module
+        children = tuple((attributes_of(module).get("_modules") or {}).items())
+        for name, child in reversed(children):
+            if isinstance(child, nn.Module):
+                waiting.append((under(path, Name.of(name).text), inside_of(child)[0]))
+    return found
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward: a ``ModuleList`` has none."""
+    return "forward" in attributes_of(module) or found_in(type(module), "forward") is not NEVER_CALLED
+
+
+NEVER_CALLED = nn.Module.__dict__["forward"]
+"""The forward of containers such as ``ModuleList``."""
+
+
+def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
+    """A module's own parameters or buffers, by name."""
+    held: dict[str, Any] = module.__dict__.get(
+        "_parameters" if kind == "parameter" else "_buffers", {}
+    )  # not in scripts
+    return {name: one for name, one in held.items() if one is not None}
+
+
+def under(path: str, name: str) -> str:
+    """A path one name further."""
+    return f"{path}.{name}" if path else name

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from byname.watch.places.resolve import modules_by_path
 from byname.watch.places.spot import Spot
+from byname.watch.wrappers import modules_by_path
 
 __all__ = ["Kind", "Kinds"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
@@ -17,34 +16,26 @@ from byname.reading.objects import attributes_of, found_in, namespace_of
 from byname.watch.places.ambiguous import calls_function, note_on_function
 from byname.watch.places.operations import is_elementary, is_operation, operations_like
 from byname.watch.places.reachable import function_of, methods_of, names_reached
-from byname.watch.places.spot import Spot
-from byname.watch.taps.states import state_of
-from byname.watch.variables.listen import method_of, variables_of
-from byname.watch.wrappers import inside_of, is_script, unseen_in_script
+from byname.watch.places.spot import Meaning, Spot
+from byname.watch.variables.listen import method_of
+from byname.watch.variables.scopes import variables_of
+from byname.watch.wrappers import (
+    NEVER_CALLED,
+    inside_of,
+    is_called,
+    is_script,
+    modules_by_path,
+    state_of,
+    under,
+    unseen_in_script,
+)
 
-__all__ = ["Meaning", "is_called", "modules_by_path", "never_called", "resolve"]
+__all__ = ["never_called", "resolve"]
 
 
 Segments: TypeAlias = tuple[Segment, ...]
 Reached: TypeAlias = tuple[str, nn.Module, list[Segments]]
 """A module that the beginning of a pattern leads to: its path, the module, and what is left of the pattern there."""
-
-
-@dataclass(slots=True)
-class Meaning:
-    """What a path means.
-
-    Attributes:
-        spots: the places.
-        notes: how it was read, where it could be read in several ways.
-        operations: those of the places that are operations, by the path that was asked for.
-        asked: what was asked for, each with its places.
-    """
-
-    spots: list[Spot]
-    notes: list[str] = field(default_factory=list)
-    operations: dict[str, list[Spot]] = field(default_factory=dict)
-    asked: list[tuple[object, list[Spot]]] = field(default_factory=list)
 
 
 def resolve(place: Place, model: nn.Module) -> Meaning:
@@ -75,24 +66,6 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
         if is_script(module):
             raise BadArgumentError(unseen_in_script(str(place), module))
     raise NoMatchError(_unmatched(place, model))
-
-
-def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of a model under its first path; the model's own is empty."""
-    found: dict[str, nn.Module] = {}
-    seen: set[int] = set()
-    waiting = [("", model)]
-    while waiting:
-        path, module = waiting.pop()
-        if id(module) in seen:  # and all that it holds
-            continue
-        seen.add(id(module))
-        found[path] = module
-        children = tuple((attributes_of(module).get("_modules") or {}).items())
-        for name, child in reversed(children):
-            if isinstance(child, nn.Module):
-                waiting.append((_under(path, Name.of(name).text), inside_of(child)[0]))
-    return found
 
 
 def _meaning(place: Place, model: nn.Module) -> Meaning:
@@ -226,15 +199,6 @@ def _outputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Itera
         yield Spot("module", path or "forward", module, items=rest, alone=alone)
 
 
-def is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward: a ``ModuleList`` has none."""
-    return "forward" in attributes_of(module) or found_in(type(module), "forward") is not _NEVER_CALLED
-
-
-_NEVER_CALLED = nn.Module.__dict__["forward"]
-"""The forward of containers such as ``ModuleList``."""
-
-
 def _is_output(module: nn.Module, rest: Segments) -> bool:
     return all(isinstance(one, Item | AnyItem) for one in rest) and not (rest and _is_child(module, rest[0]))
 
@@ -250,7 +214,7 @@ def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterat
         for kind in ("parameter", "buffer"):
             for name in state_of(module, kind):
                 if fits(rest[0], Name.of(name)) or _is_key(rest[0], keys.get(name, ())):
-                    yield Spot(kind, _under(path, name), module, name, alone=alone)
+                    yield Spot(kind, under(path, name), module, name, alone=alone)
 
 
 def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
@@ -268,8 +232,8 @@ def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> It
 
 def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:
     if method == "forward":
-        return Spot("module", _under(path, method), module, items=items, alone=alone)
-    return Spot("variable", _under(path, method), module, "return", method, items, alone=alone)
+        return Spot("module", under(path, method), module, items=items, alone=alone)
+    return Spot("variable", under(path, method), module, "return", method, items, alone=alone)
 
 
 def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone: bool) -> Iterator[Spot]:
@@ -285,13 +249,13 @@ def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone:
     found = {name: _left(name, tail) for name in names}
     whole = [name for name, left in found.items() if () in left and not (name == names[0] and is_wild(tail[0]))]
     for name in whole:
-        yield Spot("variable", f"{_under(path, method)}.{name}", module, name, method, alone=alone)
+        yield Spot("variable", f"{under(path, method)}.{name}", module, name, method, alone=alone)
     if whole:
         return
     for name, left in found.items():
         for items in left:
             if items and items[-1] != Name("grad"):
-                yield Spot("variable", f"{_under(path, method)}.{name}", module, name, method, items, alone=alone)
+                yield Spot("variable", f"{under(path, method)}.{name}", module, name, method, items, alone=alone)
 
 
 def _left(variable: str, tail: Segments) -> set[Segments]:
@@ -315,7 +279,7 @@ def _operations(path: str, module: nn.Module, rest: Segments, alone: bool) -> It
         return
     name = rest[0]
     if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
-        yield Spot("operation", _under(path, name.text), module, name.text, items=rest[1:], alone=alone)
+        yield Spot("operation", under(path, name.text), module, name.text, items=rest[1:], alone=alone)
 
 
 _READERS = {
@@ -344,10 +308,6 @@ def _has_method(module: nn.Module, name: str) -> bool:
 def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:
     """Whether a function is one of PyTorch's; some of those in C do not say so."""
     return str(function.__module__ or "torch").partition(".")[0] == "torch"
-
-
-def _under(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _unmatched(place: Place, model: nn.Module) -> str:
@@ -387,7 +347,7 @@ def _in_other_words(place: Place, model: nn.Module) -> str:
         return f"; what {f'`{asked}`' if owner else 'the model'} returns is `{asked or 'forward'}`"
     if word in _INPUT and (function := function_of(module, "forward")) is not None:
         given = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-        paths = [f"`{_under(asked, 'forward')}.{name}`" for name in given]
+        paths = [f"`{under(asked, 'forward')}.{name}`" for name in given]
         return f"; what it is given is {', '.join(paths)}" if paths else ""
     return ""
 
@@ -399,13 +359,13 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
     reached = names_reached(modules.values())
     yield from _operations_near(place, model, modules, reached)
     for path, module in modules.items():
-        if found_in(type(module), "forward") is not _NEVER_CALLED:
+        if found_in(type(module), "forward") is not NEVER_CALLED:
             yield path or "forward"
         for kind in ("parameter", "buffer"):
-            yield from (_under(path, name) for name in state_of(module, kind))
+            yield from (under(path, name) for name in state_of(module, kind))
         for method in _methods(module, reached):
             near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
-            yield _under(path, method)
+            yield under(path, method)
             for spot in _variables(path, module, method, (Name("*"),), alone=False):
                 if near or spot.name in texts:
                     yield spot.path
@@ -413,7 +373,7 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
 
 def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
     """The methods of a module that a forward may come to."""
-    if found_in(type(module), "forward") is _NEVER_CALLED:
+    if found_in(type(module), "forward") is NEVER_CALLED:
         return []
     return ["forward", *(name for name in methods_of(module) if name in reached and not is_elementary(module))]
 
@@ -432,4 +392,4 @@ def _operations_near(
         asked = [(path, modules[path]) for path in near]
     for path, module in asked:
         methods = _methods(module, reached)
-        yield from (_under(path, name) for name in names if any(calls_function(module, name, one) for one in methods))
+        yield from (under(path, name) for name in names if any(calls_function(module, name, one) for one in methods))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from torch import nn
 
 from byname.place import Segment, join
 
-__all__ = ["Kind", "Spot"]
+__all__ = ["Kind", "Meaning", "Spot"]
 
 Kind: TypeAlias = Literal["module", "parameter", "buffer", "variable", "operation"]
 
@@ -57,3 +57,20 @@ class Spot:
 def _joined(items: tuple[Segment, ...]) -> str:
     text = join(items)
     return f".{text}" if text and not text.startswith("[") else text
+
+
+@dataclass(slots=True)
+class Meaning:
+    """What a path means.
+
+    Attributes:
+        spots: the places.
+        notes: how it was read, where it could be read in several ways.
+        operations: those of the places that are operations, by the path that was asked for.
+        asked: what was asked for, each with its places.
+    """
+
+    spots: list[Spot]
+    notes: list[str] = field(default_factory=list)
+    operations: dict[str, list[Spot]] = field(default_factory=dict)
+    asked: list[tuple[object, list[Spot]]] = field(default_factory=list)

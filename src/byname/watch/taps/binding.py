@@ -22,8 +22,7 @@ from byname.table import listed
 from byname.undo import Undo
 from byname.watch.places.once import each_once
 from byname.watch.places.operations import is_elementary
-from byname.watch.places.resolve import Meaning, is_called, modules_by_path
-from byname.watch.places.spot import Spot
+from byname.watch.places.spot import Meaning, Spot
 from byname.watch.running import Running, unheard
 from byname.watch.selecting.hints import inside_of_others
 from byname.watch.selecting.selectors import Selector, is_counted, no_match
@@ -32,7 +31,7 @@ from byname.watch.taps.functions import Functions, Owner
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
 from byname.watch.tracing.flow import Call, Flow, trace
-from byname.watch.wrappers import inside_of
+from byname.watch.wrappers import inside_of, is_called, modules_by_path
 
 __all__ = ["Binding"]
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from byname.watch.event import Event
 from byname.watch.gradients.values import accumulate, accumulating
@@ -22,7 +21,7 @@ from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import attachments_of
 
-__all__ = ["StandIn", "States", "state_of"]
+__all__ = ["StandIn", "States"]
 
 
 @dataclass(slots=True)
@@ -193,11 +192,3 @@ def _while_held(
         return None if receive is None else receive(gradient)
 
     return receive_held
-
-
-def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
-    """A module's own parameters or buffers, by name."""
-    held: dict[str, Any] = module.__dict__.get(
-        "_parameters" if kind == "parameter" else "_buffers", {}
-    )  # not in scripts
-    return {name: one for name, one in held.items() if one is not None}

@@ -18,12 +18,12 @@ from byname.text import note_on
 from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY
 from byname.watch.places.operations import is_elementary
-from byname.watch.places.resolve import modules_by_path
 from byname.watch.tracing.asleep import example_running
 from byname.watch.tracing.example import arguments_of, copied, labelled
 from byname.watch.tracing.keeping import kept
 from byname.watch.tracing.numbers import Numbers
 from byname.watch.tracing.tracer import Draft, Tracer
+from byname.watch.wrappers import modules_by_path
 
 __all__ = ["Call", "Flow", "trace"]
 

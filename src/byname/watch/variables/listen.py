@@ -13,22 +13,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from byname.errors import BadArgumentError
 from byname.reading.quiet import dynamo_skip
-from byname.source.code import HIDDEN, ThisCode
+from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.watch.compiling import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
 from byname.watch.variables.methods import gets_no_owner, method_of
-from byname.watch.variables.recompiling import definition_of, recompiled
-from byname.watch.variables.scopes import variables_in
+from byname.watch.variables.recompiling import recompiled
+from byname.watch.variables.scopes import variables_of
 from byname.watch.variables.untraced import bare, can_be_traced, handing_over, traced
 
-__all__ = ["Activation", "Listening", "listen", "method_of", "variables_of"]
+__all__ = ["Activation", "Listening", "listen", "method_of"]
 
 RETURN = "return"
 """The pseudo variable that holds what a function returns."""
@@ -83,32 +82,6 @@ def listen(
     except BaseException:
         listening.remove()
         raise
-
-
-def variables_of(function: FunctionType) -> tuple[str, ...]:
-    """The variables that can be listened to: arguments, locals in order, those of nested functions as ``inner.u``.
-
-    Without source, the arguments and locals that its code names.
-
-    Example:
-        >>> def f(x, *, k=1):
-        ...     for i in range(k):
-        ...         x += i
-        ...     return x
-        >>> variables_of(f)
-        ('x', 'k', 'i')
-    """
-    return _variables_of(ThisCode(_own_code(function)))
-
-
-@lru_cache(maxsize=1024)
-def _variables_of(this: ThisCode) -> tuple[str, ...]:
-    code = this.code
-    assert code is not None
-    definition = definition_of(code)
-    if definition is not None:
-        return variables_in(definition)
-    return tuple(dict.fromkeys([*code.co_varnames, *code.co_cellvars]))
 
 
 class Listening:
@@ -354,11 +327,6 @@ def forget_compiled() -> None:
 def _tap_of(function: FunctionType) -> _Tap:
     found = (tap for tap in _TAPS.values() if tap.function is function and tap.installed is function.__code__)
     return next(found, None) or _Tap(function)
-
-
-def _own_code(function: FunctionType) -> CodeType:
-    with _CHANGING:
-        return _tap_of(function).original
 
 
 def _check(function: FunctionType, variables: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from byname.source.code import ThisCode, one_at_a_time, source_of, stands_for
+from byname.source.code import ThisCode, one_at_a_time, stands_for
 from byname.watch.variables.rewriting import rewrite
-from byname.watch.variables.scopes import Function
+from byname.watch.variables.scopes import Function, definition_of
 
-__all__ = ["definition_of", "recompiled"]
+__all__ = ["recompiled"]
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -23,26 +23,6 @@ for _name in __future__.all_feature_names:
 
 _SHELL = "_byname_shell"
 """The function around the recompiled one, where it has variables from outside."""
-
-
-def definition_of(code: CodeType) -> Function | None:
-    """The syntax tree of the function with this code; None where the source is not to be had, or is not what runs."""
-    source = source_of(code)
-    if source is None or source.tree is None:
-        return None
-    found = _definitions(source).get((code.co_name, code.co_firstlineno), [])
-    return found[0] if len(found) == 1 else None
-
-
-@lru_cache(maxsize=64)
-def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
-    """The functions that a file defines, by name and first line, which is that of the first decorator."""
-    found: dict[tuple[str, int], list[Function]] = {}
-    for node in ast.walk(source.tree):
-        if isinstance(node, Function):
-            line = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
-            found.setdefault((node.name, line), []).append(node)
-    return found
 
 
 def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | None:

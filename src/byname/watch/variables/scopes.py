@@ -5,6 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+from byname.source.code import ThisCode, source_of, stands_for
 
 __all__ = [
     "Function",
@@ -12,11 +17,13 @@ __all__ = [
     "arguments_of",
     "bound_by",
     "captured_by",
+    "definition_of",
     "heads",
     "names_in",
     "nested_in",
     "scope_of",
     "variables_in",
+    "variables_of",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -164,3 +171,49 @@ def _inside(
 
 def _declarations(body: list[ast.stmt]) -> Iterator[ast.Global | ast.Nonlocal]:
     yield from (one for one in _statements(body) if isinstance(one, ast.Global | ast.Nonlocal))
+
+
+def definition_of(code: CodeType) -> Function | None:
+    """The syntax tree of the function with this code; None where the source is not to be had, or is not what runs."""
+    source = source_of(code)
+    if source is None or source.tree is None:
+        return None
+    found = _definitions(source).get((code.co_name, code.co_firstlineno), [])
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
+    """The functions that a file defines, by name and first line, which is that of the first decorator."""
+    found: dict[tuple[str, int], list[Function]] = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, Function):
+            line = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+            found.setdefault((node.name, line), []).append(node)
+    return found
+
+
+def variables_of(function: FunctionType) -> tuple[str, ...]:
+    """The variables that can be listened to: arguments, locals in order, those of nested functions as ``inner.u``.
+
+    Without source, the arguments and locals that its code names.
+
+    Example:
+        >>> def f(x, *, k=1):
+        ...     for i in range(k):
+        ...         x += i
+        ...     return x
+        >>> variables_of(f)
+        ('x', 'k', 'i')
+    """
+    return _variables_of(ThisCode(stands_for[function.__code__]))
+
+
+@lru_cache(maxsize=1024)
+def _variables_of(this: ThisCode) -> tuple[str, ...]:
+    code = this.code
+    assert code is not None
+    definition = definition_of(code)
+    if definition is not None:
+        return variables_in(definition)
+    return tuple(dict.fromkeys([*code.co_varnames, *code.co_cellvars]))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from byname.source.code import stands_for
 from byname.watch.variables.activation import Run, version_of
 
 __all__ = ["bare", "can_be_traced", "handing_over", "traced"]
@@ -61,7 +62,9 @@ def handing_over(code: CodeType, key: int) -> CodeType:
     made: Any = compile(tree, code.co_filename, "exec", dont_inherit=True)
     for _ in range(2):
         made = next(const for const in made.co_consts if isinstance(const, CodeType))
-    return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)  # type: ignore[no-any-return]
+    made = made.replace(co_name=code.co_name, co_qualname=code.co_qualname)
+    stands_for[made] = code
+    return made  # type: ignore[no-any-return]
 
 
 def _a_name(name: str) -> str:
