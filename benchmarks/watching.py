@@ -21,7 +21,7 @@ from benchmarks.tracking import NoOp
 from byname.watch.attach import attach
 from byname.watch.event import Event
 from byname.watch.select import select
-from byname.watch.tracing.flow import Call
+from byname.watch.tracing.call_graph import Call
 
 __all__ = ["watching"]
 

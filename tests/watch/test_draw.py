@@ -16,7 +16,8 @@ from byname.watch.drawing.draw import scene_of
 from byname.watch.drawing.level import Edge, Node, arrange
 from byname.watch.drawing.ranks import ranks
 from byname.watch.drawing.svg import to_svg
-from byname.watch.tracing.flow import Call, Flow, trace
+from byname.watch.tracing.call_graph import Call, Flow
+from byname.watch.tracing.flow import trace
 
 
 class Attention(nn.Module):

@@ -23,7 +23,7 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.record import record
 from byname.table import counted, printable
-from byname.watch.attach import unwrapped
+from byname.watch.where import unwrapped
 
 if TYPE_CHECKING:
     from byname.recording.recorder import Recorder

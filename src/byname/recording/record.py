@@ -25,7 +25,7 @@ from byname.recording.reports import apart, reports_of
 from byname.recording.stores.memory import MemoryStore
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
-from byname.watch.attach import unwrapped
+from byname.watch.where import unwrapped
 
 __all__ = ["record"]
 

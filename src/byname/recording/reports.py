@@ -24,7 +24,7 @@ from byname.recording.windows import Windows
 from byname.text import note_on
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
-from byname.watch.running import unheard
+from byname.watch.tracing.asleep import unheard
 
 __all__ = ["Reports", "apart", "reports_of"]
 

@@ -24,7 +24,7 @@ from torch import nn
 from byname.errors import BadArgumentError
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.watch.running import active_modes
+from byname.watch.tracing.asleep import active_modes
 from byname.watch.wrappers import notes_on_scripts
 
 __all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]

@@ -12,13 +12,14 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.place import Place, ends_of, parse
 from byname.table import Row, Rows, closest, counted
-from byname.watch.attach import parts_of, unwrapped
 from byname.watch.inventory import Inventory, Point, is_called
 from byname.watch.places.resolve import resolve
 from byname.watch.places.spot import Spot
 from byname.watch.selecting.predicates import OfClass, TheModule
 from byname.watch.selecting.selectors import Selector, is_counted, is_place, no_match
-from byname.watch.tracing.flow import Call, Flow, trace
+from byname.watch.tracing.call_graph import Call, Flow
+from byname.watch.tracing.flow import trace
+from byname.watch.where import parts_of, unwrapped
 from byname.watch.wrappers import modules_by_path
 
 __all__ = ["Point", "Points", "points"]

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.watch.attach import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
 from byname.watch.select import Selector
-from byname.watch.tracing.flow import Call, Flow
+from byname.watch.tracing.call_graph import Call, Flow
+from byname.watch.where import meaning_of, parts_of, unwrapped
 from byname.watch.wrappers import is_called, modules_by_path
 
 __all__ = ["replace"]

@@ -18,74 +18,15 @@ from byname.watch.event import Event
 from byname.watch.gradients.values import without_superseded
 from byname.watch.heard import Heard
 from byname.watch.same import conversion
-from byname.watch.tracing.asleep import asleep
+from byname.watch.tracing.asleep import asleep, no_more, of_thread, unheard
 
-__all__ = ["Before", "Callback", "Running", "active_modes", "order_of_attaching", "runs", "unheard"]
+__all__ = ["Before", "Callback", "Running", "order_of_attaching", "runs"]
 
 Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 order_of_attaching = itertools.count()
 """Numbers attachments, so that those of one place run in the order in which they were made."""
-
-
-class _Modes(threading.local):
-    """What belongs to one thread.
-
-    Attributes:
-        modes: the function modes of ours that are on its stack.
-        busy: the attachments whose callbacks run, one inside the other.
-    """
-
-    def __init__(self) -> None:
-        self.modes: list[Any] = []
-        self.busy: list[Running] = []
-
-
-_modes = _Modes()
-
-
-def active_modes() -> list[Any]:
-    """The function modes of ours that are on this thread's stack, in order."""
-    return _modes.modes
-
-
-def unheard(running: Running | None = None) -> _Unheard:
-    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules.
-
-    Args:
-        running: the attachment of which a callback runs: modules that it calls are no part of the forward either.
-    """
-    return _Unheard(_modes.modes, running)
-
-
-class _Unheard:
-    """A class of its own because every value that is told pays for it."""
-
-    __slots__ = ("_paused", "_running")
-
-    def __init__(self, modes: list[Any], running: Running | None) -> None:
-        self._paused = [(mode, mode.frame) for mode in modes]
-        self._running = running
-
-    def __enter__(self) -> None:
-        if self._running is not None:
-            _modes.busy.append(self._running)
-        for mode, _ in self._paused:
-            mode.frame = None
-
-    def __exit__(self, *_: object) -> None:
-        if self._running is not None:
-            _no_more(self._running, _modes.busy)
-        for mode, frame in self._paused:
-            if not mode.gone:
-                mode.frame = frame
-
-
-def _no_more(running: Running, busy: list[Running]) -> None:
-    """The callback of an attachment has ended; an interrupt may have come before it was known to begin."""
-    if busy and busy[-1] is running:
-        busy.pop()
 
 
 class _Thread(threading.local):
@@ -201,7 +142,7 @@ class Running:
         thread.depth += 1
         if thread.depth > 1:
             return False
-        busy = _modes.busy
+        busy = of_thread.busy
         thread.inside = -1 if any(one.model is self.model for one in busy) else len(busy)
         thread.converted.clear()
         if not self.hears():
@@ -233,7 +174,7 @@ class Running:
         """
         if asleep(self.reader):
             return False
-        busy = _modes.busy
+        busy = of_thread.busy
         if not busy:
             return True
         thread = self._thread
@@ -291,7 +232,7 @@ class Running:
         if event.path not in self.heard.reached:
             self.heard.reached.add(event.path)
             self.paths.setdefault(event.path)
-        modes, busy = _modes.modes, _modes.busy
+        modes, busy = of_thread.modes, of_thread.busy
         try:
             busy.append(self)
             if not modes:
@@ -305,13 +246,13 @@ class Running:
                     if not mode.gone:
                         mode.frame = frame
             else:
-                with _Unheard(modes, None):
+                with unheard():
                     result = self.callback(event)
         except Exception as error:
             note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
             raise
         finally:
-            _no_more(self, busy)
+            no_more(self, busy)
         if result is None or result is value:
             return value
         self._replaced(event, result)

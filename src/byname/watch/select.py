@@ -23,7 +23,7 @@ from byname.watch.selecting.predicates import (
     Where,
 )
 from byname.watch.selecting.selectors import Online, Selector
-from byname.watch.tracing.flow import Call
+from byname.watch.tracing.call_graph import Call
 
 __all__ = ["Online", "Select", "Selector", "is_elementary", "select"]
 

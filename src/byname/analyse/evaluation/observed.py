@@ -8,7 +8,7 @@ from torch import nn
 
 from byname.analyse.analysers.analyser import Analyser, Switched
 from byname.errors import BadArgumentError
-from byname.watch.attach import unwrapped
+from byname.watch.where import unwrapped
 from byname.watch.wrappers import inside_of
 
 __all__ = ["observations_on", "run_of"]

@@ -26,7 +26,8 @@ from byname.watch.drawing.svg import to_svg
 from byname.watch.drawing.traits import shape_of
 from byname.watch.drawing.tree import read_tree
 from byname.watch.drawing.view import view
-from byname.watch.tracing.flow import Flow, trace
+from byname.watch.tracing.call_graph import Flow
+from byname.watch.tracing.flow import trace
 from byname.watch.wrappers import inside_of
 
 __all__ = ["Drawing", "draw", "scene_of"]

@@ -9,7 +9,7 @@ from byname.reading.modules import state_of
 from byname.table import counted
 from byname.watch.drawing.plan import Item, Plan, Shape, Wire
 from byname.watch.drawing.traits import shape_of
-from byname.watch.tracing.flow import Call, Flow
+from byname.watch.tracing.call_graph import Call, Flow
 
 __all__ = ["read_flow"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from byname.watch.graphs.records import Record, Trace, passed
-from byname.watch.tracing.flow import Call, Flow
+from byname.watch.tracing.call_graph import Call, Flow
 
 __all__ = ["changes", "flow_of"]
 

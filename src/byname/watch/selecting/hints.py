@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from byname.watch.selecting.families import family_named
-from byname.watch.selecting.online import is_place
-from byname.watch.tracing.flow import Call
+from byname.watch.tracing.call_graph import Call, is_place
 
 __all__ = ["inside_of_others"]
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from byname.watch.places.operations import is_elementary
-from byname.watch.tracing.flow import Call
+from byname.watch.tracing.call_graph import Call
 
-__all__ = ["Online", "Test", "is_place"]
-
-
-def is_place(call: Call) -> bool:
-    """Whether a call is a place of its own: not so what a module of ``torch.nn`` calls inside."""
-    return call.kind == "module" or not is_elementary(call.module)
+__all__ = ["Online", "Test"]
 
 
 Test = Callable[[Call], bool]

@@ -14,7 +14,7 @@ from byname.reading.objects import attributes_of, parents_of
 from byname.watch.selecting.families import family_named
 from byname.watch.selecting.hints import inside_of_others
 from byname.watch.selecting.selectors import Look, Selector, Test, is_place
-from byname.watch.tracing.flow import Call
+from byname.watch.tracing.call_graph import Call
 
 __all__ = [
     "AtPath",

@@ -13,9 +13,9 @@ from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.table import closest, counted
 from byname.text import printable
 from byname.watch.selecting.following import after, before
-from byname.watch.selecting.online import Online, Test, is_place
+from byname.watch.selecting.online import Online, Test
 from byname.watch.selecting.positions import bounds, steps, whole
-from byname.watch.tracing.flow import Call, Flow
+from byname.watch.tracing.call_graph import Call, Flow, is_place
 
 __all__ = [
     "Either",

@@ -19,10 +19,11 @@ from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.tracking.log import is_in_place
 from byname.watch.places.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
-from byname.watch.running import Running, active_modes, runs
+from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import Hook, Hooks
 from byname.watch.taps.inplace import called, changed_by, overwrite
+from byname.watch.tracing.asleep import active_modes
 
 __all__ = ["Decide", "Functions", "Owner"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-__all__ = ["asleep", "example_running", "told_only_to"]
+__all__ = ["active_modes", "asleep", "example_running", "of_thread", "no_more", "told_only_to", "unheard"]
 
 
 class _Here(threading.local):
@@ -79,3 +80,63 @@ def told_only_to(*readers: object) -> Iterator[None]:
         _here.told = before
         with suppress(ValueError):  # an interrupt came before it was there
             _passes.remove(readers)
+
+
+class _Modes(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        modes: the function modes of ours that are on its stack.
+        busy: the attachments whose callbacks run, one inside the other.
+    """
+
+    def __init__(self) -> None:
+        self.modes: list[Any] = []
+        self.busy: list[Any] = []
+
+
+of_thread = _Modes()
+"""The function modes and the callbacks of the thread that asks."""
+
+
+def active_modes() -> list[Any]:
+    """The function modes of ours that are on this thread's stack, in order."""
+    return of_thread.modes
+
+
+def unheard(running: object | None = None) -> _Unheard:
+    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules.
+
+    Args:
+        running: the attachment of which a callback runs: modules that it calls are no part of the forward either.
+    """
+    return _Unheard(of_thread.modes, running)
+
+
+class _Unheard:
+    """A class of its own because every value that is told pays for it."""
+
+    __slots__ = ("_paused", "_running")
+
+    def __init__(self, modes: list[Any], running: object | None) -> None:
+        self._paused = [(mode, mode.frame) for mode in modes]
+        self._running = running
+
+    def __enter__(self) -> None:
+        if self._running is not None:
+            of_thread.busy.append(self._running)
+        for mode, _ in self._paused:
+            mode.frame = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._running is not None:
+            no_more(self._running, of_thread.busy)
+        for mode, frame in self._paused:
+            if not mode.gone:
+                mode.frame = frame
+
+
+def no_more(running: object, busy: list[Any]) -> None:
+    """The callback of an attachment has ended; an interrupt may have come before it was known to begin."""
+    if busy and busy[-1] is running:
+        busy.pop()
