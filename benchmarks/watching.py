@@ -18,10 +18,10 @@ from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.timing import Row, Variant, interleaved
 from benchmarks.tracking import NoOp
+from byname.model.call_graph import Call
+from byname.model.select import select
 from byname.watch.attach import attach
 from byname.watch.event import Event
-from byname.watch.select import select
-from byname.watch.tracing.call_graph import Call
 
 __all__ = ["watching"]
 

@@ -21,6 +21,7 @@ LAYERS = [
     {"autograd"},
     {"memory"},
     {"diagnose"},
+    {"model"},
     {"watch"},
     {"recording", "analyse"},
     {"plug", "cli", "__main__"},

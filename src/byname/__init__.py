@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
     from byname.memory.holders import Holder, holders
+    from byname.model.select import select
+    from byname.model.selectors import Selector
     from byname.naming.name import Name
     from byname.naming.names import name, names
     from byname.naming.tags import tag
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from byname.watch.points import Points, points
     from byname.watch.replace import replace
     from byname.watch.rewrite import rewrite
-    from byname.watch.select import Selector, select
 
 __version__ = "0.1.0"
 
@@ -115,7 +116,7 @@ _PLACES = {
     "Recording": "byname.recording.recording",
     "Saved": "byname.autograd.saved",
     "SavedTensor": "byname.autograd.saved",
-    "Selector": "byname.watch.select",
+    "Selector": "byname.model.selectors",
     "Series": "byname.recording.series",
     "Site": "byname.source.location",
     "Tracker": "byname.tracking.tracker",
@@ -143,7 +144,7 @@ _PLACES = {
     "rewrite": "byname.watch.rewrite",
     "points": "byname.watch.points",
     "saved": "byname.autograd.saved",
-    "select": "byname.watch.select",
+    "select": "byname.model.select",
     "stack": "byname.recording.callbacks",
     "stack_padded": "byname.recording.callbacks",
     "tag": "byname.naming.tags",

@@ -17,7 +17,7 @@ A path is made of segments: names between dots, and items in brackets.
 | ``[*]`` | any item |
 
 In a name, a backslash escapes each of ``. * ? [ ] \``. The model decides what the segments mean: see
-`byname.watch.places.resolve`.
+`byname.model.resolve`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import textwrap
 
 import torch
 
+from byname.model.scopes import variables_of
 from byname.watch.variables.listen import listen
-from byname.watch.variables.scopes import variables_of
 
 _NUMBERS = itertools.count()
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError, NothingSeenWarning
+from byname.model.select import select
 from byname.watch.attach import attach
-from byname.watch.select import select
 
 
 def paths(events):

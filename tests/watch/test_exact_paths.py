@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.watch.wrappers import modules_by_path
+from byname.model.module_tree import modules_by_path
 
 
 class Block(nn.Sequential):

@@ -9,8 +9,8 @@ from torch import nn
 
 import byname
 from byname import select
-from byname.watch.places.operations import operation_name
-from byname.watch.selecting.families import FAMILIES, family_named
+from byname.model.families import FAMILIES, family_named
+from byname.model.operations import operation_name
 from byname.watch.tracing.flow import trace
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
-from byname.watch.places.operations import is_elementary, operation_name, operation_path, taken
+from byname.model.operations import is_elementary, operation_name, operation_path, taken
 from byname.watch.tracing.asleep import asleep, example_running
 from byname.watch.tracing.example import arguments_of
 from byname.watch.tracing.flow import trace

@@ -9,8 +9,8 @@ from torch import nn
 
 import byname
 from byname.errors import NoMatchError, NothingSeenWarning
+from byname.model.lacking import lacking
 from byname.watch.attach import attach
-from byname.watch.places.lacking import lacking
 
 
 class Net(nn.Module):

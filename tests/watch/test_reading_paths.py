@@ -8,8 +8,8 @@ from small import net
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.select import select
 from byname.watch.attach import attach
-from byname.watch.select import select
 
 
 class Odd(nn.Module):

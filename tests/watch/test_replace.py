@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.select import select
 from byname.watch.interject import interject
 from byname.watch.replace import replace
-from byname.watch.select import select
 
 
 class Block(nn.Module):

@@ -30,6 +30,8 @@ from traceable import (
 )
 
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
+from byname.model.call_graph import is_place
+from byname.model.select import select
 from byname.watch.interject import interject
 from byname.watch.interjections import (
     ForwardInterjection,
@@ -37,8 +39,6 @@ from byname.watch.interjections import (
     WrappedForwardInterjection,
 )
 from byname.watch.rewrite import rewrite
-from byname.watch.select import select
-from byname.watch.selecting.selectors import is_place
 from byname.watch.tracing.flow import trace
 
 NAMES = sorted(set(examples()) - {"encoder"})
@@ -756,8 +756,8 @@ def test_wrappers_of_the_model_are_seen_through():
 
 
 def test_operators_are_named_as_pytorch_reports_them():
+    from byname.model.operations import operation_name
     from byname.watch.graphs.proxies import REPORTED
-    from byname.watch.places.operations import operation_name
 
     class Hearing(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

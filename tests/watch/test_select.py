@@ -12,9 +12,9 @@ from torch import nn
 import byname
 from byname import select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
+from byname.model.call_graph import Call, Flow
+from byname.model.selectors import Look
 from byname.watch.attach import attach
-from byname.watch.selecting.selectors import Look
-from byname.watch.tracing.call_graph import Call, Flow
 from byname.watch.tracing.flow import trace
 
 torch.set_num_threads(1)

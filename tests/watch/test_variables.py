@@ -13,9 +13,10 @@ from listening import Told, made, plain, told_by
 from torch import nn
 
 import byname
+from byname.model.methods import method_of
+from byname.model.scopes import variables_of
 from byname.source.code import source_of
-from byname.watch.variables.listen import listen, method_of
-from byname.watch.variables.scopes import variables_of
+from byname.watch.variables.listen import listen
 
 FORMS = {
     "plain": ("h = x + 1", ["h"], [("h", 3)]),

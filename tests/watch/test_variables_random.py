@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from listening import Told, made
 
+from byname.model.scopes import variables_of
 from byname.watch.variables.listen import listen
-from byname.watch.variables.scopes import variables_of
 
 NAMES = ["a", "b", "c"]
 names = st.sampled_from(NAMES)

@@ -9,8 +9,8 @@ from listening import Told
 from torch import nn
 
 import byname
+from byname.model.scopes import variables_of
 from byname.watch.variables.listen import listen
-from byname.watch.variables.scopes import variables_of
 
 
 def sourceless(text, name="f", **scope):

@@ -18,12 +18,12 @@ from byname.cli.calls import Calls
 from byname.cli.command import CommandError, say
 from byname.cli.unnoticed import ready, unnoticed, where
 from byname.errors import BynameError
+from byname.model.where import unwrapped
 from byname.place import parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.record import record
 from byname.table import counted, printable
-from byname.watch.where import unwrapped
 
 if TYPE_CHECKING:
     from byname.recording.recorder import Recorder

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError
+from byname.model.where import unwrapped
 from byname.place import Place, parse
 from byname.recording.analysed import named
 from byname.recording.callbacks import Callbacks, callables
@@ -25,7 +26,6 @@ from byname.recording.reports import apart, reports_of
 from byname.recording.stores.memory import MemoryStore
 from byname.recording.stores.store import Store
 from byname.recording.windows import Windows
-from byname.watch.where import unwrapped
 
 __all__ = ["record"]
 

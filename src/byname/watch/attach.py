@@ -1,6 +1,6 @@
 """How does a callback get to the values of a model? The one way: everything that watches a model stands on `attach`.
 
-A ``where`` becomes `Spot`s (`byname.watch.places`), each kind of spot has its tap (`byname.watch.taps`): hooks for
+A ``where`` becomes `Spot`s (`byname.model`), each kind of spot has its tap (`byname.watch.taps`): hooks for
 outputs, a function mode for operations, rewritten source for variables; and each value goes through a `delivery` to the
 callback.
 """
@@ -14,16 +14,17 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.fastpath import notes_on_fast_paths
+from byname.model.reachable import callable_instead
+from byname.model.selectors import Selector
+from byname.model.spot import Meaning, Spot
+from byname.model.where import meaning_of, unwrapped
 from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
-from byname.watch.fastpath import notes_on_fast_paths
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words, not_come_to
 from byname.watch.iterations import Iterations
-from byname.watch.places.reachable import callable_instead
-from byname.watch.places.spot import Meaning, Spot
 from byname.watch.running import Before, Callback, Running
-from byname.watch.selecting.selectors import Selector
 from byname.watch.taps.arrivals import Arrivals
 from byname.watch.taps.assigned import Assigned
 from byname.watch.taps.binding import Binding
@@ -31,7 +32,6 @@ from byname.watch.taps.delivery import delivery
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import hook_outputs
 from byname.watch.taps.states import States
-from byname.watch.where import meaning_of, unwrapped
 
 __all__ = ["attach"]
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import nn
 
 from byname.errors import NothingSeenWarning
+from byname.model.spot import Spot
 from byname.source.tracebacks import warn
 from byname.table import counted, listed, printable
-from byname.watch.places.spot import Spot
 
 __all__ = ["WARNED", "Entry", "Heard", "grouped", "in_words", "not_come_to"]
 

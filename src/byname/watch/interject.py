@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from byname.model.items import tensors_in
 from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.event import Event
@@ -22,7 +23,6 @@ from byname.watch.interjections import (
     WrappedForwardInterjection,
     checked_interjection,
 )
-from byname.watch.places.items import tensors_in
 from byname.watch.same import same_gradients, same_kind
 
 __all__ = ["interject"]

@@ -8,14 +8,14 @@ from types import FunctionType
 
 from torch import nn
 
+from byname.model.module_tree import state_of, under
+from byname.model.operations import is_elementary
+from byname.model.reachable import function_of, methods_of, names_reached
+from byname.model.scopes import variables_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.watch.places.operations import is_elementary
-from byname.watch.places.reachable import function_of, methods_of, names_reached
-from byname.watch.variables.scopes import variables_of
-from byname.watch.wrappers import is_called, state_of, under
 
-__all__ = ["Inventory", "Point", "is_called"]
+__all__ = ["Inventory", "Point"]
 
 
 @dataclass(frozen=True, slots=True)

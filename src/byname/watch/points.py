@@ -10,19 +10,19 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.call_graph import Call, Flow, is_place
+from byname.model.module_tree import is_called, modules_by_path
+from byname.model.predicates import OfClass, TheModule
+from byname.model.resolve import resolve
+from byname.model.selectors import Selector, is_counted, no_match
+from byname.model.spot import Spot
+from byname.model.where import parts_of, unwrapped
 from byname.place import Place, ends_of, parse
 from byname.table import Row, Rows, closest, counted
-from byname.watch.inventory import Inventory, Point, is_called
-from byname.watch.places.resolve import resolve
-from byname.watch.places.spot import Spot
-from byname.watch.selecting.predicates import OfClass, TheModule
-from byname.watch.selecting.selectors import Selector, is_counted, is_place, no_match
-from byname.watch.tracing.call_graph import Call, Flow
+from byname.watch.inventory import Inventory, Point
 from byname.watch.tracing.flow import trace
-from byname.watch.where import parts_of, unwrapped
-from byname.watch.wrappers import modules_by_path
 
-__all__ = ["Point", "Points", "points"]
+__all__ = ["Points", "points"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.call_graph import Call, Flow
+from byname.model.module_tree import is_called, modules_by_path
+from byname.model.selectors import Selector
+from byname.model.where import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
-from byname.watch.select import Selector
-from byname.watch.tracing.call_graph import Call, Flow
-from byname.watch.where import meaning_of, parts_of, unwrapped
-from byname.watch.wrappers import is_called, modules_by_path
 
 __all__ = ["replace"]
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from byname.errors import InterjectionError
+from byname.model.items import Segments, tensors_in
 from byname.place import join
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.watch.places.items import Segments, tensors_in
 
 __all__ = ["conversion", "same_gradients", "same_kind"]
 

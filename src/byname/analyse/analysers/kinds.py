@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from byname.watch.places.spot import Spot
-from byname.watch.wrappers import modules_by_path
+from byname.model.module_tree import modules_by_path
+from byname.model.spot import Spot
 
 __all__ = ["Kind", "Kinds"]
 

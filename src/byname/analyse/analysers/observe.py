@@ -14,6 +14,9 @@ from byname.analyse.analysers.analyser import Analyser, checked_analyser
 from byname.analyse.analysers.kinds import Kind, Kinds
 from byname.analyse.analysers.sample import Sample
 from byname.errors import BynameError
+from byname.model.items import tensors_in
+from byname.model.spot import Spot
+from byname.model.where import meaning_of, unwrapped
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
 from byname.watch.attach import attach
@@ -21,10 +24,7 @@ from byname.watch.event import Event
 from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
 from byname.watch.handle import Handle
 from byname.watch.heard import Entry
-from byname.watch.places.items import tensors_in
-from byname.watch.places.spot import Spot
 from byname.watch.tracing.asleep import asleep
-from byname.watch.where import meaning_of, unwrapped
 
 __all__ = ["observe"]
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from byname.analyse.analysers.analyser import Analyser, Switched
 from byname.errors import BadArgumentError
-from byname.watch.where import unwrapped
-from byname.watch.wrappers import inside_of
+from byname.model.module_tree import inside_of
+from byname.model.where import unwrapped
 
 __all__ = ["observations_on", "run_of"]
 

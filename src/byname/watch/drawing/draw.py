@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from byname.errors import BadArgumentError, NotAModuleError
+from byname.model.call_graph import Flow
+from byname.model.module_tree import inside_of
 from byname.table import counted
 from byname.text import printable
 from byname.watch.drawing.collapse import collapse
@@ -26,9 +28,7 @@ from byname.watch.drawing.svg import to_svg
 from byname.watch.drawing.traits import shape_of
 from byname.watch.drawing.tree import read_tree
 from byname.watch.drawing.view import view
-from byname.watch.tracing.call_graph import Flow
 from byname.watch.tracing.flow import trace
-from byname.watch.wrappers import inside_of
 
 __all__ = ["Drawing", "draw", "scene_of"]
 

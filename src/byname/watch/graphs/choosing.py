@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from byname.errors import NoMatchError, RewriteError
+from byname.model.module_tree import modules_by_path
+from byname.model.selectors import Selector
+from byname.model.spot import Spot
+from byname.model.where import meaning_of, parts_of
 from byname.place import parse
 from byname.table import listed
 from byname.watch.graphs.flowing import flow_of
 from byname.watch.graphs.records import Record, Trace
-from byname.watch.places.spot import Spot
-from byname.watch.select import Selector
-from byname.watch.where import meaning_of, parts_of
-from byname.watch.wrappers import modules_by_path
 
 __all__ = ["chosen", "classes_in"]
 

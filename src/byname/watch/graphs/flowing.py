@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from byname.model.call_graph import Call, Flow
 from byname.watch.graphs.records import Record, Trace, passed
-from byname.watch.tracing.call_graph import Call, Flow
 
 __all__ = ["changes", "flow_of"]
 

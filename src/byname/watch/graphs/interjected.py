@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.model.items import tensors_in
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.gradients.calls import before, follow
@@ -19,7 +20,6 @@ from byname.watch.interjections import (
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
 )
-from byname.watch.places.items import tensors_in
 from byname.watch.same import same_gradients, same_kind
 from byname.watch.taps.inplace import overwrite
 

@@ -14,8 +14,8 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from byname.model.operations import operation_name
 from byname.source.location import is_torch
-from byname.watch.places.operations import operation_name
 
 __all__ = ["Listener", "applied", "installed"]
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from byname.model.operations import operation_path, taken
 from byname.watch.graphs.arguments import GIVEN, Arguments, is_plain
 from byname.watch.graphs.held import HELD, Held
 from byname.watch.graphs.holdings import check_contents, contents_of, tensors_of
@@ -26,7 +27,6 @@ from byname.watch.graphs.patches import applied, installed
 from byname.watch.graphs.proxies import Flag, Property, Untraceable, Value
 from byname.watch.graphs.records import Record, Trace, passed
 from byname.watch.graphs.values import Values, gives_several
-from byname.watch.places.operations import operation_path, taken
 
 __all__ = ["Tracer"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from byname.model.operations import operation_name
 from byname.watch.graphs.proxies import REPORTED
-from byname.watch.places.operations import operation_name
 
 __all__ = ["Values", "gives_several"]
 

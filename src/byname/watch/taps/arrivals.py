@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from byname.model.module_tree import inside_of, modules_by_path
 from byname.watch.running import Running
 from byname.watch.taps.binding import Binding
-from byname.watch.wrappers import inside_of, modules_by_path
 
 __all__ = ["Arrivals"]
 

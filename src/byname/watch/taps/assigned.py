@@ -9,14 +9,15 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.items import Segments, put
+from byname.model.methods import method_of
+from byname.model.spot import Spot
 from byname.reading.tensor import is_tensor
 from byname.undo import Undo
-from byname.watch.places.items import Segments, put
-from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 from byname.watch.taps.delivery import Deliver
-from byname.watch.variables.activation import Receive, version_of
-from byname.watch.variables.listen import Activation, Listening, method_of
+from byname.watch.variables.activation import Activation, Receive, version_of
+from byname.watch.variables.listen import Listening
 
 __all__ = ["Assigned"]
 

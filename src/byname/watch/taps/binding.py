@@ -16,24 +16,24 @@ from typing import Any
 from torch import nn
 
 from byname.errors import NoMatchError
+from byname.model.call_graph import Call, Flow
+from byname.model.hints import inside_of_others
+from byname.model.module_tree import inside_of, is_called, modules_by_path
+from byname.model.once import each_once
+from byname.model.operations import is_elementary
+from byname.model.selectors import Selector, is_counted, no_match
+from byname.model.spot import Meaning, Spot
 from byname.place import Name, parse
 from byname.reading.modules import modules_in
 from byname.table import listed
 from byname.undo import Undo
-from byname.watch.places.once import each_once
-from byname.watch.places.operations import is_elementary
-from byname.watch.places.spot import Meaning, Spot
 from byname.watch.running import Running
-from byname.watch.selecting.hints import inside_of_others
-from byname.watch.selecting.selectors import Selector, is_counted, no_match
 from byname.watch.taps.delivery import Deliver, delivery
 from byname.watch.taps.functions import Functions, Owner
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
 from byname.watch.tracing.asleep import unheard
-from byname.watch.tracing.call_graph import Call, Flow
 from byname.watch.tracing.flow import trace
-from byname.watch.wrappers import inside_of, is_called, modules_by_path
 
 __all__ = ["Binding"]
 

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from byname.model.items import Segments, items_in, put, tensors_in
+from byname.model.lacking import lacking
+from byname.model.spot import Spot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.watch.event import Event
 from byname.watch.gradients.values import missed_at, on_gradient
-from byname.watch.places.items import Segments, items_in, put, tensors_in
-from byname.watch.places.lacking import lacking
-from byname.watch.places.spot import Spot
 from byname.watch.running import Running
 
 __all__ = ["Deliver", "delivery"]

@@ -15,10 +15,10 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.tracking.log import is_in_place
-from byname.watch.places.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import Hook, Hooks

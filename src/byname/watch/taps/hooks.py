@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
 from byname.watch.running import Running
-from byname.watch.wrappers import is_script
 
 __all__ = ["Hook", "Hooks", "attachments_of"]
 

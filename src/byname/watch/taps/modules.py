@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.model.spot import Spot
 from byname.reading.tensor import is_tensor
-from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import Hooks

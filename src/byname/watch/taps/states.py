@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from byname.model.spot import Spot
 from byname.watch.event import Event
 from byname.watch.gradients.values import accumulate, accumulating
-from byname.watch.places.spot import Spot
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import attachments_of

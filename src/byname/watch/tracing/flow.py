@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
+from byname.model.call_graph import Call, Flow
+from byname.model.module_tree import modules_by_path
+from byname.model.operations import is_elementary
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
 from byname.tracking.depth import Deeper
 from byname.watch.compiling import EAGERLY
-from byname.watch.places.operations import is_elementary
 from byname.watch.tracing.asleep import example_running
-from byname.watch.tracing.call_graph import Call, Flow
 from byname.watch.tracing.example import arguments_of, copied, labelled
 from byname.watch.tracing.keeping import kept
 from byname.watch.tracing.numbers import Numbers
 from byname.watch.tracing.tracer import Draft, Tracer
-from byname.watch.wrappers import modules_by_path
 
 __all__ = ["trace"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from byname.model.operations import is_elementary, operation_name, operation_path, taken
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.tracking.functions import first_given, versions_of
 from byname.tracking.log import is_in_place
-from byname.watch.places.operations import is_elementary, operation_name, operation_path, taken
 from byname.watch.tracing.example import tensors_in
 from byname.watch.tracing.keeping import Kept
 from byname.watch.tracing.numbers import Numbers

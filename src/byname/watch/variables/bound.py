@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from byname.watch.variables.scopes import Function, captured_by
+from byname.model.scopes import Function, captured_by
 
 __all__ = [
     "CHANGING_STATEMENTS",

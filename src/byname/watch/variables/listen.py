@@ -17,17 +17,17 @@ from types import FunctionType
 from typing import Any
 
 from byname.errors import BadArgumentError
+from byname.model.methods import gets_no_owner
+from byname.model.scopes import variables_of
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.watch.compiling import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
-from byname.watch.variables.methods import gets_no_owner, method_of
 from byname.watch.variables.recompiling import recompiled
-from byname.watch.variables.scopes import variables_of
 from byname.watch.variables.untraced import bare, can_be_traced, handing_over, traced
 
-__all__ = ["Activation", "Listening", "listen", "method_of"]
+__all__ = ["Listening", "listen"]
 
 RETURN = "return"
 """The pseudo variable that holds what a function returns."""

@@ -11,9 +11,9 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+from byname.model.scopes import Function, definition_of
 from byname.source.code import ThisCode, one_at_a_time, stands_for
 from byname.watch.variables.rewriting import rewrite
-from byname.watch.variables.scopes import Function, definition_of
 
 __all__ = ["recompiled"]
 

@@ -17,6 +17,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from byname.model.scopes import Function, Scope, arguments_of, bound_by, heads, names_in, nested_in, scope_of
 from byname.source.code import HIDDEN
 from byname.watch.variables.bound import (
     CHANGING_STATEMENTS,
@@ -28,16 +29,6 @@ from byname.watch.variables.bound import (
     root_of,
     targets,
     yields,
-)
-from byname.watch.variables.scopes import (
-    Function,
-    Scope,
-    arguments_of,
-    bound_by,
-    heads,
-    names_in,
-    nested_in,
-    scope_of,
 )
 
 __all__ = ["rewrite"]

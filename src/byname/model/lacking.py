@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from byname.model.items import Segments, inside, items_in
 from byname.place import Any as AnyDepth
 from byname.place import AnyItem, Item, Name, Segment, is_wild, join
 from byname.reading.objects import found_in, parents_of
 from byname.reading.tensor import is_tensor
 from byname.table import closest, printable
-from byname.watch.places.items import Segments, inside, items_in
 
 __all__ = ["lacking"]
 

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from byname.errors import BadArgumentError
-from byname.watch.places.spot import Spot
-from byname.watch.variables.methods import method_of
+from byname.model.methods import method_of
+from byname.model.spot import Spot
 
 __all__ = ["each_once"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from byname.watch.selecting.families import family_named
-from byname.watch.tracing.call_graph import Call, is_place
+from byname.model.call_graph import Call, is_place
+from byname.model.families import family_named
 
 __all__ = ["inside_of_others"]
 

@@ -10,23 +10,14 @@ from itertools import count
 from typing import Any, ClassVar
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
+from byname.model.call_graph import Call, Flow, is_place
+from byname.model.dataflow import after, before
+from byname.model.online import Online, Test
+from byname.model.positions import bounds, steps, whole
 from byname.table import closest, counted
 from byname.text import printable
-from byname.watch.selecting.following import after, before
-from byname.watch.selecting.online import Online, Test
-from byname.watch.selecting.positions import bounds, steps, whole
-from byname.watch.tracing.call_graph import Call, Flow, is_place
 
-__all__ = [
-    "Either",
-    "Look",
-    "Online",
-    "Selector",
-    "Test",
-    "is_counted",
-    "is_place",
-    "no_match",
-]
+__all__ = ["Either", "Look", "Selector", "is_counted", "no_match"]
 
 
 class Look:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.watch.places.operations import is_elementary
+from byname.model.operations import is_elementary
 
 __all__ = ["Call", "Flow", "is_place"]
 

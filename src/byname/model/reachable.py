@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError
+from byname.model.methods import method_of
+from byname.model.operations import is_elementary
 from byname.reading.objects import namespace_of, parents_of
-from byname.watch.places.operations import is_elementary
-from byname.watch.variables.methods import method_of
 
 __all__ = ["callable_instead", "function_of", "methods_of", "names_reached"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from byname.watch.tracing.call_graph import Call
+from byname.model.call_graph import Call
 
 __all__ = ["Online", "Test"]
 

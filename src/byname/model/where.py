@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
+from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path, unseen_in_script
+from byname.model.once import each_once
+from byname.model.resolve import never_called, resolve
+from byname.model.selectors import Selector
+from byname.model.spot import Meaning, Spot
 from byname.place import Place, parse
 from byname.reading.objects import parents_of
-from byname.watch.places.once import each_once
-from byname.watch.places.resolve import never_called, resolve
-from byname.watch.places.spot import Meaning, Spot
-from byname.watch.selecting.selectors import Selector
-from byname.watch.wrappers import inside_of, is_called, is_script, modules_by_path, unseen_in_script
 
 __all__ = ["meaning_of", "parts_of", "unwrapped"]
 

@@ -8,24 +8,15 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError
+from byname.model.call_graph import Call
+from byname.model.families import FAMILIES
+from byname.model.operations import operation_name
+from byname.model.predicates import AtPath, Everything, InFamily, OfClass, Parametrized, TheModule, TheOperation, Where
+from byname.model.selectors import Selector
 from byname.place import parse
 from byname.table import closest
-from byname.watch.places.operations import is_elementary, operation_name
-from byname.watch.selecting.families import FAMILIES
-from byname.watch.selecting.predicates import (
-    AtPath,
-    Everything,
-    InFamily,
-    OfClass,
-    Parametrized,
-    TheModule,
-    TheOperation,
-    Where,
-)
-from byname.watch.selecting.selectors import Online, Selector
-from byname.watch.tracing.call_graph import Call
 
-__all__ = ["Online", "Select", "Selector", "is_elementary", "select"]
+__all__ = ["Select", "select"]
 
 
 class Select:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from byname.watch.places.operations import is_operation, operation_path, taken
-from byname.watch.places.reachable import function_of
+from byname.model.operations import is_operation, operation_path, taken
+from byname.model.reachable import function_of
 
 __all__ = ["calls_function", "note_on_function"]
 

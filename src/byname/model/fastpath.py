@@ -6,8 +6,8 @@ from collections.abc import Container, Iterator
 
 from torch import nn
 
+from byname.model.module_tree import modules_by_path
 from byname.reading.modules import modules_in
-from byname.watch.wrappers import modules_by_path
 
 __all__ = ["notes_on_fast_paths"]
 

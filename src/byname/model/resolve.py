@@ -11,15 +11,9 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
-from byname.reading.objects import attributes_of, found_in, namespace_of
-from byname.watch.places.ambiguous import calls_function, note_on_function
-from byname.watch.places.operations import is_elementary, is_operation, operations_like
-from byname.watch.places.reachable import function_of, methods_of, names_reached
-from byname.watch.places.spot import Meaning, Spot
-from byname.watch.variables.listen import method_of
-from byname.watch.variables.scopes import variables_of
-from byname.watch.wrappers import (
+from byname.model.ambiguous import calls_function, note_on_function
+from byname.model.methods import method_of
+from byname.model.module_tree import (
     NEVER_CALLED,
     inside_of,
     is_called,
@@ -29,6 +23,12 @@ from byname.watch.wrappers import (
     under,
     unseen_in_script,
 )
+from byname.model.operations import is_elementary, is_operation, operations_like
+from byname.model.reachable import function_of, methods_of, names_reached
+from byname.model.scopes import variables_of
+from byname.model.spot import Meaning, Spot
+from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
+from byname.reading.objects import attributes_of, found_in, namespace_of
 
 __all__ = ["never_called", "resolve"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from byname.watch.tracing.call_graph import Call, Flow
+from byname.model.call_graph import Call, Flow
 
 __all__ = ["after", "before"]
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from byname.model.call_graph import Call, is_place
+from byname.model.families import family_named
+from byname.model.hints import inside_of_others
+from byname.model.online import Test
+from byname.model.selectors import Look, Selector
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of
-from byname.watch.selecting.families import family_named
-from byname.watch.selecting.hints import inside_of_others
-from byname.watch.selecting.selectors import Look, Selector, Test, is_place
-from byname.watch.tracing.call_graph import Call
 
 __all__ = [
     "AtPath",

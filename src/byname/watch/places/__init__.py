@@ -1,1 +1,0 @@
-"""Which places of a model does a path mean?"""

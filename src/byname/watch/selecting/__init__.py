@@ -1,1 +1,0 @@
-"""Which calls does a selector mean?"""
