@@ -26,7 +26,7 @@ import byname
 from byname.cli.calls import Calls
 from byname.diagnose.explaining import Explaining
 from byname.recording.recorder import Recorder
-from byname.watch.compiling import EAGERLY
+from byname.tracing.eager import EAGERLY
 from byname.watch.handle import Handle
 
 

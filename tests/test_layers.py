@@ -22,6 +22,7 @@ LAYERS = [
     {"memory"},
     {"diagnose"},
     {"model"},
+    {"tracing"},
     {"watch"},
     {"recording", "analyse"},
     {"plug", "cli", "__main__"},

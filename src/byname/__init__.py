@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from byname.recording.repair import repair
     from byname.recording.series import Series
     from byname.source.location import Site
+    from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
     from byname.watch.drawing.draw import Drawing, draw
     from byname.watch.interject import interject
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         WrappedForwardBackwardInterjection,
         WrappedForwardInterjection,
     )
-    from byname.watch.points import Points, points
     from byname.watch.replace import replace
     from byname.watch.rewrite import rewrite
 
@@ -111,7 +111,7 @@ _PLACES = {
     "Leaf": "byname.autograd.leaves",
     "Leaves": "byname.autograd.leaves",
     "Name": "byname.naming.name",
-    "Points": "byname.watch.points",
+    "Points": "byname.tracing.points",
     "Recorder": "byname.recording.recorder",
     "Recording": "byname.recording.recording",
     "Saved": "byname.autograd.saved",
@@ -142,7 +142,7 @@ _PLACES = {
     "repair": "byname.recording.repair",
     "replace": "byname.watch.replace",
     "rewrite": "byname.watch.rewrite",
-    "points": "byname.watch.points",
+    "points": "byname.tracing.points",
     "saved": "byname.autograd.saved",
     "select": "byname.model.select",
     "stack": "byname.recording.callbacks",

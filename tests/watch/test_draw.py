@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import byname
 from byname.model.call_graph import Call, Flow
+from byname.tracing.flow import trace
 from byname.watch.drawing.draw import scene_of
 from byname.watch.drawing.level import Edge, Node, arrange
 from byname.watch.drawing.ranks import ranks
 from byname.watch.drawing.svg import to_svg
-from byname.watch.tracing.flow import trace
 
 
 class Attention(nn.Module):

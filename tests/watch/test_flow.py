@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
 from byname.model.operations import is_elementary, operation_name, operation_path, taken
-from byname.watch.tracing.asleep import asleep, example_running
-from byname.watch.tracing.example import arguments_of
-from byname.watch.tracing.flow import trace
+from byname.tracing.example import arguments_of
+from byname.tracing.flow import trace
+from byname.tracing.muted import asleep, example_running
 
 torch.set_num_threads(1)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import byname
 from byname import interject, select
+from byname.tracing.eager import EAGERLY
 from byname.watch.attach import attach
-from byname.watch.compiling import EAGERLY
 
 
 class InPlace(nn.Module):

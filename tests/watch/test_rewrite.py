@@ -32,6 +32,7 @@ from traceable import (
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
 from byname.model.call_graph import is_place
 from byname.model.select import select
+from byname.tracing.flow import trace
 from byname.watch.interject import interject
 from byname.watch.interjections import (
     ForwardInterjection,
@@ -39,7 +40,6 @@ from byname.watch.interjections import (
     WrappedForwardInterjection,
 )
 from byname.watch.rewrite import rewrite
-from byname.watch.tracing.flow import trace
 
 NAMES = sorted(set(examples()) - {"encoder"})
 QUICK = {"decides", "gpt", "several", "shared_twice", "signs", "unet"}

@@ -14,8 +14,8 @@ from byname import select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow
 from byname.model.selectors import Look
+from byname.tracing.flow import trace
 from byname.watch.attach import attach
-from byname.watch.tracing.flow import trace
 
 torch.set_num_threads(1)
 

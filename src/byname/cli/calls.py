@@ -12,9 +12,9 @@ import torch.fx  # keeps for its traces the call of a module as it is now, so th
 from torch import nn
 
 from byname.reading.quiet import dynamo_skip
+from byname.tracing.eager import EAGERLY
+from byname.tracing.muted import asleep
 from byname.undo import Undo
-from byname.watch.compiling import EAGERLY
-from byname.watch.tracing.asleep import asleep
 
 __all__ = ["Calls"]
 

@@ -21,8 +21,8 @@ from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
 from byname.recording.windows import Windows
 from byname.table import counted, listed, printable
+from byname.tracing.eager import RUN_EAGERLY
 from byname.watch.attach import attach
-from byname.watch.compiling import RUN_EAGERLY
 from byname.watch.event import Event
 from byname.watch.handle import Handle
 

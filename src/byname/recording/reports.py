@@ -22,9 +22,9 @@ from byname.recording.values.change import Last
 from byname.recording.values.form import form_of
 from byname.recording.windows import Windows
 from byname.text import note_on
+from byname.tracing.muted import unheard
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
-from byname.watch.tracing.asleep import unheard
 
 __all__ = ["Reports", "apart", "reports_of"]
 

@@ -19,8 +19,8 @@ from byname.model.reachable import callable_instead
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped
+from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
-from byname.watch.compiling import EAGERLY, Uncompiled, notes_on_compiled
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words, not_come_to
 from byname.watch.iterations import Iterations

@@ -12,6 +12,7 @@ from torch import nn
 from byname.errors import BadArgumentError, RewriteError
 from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
+from byname.tracing.example import arguments_of
 from byname.watch.graphs.arguments import Arguments, default_call, depends_on, of_call
 from byname.watch.graphs.choosing import chosen, classes_in
 from byname.watch.graphs.held import Held
@@ -22,7 +23,6 @@ from byname.watch.graphs.records import Trace
 from byname.watch.graphs.rewritten import Rewritten
 from byname.watch.interjections import Interjection, checked_interjection
 from byname.watch.taps.hooks import Hook
-from byname.watch.tracing.example import arguments_of
 
 __all__ = ["rewrite"]
 

@@ -19,12 +19,12 @@ from byname.model.spot import Spot
 from byname.model.where import meaning_of, unwrapped
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
+from byname.tracing.muted import asleep
 from byname.watch.attach import attach
 from byname.watch.event import Event
 from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
 from byname.watch.handle import Handle
 from byname.watch.heard import Entry
-from byname.watch.tracing.asleep import asleep
 
 __all__ = ["observe"]
 

@@ -21,7 +21,7 @@ from byname.analyse.evaluation.source import Source
 from byname.analyse.results.results import Results
 from byname.errors import BadArgumentError
 from byname.reading.interrupts import defer_signals
-from byname.watch.tracing.asleep import told_only_to
+from byname.tracing.muted import told_only_to
 
 __all__ = ["Evaluation"]
 

@@ -1,6 +1,6 @@
 """How is the training as before after a pass? What the pass may change is put back.
 
-`byname.watch.tracing.keeping` puts back the model and the random state. Here is what a pass over a loader changes
+`byname.tracing.preserve` puts back the model and the random state. Here is what a pass over a loader changes
 beside these: gradients, which are taken off and put on again and so cost no copy; weights that a forward renormalises;
 the generators of the loader; and what autocast keeps of weights.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.errors import BadArgumentError
-from byname.watch.tracing.keeping import Kept, kept
+from byname.tracing.preserve import Kept, kept
 
 __all__ = ["Preserved", "gradients_kept", "preserved"]
 

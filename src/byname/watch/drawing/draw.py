@@ -16,6 +16,7 @@ from byname.model.call_graph import Flow
 from byname.model.module_tree import inside_of
 from byname.table import counted
 from byname.text import printable
+from byname.tracing.flow import trace
 from byname.watch.drawing.collapse import collapse
 from byname.watch.drawing.compose import compose
 from byname.watch.drawing.dot import to_dot
@@ -28,7 +29,6 @@ from byname.watch.drawing.svg import to_svg
 from byname.watch.drawing.traits import shape_of
 from byname.watch.drawing.tree import read_tree
 from byname.watch.drawing.view import view
-from byname.watch.tracing.flow import trace
 
 __all__ = ["Drawing", "draw", "scene_of"]
 

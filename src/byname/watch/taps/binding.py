@@ -26,14 +26,14 @@ from byname.model.spot import Meaning, Spot
 from byname.place import Name, parse
 from byname.reading.modules import modules_in
 from byname.table import listed
+from byname.tracing.flow import trace
+from byname.tracing.muted import unheard
 from byname.undo import Undo
 from byname.watch.running import Running
 from byname.watch.taps.delivery import Deliver, delivery
 from byname.watch.taps.functions import Functions, Owner
 from byname.watch.taps.hooks import Hooks
 from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
-from byname.watch.tracing.asleep import unheard
-from byname.watch.tracing.flow import trace
 
 __all__ = ["Binding"]
 

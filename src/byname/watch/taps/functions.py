@@ -18,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
+from byname.tracing.muted import active_modes
 from byname.tracking.log import is_in_place
 from byname.watch.running import Running, runs
 from byname.watch.taps.delivery import Deliver
 from byname.watch.taps.hooks import Hook, Hooks
 from byname.watch.taps.inplace import called, changed_by, overwrite
-from byname.watch.tracing.asleep import active_modes
 
 __all__ = ["Decide", "Functions", "Owner"]
 

@@ -22,7 +22,7 @@ from byname.model.scopes import variables_of
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import HIDDEN
 from byname.table import listed
-from byname.watch.compiling import EAGERLY
+from byname.tracing.eager import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
 from byname.watch.variables.recompiling import recompiled
 from byname.watch.variables.untraced import bare, can_be_traced, handing_over, traced

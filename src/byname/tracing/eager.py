@@ -25,7 +25,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.watch.tracing.asleep import active_modes
+from byname.tracing.muted import active_modes
 
 __all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]
 

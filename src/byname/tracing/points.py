@@ -19,8 +19,8 @@ from byname.model.spot import Spot
 from byname.model.where import parts_of, unwrapped
 from byname.place import Place, ends_of, parse
 from byname.table import Row, Rows, closest, counted
-from byname.watch.inventory import Inventory, Point
-from byname.watch.tracing.flow import trace
+from byname.tracing.flow import trace
+from byname.tracing.inventory import Inventory, Point
 
 __all__ = ["Points", "points"]
 

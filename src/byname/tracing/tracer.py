@@ -15,18 +15,18 @@ from torch.overrides import TorchFunctionMode
 from byname.model.operations import is_elementary, operation_name, operation_path, taken
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
+from byname.tracing.example import tensors_in
+from byname.tracing.preserve import Kept
+from byname.tracing.tensor_ids import Numbers
 from byname.tracking.functions import first_given, versions_of
 from byname.tracking.log import is_in_place
-from byname.watch.tracing.example import tensors_in
-from byname.watch.tracing.keeping import Kept
-from byname.watch.tracing.numbers import Numbers
 
 __all__ = ["Draft", "Tracer"]
 
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A call that is being written down; `byname.watch.tracing.flow.Call` says what the fields are."""
+    """A call that is being written down; `byname.tracing.flow.Call` says what the fields are."""
 
     path: str
     operation: str

@@ -17,13 +17,13 @@ from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
+from byname.tracing.eager import EAGERLY
+from byname.tracing.example import arguments_of, copied, labelled
+from byname.tracing.muted import example_running
+from byname.tracing.preserve import kept
+from byname.tracing.tensor_ids import Numbers
+from byname.tracing.tracer import Draft, Tracer
 from byname.tracking.depth import Deeper
-from byname.watch.compiling import EAGERLY
-from byname.watch.tracing.asleep import example_running
-from byname.watch.tracing.example import arguments_of, copied, labelled
-from byname.watch.tracing.keeping import kept
-from byname.watch.tracing.numbers import Numbers
-from byname.watch.tracing.tracer import Draft, Tracer
 
 __all__ = ["trace"]
 

@@ -1,1 +1,0 @@
-"""What does a model call while an example runs?"""
