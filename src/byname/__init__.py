@@ -150,9 +150,9 @@ _PLACES = {
     "tag": "byname.naming.tags",
     "track": "byname.tracking.tracker",
     # Not for users: what the rewritten code of a watched method calls, wherever that code is.
-    "_enter": "byname.watch.variables.listen",
-    "_shown": "byname.watch.variables.listen",
-    "_traced": "byname.watch.variables.listen",
+    "_enter": "byname.watch.variables.subscribe",
+    "_shown": "byname.watch.variables.subscribe",
+    "_traced": "byname.watch.variables.subscribe",
 }
 
 _PARTS = ("analyse", "watch")

@@ -7,7 +7,7 @@ import textwrap
 import torch
 
 from byname.model.scopes import variables_of
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 _NUMBERS = itertools.count()
 

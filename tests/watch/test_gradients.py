@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from forked import run_forked
 from torch import nn
 
-from byname.watch.gradients.values import on_accumulated, on_gradient
+from byname.watch.value_gradients import on_accumulated, on_gradient
 
 
 def leaf(*shape):
@@ -286,7 +286,7 @@ def test_parameters_of_fully_sharded_models():
         import torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
-        from byname.watch.gradients.values import on_accumulated
+        from byname.watch.value_gradients import on_accumulated
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo")
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from byname.errors import InterjectionError
-from byname.watch.gradients.calls import before, follow
+from byname.watch.call_gradients import before, follow
 
 
 def tensors_of(value):

@@ -153,7 +153,7 @@ def test_a_gate_inside_a_recurrent_layer():
 
 def test_the_variables_of_a_function_are_named_and_counted():
     from byname.errors import BadArgumentError
-    from byname.watch.variables.listen import listen
+    from byname.watch.variables.subscribe import listen
 
     def many(a, b, c, d, e, f, g, h, i, j):
         return a

@@ -16,7 +16,7 @@ import byname
 from byname.model.methods import method_of
 from byname.model.scopes import variables_of
 from byname.source.code import source_of
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 FORMS = {
     "plain": ("h = x + 1", ["h"], [("h", 3)]),

@@ -2,8 +2,8 @@
 
 from listening import Told, made, told_by
 
-from byname.watch.variables.listen import listen
-from byname.watch.variables.recompiling import _recompiled
+from byname.watch.variables.compile import _recompiled
+from byname.watch.variables.subscribe import listen
 
 TWINS = """
     def twin(k):

@@ -5,7 +5,7 @@ import torch
 from listening import Told
 from torch import nn
 
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 
 class Attention(nn.Module):

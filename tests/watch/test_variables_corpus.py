@@ -10,7 +10,7 @@ from torch import nn
 
 from byname.model.methods import method_of
 from byname.model.scopes import definition_of, variables_of
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 NAMES = """llama gpt2 bert roberta t5 mistral qwen2 gemma2 opt bloom gpt_neox falcon phi mixtral deberta_v2 electra vit clip
     whisper wav2vec2 swin mamba bart segformer""".split()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from listening import Told, made
 
 from byname.model.scopes import variables_of
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 NAMES = ["a", "b", "c"]
 names = st.sampled_from(NAMES)

@@ -10,7 +10,7 @@ from torch import nn
 
 import byname
 from byname.model.scopes import variables_of
-from byname.watch.variables.listen import listen
+from byname.watch.variables.subscribe import listen
 
 
 def sourceless(text, name="f", **scope):

@@ -1,6 +1,6 @@
 """How does a callback get to the values of a model? The one way: everything that watches a model stands on `attach`.
 
-A ``where`` becomes `Spot`s (`byname.model`), each kind of spot has its tap (`byname.watch.taps`): hooks for
+A ``where`` becomes `Spot`s (`byname.model`), each kind of spot has its tap: hooks for
 outputs, a function mode for operations, rewritten source for variables; and each value goes through a `delivery` to the
 callback.
 """
@@ -21,17 +21,17 @@ from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
+from byname.watch.arrivals import Arrivals
+from byname.watch.attachment import Before, Callback, Running
+from byname.watch.delivery import delivery
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words, not_come_to
+from byname.watch.hooks import Hooks
 from byname.watch.iterations import Iterations
-from byname.watch.running import Before, Callback, Running
-from byname.watch.taps.arrivals import Arrivals
-from byname.watch.taps.assigned import Assigned
-from byname.watch.taps.binding import Binding
-from byname.watch.taps.delivery import delivery
-from byname.watch.taps.hooks import Hooks
-from byname.watch.taps.modules import hook_outputs
-from byname.watch.taps.states import States
+from byname.watch.late_binding import Binding
+from byname.watch.outputs import hook_outputs
+from byname.watch.parameters import States
+from byname.watch.variables.assigned import Assigned
 
 __all__ = ["attach"]
 

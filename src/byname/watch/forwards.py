@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import nn
 
+from byname.watch.attachment import Running
 from byname.watch.handle import Handle
+from byname.watch.hooks import Hooks
 from byname.watch.iterations import Iterations
-from byname.watch.running import Running
-from byname.watch.taps.hooks import Hooks
-from byname.watch.taps.states import States
+from byname.watch.parameters import States
 
 __all__ = ["follow_forwards"]
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from byname.model.items import tensors_in
 from byname.text import note_on
 from byname.watch.attach import attach
+from byname.watch.call_gradients import before, follow
 from byname.watch.event import Event
-from byname.watch.gradients.calls import before, follow
-from byname.watch.gradients.followed import Followed, Gradients
-from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
+from byname.watch.followed import Followed, Gradients
 from byname.watch.handle import Handle
 from byname.watch.interjections import (
     ForwardInterjection,
@@ -23,7 +22,8 @@ from byname.watch.interjections import (
     WrappedForwardInterjection,
     checked_interjection,
 )
-from byname.watch.same import same_gradients, same_kind
+from byname.watch.replacement import same_gradients, same_kind
+from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
 
 __all__ = ["interject"]
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from byname.watch.running import Running
-from byname.watch.taps.hooks import Hooks
-from byname.watch.taps.states import States
+from byname.watch.attachment import Running
+from byname.watch.hooks import Hooks
+from byname.watch.parameters import States
 
 __all__ = ["Iterations"]
 

@@ -21,8 +21,8 @@ from byname.watch.graphs.outside import other_modes
 from byname.watch.graphs.recipe import Interjections, Recipe
 from byname.watch.graphs.records import Trace
 from byname.watch.graphs.rewritten import Rewritten
+from byname.watch.hooks import Hook
 from byname.watch.interjections import Interjection, checked_interjection
-from byname.watch.taps.hooks import Hook
 
 __all__ = ["rewrite"]
 

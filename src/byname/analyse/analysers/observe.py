@@ -22,9 +22,9 @@ from byname.text import note_on
 from byname.tracing.muted import asleep
 from byname.watch.attach import attach
 from byname.watch.event import Event
-from byname.watch.gradients.values import Removable, missed_at, on_gradient, without_superseded
 from byname.watch.handle import Handle
 from byname.watch.heard import Entry
+from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
 
 __all__ = ["observe"]
 

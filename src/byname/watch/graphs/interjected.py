@@ -11,17 +11,17 @@ from torch import nn
 from byname.model.items import tensors_in
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
-from byname.watch.gradients.calls import before, follow
-from byname.watch.gradients.doors import Entered
-from byname.watch.gradients.followed import Followed, Gradients
+from byname.watch.boundary_edges import Entered
+from byname.watch.call_gradients import before, follow
+from byname.watch.followed import Followed, Gradients
+from byname.watch.inplace import overwrite
 from byname.watch.interjections import (
     ForwardInterjection,
     Interjection,
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
 )
-from byname.watch.same import same_gradients, same_kind
-from byname.watch.taps.inplace import overwrite
+from byname.watch.replacement import same_gradients, same_kind
 
 __all__ = ["Begun", "Inserted"]
 

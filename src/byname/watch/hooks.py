@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
-from byname.watch.running import Running
+from byname.watch.attachment import Running
 
 __all__ = ["Hook", "Hooks", "attachments_of"]
 

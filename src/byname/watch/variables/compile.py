@@ -13,7 +13,7 @@ from typing import Any
 
 from byname.model.scopes import Function, definition_of
 from byname.source.code import ThisCode, one_at_a_time, stands_for
-from byname.watch.variables.rewriting import rewrite
+from byname.watch.variables.transform import rewrite
 
 __all__ = ["recompiled"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from byname.reading.quiet import DisableTorchFunction
-from byname.watch.gradients.windows import Reshaped, Window, whole_window_of
+from byname.watch.view_geometry import Reshaped, Window, whole_window_of
 
 __all__ = [
     "OnGradient",

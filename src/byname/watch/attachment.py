@@ -16,9 +16,9 @@ from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.text import note_on
 from byname.tracing.muted import asleep, no_more, of_thread, unheard
 from byname.watch.event import Event
-from byname.watch.gradients.values import without_superseded
 from byname.watch.heard import Heard
-from byname.watch.same import conversion
+from byname.watch.replacement import conversion
+from byname.watch.value_gradients import without_superseded
 
 __all__ = ["Before", "Callback", "Running", "order_of_attaching", "runs"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from byname.errors import InterjectionError
-from byname.watch.gradients.doors import Door, Entered, Event
-from byname.watch.gradients.values import Removable, on_gradient
-from byname.watch.gradients.windows import Reshaped, Window
+from byname.watch.boundary_edges import Door, Entered, Event
+from byname.watch.value_gradients import Removable, on_gradient
+from byname.watch.view_geometry import Reshaped, Window
 
 __all__ = ["Followed", "Gradients", "Later", "Receive"]
 

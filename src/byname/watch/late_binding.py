@@ -29,11 +29,11 @@ from byname.table import listed
 from byname.tracing.flow import trace
 from byname.tracing.muted import unheard
 from byname.undo import Undo
-from byname.watch.running import Running
-from byname.watch.taps.delivery import Deliver, delivery
-from byname.watch.taps.functions import Functions, Owner
-from byname.watch.taps.hooks import Hooks
-from byname.watch.taps.modules import Wanting, hook_calls, hook_outputs
+from byname.watch.attachment import Running
+from byname.watch.delivery import Deliver, delivery
+from byname.watch.function_mode import Functions, Owner
+from byname.watch.hooks import Hooks
+from byname.watch.outputs import Wanting, hook_calls, hook_outputs
 
 __all__ = ["Binding"]
 

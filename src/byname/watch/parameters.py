@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from byname.model.spot import Spot
+from byname.watch.attachment import Running, runs
+from byname.watch.delivery import Deliver
 from byname.watch.event import Event
-from byname.watch.gradients.values import accumulate, accumulating
-from byname.watch.running import Running, runs
-from byname.watch.taps.delivery import Deliver
-from byname.watch.taps.hooks import attachments_of
+from byname.watch.hooks import attachments_of
+from byname.watch.value_gradients import accumulate, accumulating
 
 __all__ = ["StandIn", "States"]
 

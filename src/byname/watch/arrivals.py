@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from byname.model.module_tree import inside_of, modules_by_path
-from byname.watch.running import Running
-from byname.watch.taps.binding import Binding
+from byname.watch.attachment import Running
+from byname.watch.late_binding import Binding
 
 __all__ = ["Arrivals"]
 

@@ -14,10 +14,10 @@ from byname.model.methods import method_of
 from byname.model.spot import Spot
 from byname.reading.tensor import is_tensor
 from byname.undo import Undo
-from byname.watch.running import Running
-from byname.watch.taps.delivery import Deliver
+from byname.watch.attachment import Running
+from byname.watch.delivery import Deliver
 from byname.watch.variables.activation import Activation, Receive, version_of
-from byname.watch.variables.listen import Listening
+from byname.watch.variables.subscribe import Listening
 
 __all__ = ["Assigned"]
 

@@ -24,8 +24,8 @@ from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.tracing.eager import EAGERLY
 from byname.watch.variables.activation import Activation, Receive, Run
-from byname.watch.variables.recompiling import recompiled
-from byname.watch.variables.untraced import bare, can_be_traced, handing_over, traced
+from byname.watch.variables.compile import recompiled
+from byname.watch.variables.without_source import bare, can_be_traced, handing_over, traced
 
 __all__ = ["Listening", "listen"]
 

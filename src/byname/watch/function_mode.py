@@ -20,10 +20,10 @@ from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import active_modes
 from byname.tracking.log import is_in_place
-from byname.watch.running import Running, runs
-from byname.watch.taps.delivery import Deliver
-from byname.watch.taps.hooks import Hook, Hooks
-from byname.watch.taps.inplace import called, changed_by, overwrite
+from byname.watch.attachment import Running, runs
+from byname.watch.delivery import Deliver
+from byname.watch.hooks import Hook, Hooks
+from byname.watch.inplace import called, changed_by, overwrite
 
 __all__ = ["Decide", "Functions", "Owner"]
 

@@ -13,9 +13,9 @@ from byname.model.lacking import lacking
 from byname.model.spot import Spot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
+from byname.watch.attachment import Running
 from byname.watch.event import Event
-from byname.watch.gradients.values import missed_at, on_gradient
-from byname.watch.running import Running
+from byname.watch.value_gradients import missed_at, on_gradient
 
 __all__ = ["Deliver", "delivery"]
 

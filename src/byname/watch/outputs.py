@@ -11,10 +11,10 @@ from torch import nn
 
 from byname.model.spot import Spot
 from byname.reading.tensor import is_tensor
-from byname.watch.running import Running, runs
-from byname.watch.taps.delivery import Deliver
-from byname.watch.taps.hooks import Hooks
-from byname.watch.taps.inplace import overwrite
+from byname.watch.attachment import Running, runs
+from byname.watch.delivery import Deliver
+from byname.watch.hooks import Hooks
+from byname.watch.inplace import overwrite
 
 __all__ = ["Wanting", "hook_calls", "hook_outputs"]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from byname.reading.quiet import DisableTorchFunction
-from byname.watch.gradients.doors import Edge, Entered, Event, Found
-from byname.watch.gradients.followed import Followed, Later, Receive
-from byname.watch.gradients.values import watch_the_base
-from byname.watch.gradients.windows import Reshaped, Window, window_of
+from byname.watch.boundary_edges import Edge, Entered, Event, Found
+from byname.watch.followed import Followed, Later, Receive
+from byname.watch.value_gradients import watch_the_base
+from byname.watch.view_geometry import Reshaped, Window, window_of
 
 __all__ = ["before", "follow"]
 

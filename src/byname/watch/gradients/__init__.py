@@ -1,1 +1,0 @@
-"""Which gradients flow at a value, a parameter or a call?"""

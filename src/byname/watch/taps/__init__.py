@@ -1,1 +1,0 @@
-"""How are values got at? One file for each kind of place."""
