@@ -24,6 +24,7 @@ LAYERS = [
     {"model"},
     {"tracing"},
     {"watch"},
+    {"rewriting"},
     {"recording", "analyse"},
     {"plug", "cli", "__main__"},
 ]

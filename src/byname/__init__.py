@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from byname.recording.recording import Recording
     from byname.recording.repair import repair
     from byname.recording.series import Series
+    from byname.rewriting.rewrite import rewrite
     from byname.source.location import Site
     from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         WrappedForwardInterjection,
     )
     from byname.watch.replace import replace
-    from byname.watch.rewrite import rewrite
 
 __version__ = "0.1.0"
 
@@ -141,7 +141,7 @@ _PLACES = {
     "record": "byname.recording.record",
     "repair": "byname.recording.repair",
     "replace": "byname.watch.replace",
-    "rewrite": "byname.watch.rewrite",
+    "rewrite": "byname.rewriting.rewrite",
     "points": "byname.tracing.points",
     "saved": "byname.autograd.saved",
     "select": "byname.model.select",

@@ -32,6 +32,7 @@ from traceable import (
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
 from byname.model.call_graph import is_place
 from byname.model.select import select
+from byname.rewriting.rewrite import rewrite
 from byname.tracing.flow import trace
 from byname.watch.interject import interject
 from byname.watch.interjections import (
@@ -39,7 +40,6 @@ from byname.watch.interjections import (
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
 )
-from byname.watch.rewrite import rewrite
 
 NAMES = sorted(set(examples()) - {"encoder"})
 QUICK = {"decides", "gpt", "several", "shared_twice", "signs", "unet"}
@@ -757,7 +757,7 @@ def test_wrappers_of_the_model_are_seen_through():
 
 def test_operators_are_named_as_pytorch_reports_them():
     from byname.model.operations import operation_name
-    from byname.watch.graphs.proxies import REPORTED
+    from byname.rewriting.proxies import REPORTED
 
     class Hearing(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from byname.errors import RewriteError
-from byname.watch.rewrite import rewrite
+from byname.rewriting.rewrite import rewrite
 
 
 def keep(name, module, value):

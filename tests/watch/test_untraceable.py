@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from byname.errors import RewriteError
-from byname.watch.rewrite import rewrite
+from byname.rewriting.rewrite import rewrite
 
 
 class Base(nn.Module):

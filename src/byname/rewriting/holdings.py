@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from byname.watch.graphs.proxies import Untraceable
+from byname.rewriting.proxies import Untraceable
 
 __all__ = ["Contents", "check_contents", "contents_of", "tensors_of"]
 

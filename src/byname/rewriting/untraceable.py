@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from byname.errors import RewriteError
+from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_torch
-from byname.watch.graphs.proxies import Untraceable
 
 __all__ = ["untraceable"]
 

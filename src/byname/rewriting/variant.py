@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from byname.watch.graphs.arguments import Arguments
-from byname.watch.graphs.outside import answers_hold
+from byname.rewriting.call_arguments import Arguments
+from byname.rewriting.outside import answers_hold
 
 __all__ = ["Variant"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from byname.model.call_graph import Call, Flow
-from byname.watch.graphs.records import Record, Trace, passed
+from byname.rewriting.trace_records import Record, Trace, passed
 
 __all__ = ["changes", "flow_of"]
 

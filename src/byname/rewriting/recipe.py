@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-from byname.watch.graphs.arguments import Arguments, generalised
-from byname.watch.graphs.held import HELD, Held
-from byname.watch.graphs.insertion import Insertion
-from byname.watch.graphs.interjected import Inserted
-from byname.watch.graphs.mirror import mirror
-from byname.watch.graphs.proxies import Untraceable
-from byname.watch.graphs.records import Trace
-from byname.watch.graphs.tracing import Tracer
-from byname.watch.graphs.untraceable import untraceable
-from byname.watch.graphs.variant import Variant
+from byname.rewriting.call_arguments import Arguments, generalised
+from byname.rewriting.clone import mirror
+from byname.rewriting.graph_tracer import Tracer
+from byname.rewriting.held import HELD, Held
+from byname.rewriting.insert import Insertion
+from byname.rewriting.interjected import Inserted
+from byname.rewriting.proxies import Untraceable
+from byname.rewriting.trace_records import Trace
+from byname.rewriting.untraceable import untraceable
+from byname.rewriting.variant import Variant
 
 __all__ = ["Interjections", "Recipe"]
 

@@ -14,9 +14,9 @@ from byname.model.selectors import Selector
 from byname.model.spot import Spot
 from byname.model.where import meaning_of, parts_of
 from byname.place import parse
+from byname.rewriting.flowing import flow_of
+from byname.rewriting.trace_records import Record, Trace
 from byname.table import listed
-from byname.watch.graphs.flowing import flow_of
-from byname.watch.graphs.records import Record, Trace
 
 __all__ = ["chosen", "classes_in"]
 

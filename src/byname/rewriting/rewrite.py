@@ -12,15 +12,15 @@ from torch import nn
 from byname.errors import BadArgumentError, RewriteError
 from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
+from byname.rewriting.call_arguments import Arguments, default_call, depends_on, of_call
+from byname.rewriting.clone import mirror
+from byname.rewriting.held import Held
+from byname.rewriting.match import chosen, classes_in
+from byname.rewriting.outside import other_modes
+from byname.rewriting.recipe import Interjections, Recipe
+from byname.rewriting.rewritten import Rewritten
+from byname.rewriting.trace_records import Trace
 from byname.tracing.example import arguments_of
-from byname.watch.graphs.arguments import Arguments, default_call, depends_on, of_call
-from byname.watch.graphs.choosing import chosen, classes_in
-from byname.watch.graphs.held import Held
-from byname.watch.graphs.mirror import mirror
-from byname.watch.graphs.outside import other_modes
-from byname.watch.graphs.recipe import Interjections, Recipe
-from byname.watch.graphs.records import Trace
-from byname.watch.graphs.rewritten import Rewritten
 from byname.watch.hooks import Hook
 from byname.watch.interjections import Interjection, checked_interjection
 

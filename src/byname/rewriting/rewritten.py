@@ -12,11 +12,11 @@ from torch.fx.graph_module import _forward_from_src
 
 from byname.errors import RewriteError
 from byname.reading.quiet import dynamo_skip
-from byname.watch.graphs.arguments import Arguments, of_call
-from byname.watch.graphs.held import HELD, Held
-from byname.watch.graphs.recipe import Recipe
-from byname.watch.graphs.variant import Variant
-from byname.watch.graphs.writing import read, written
+from byname.rewriting.call_arguments import Arguments, of_call
+from byname.rewriting.held import HELD, Held
+from byname.rewriting.recipe import Recipe
+from byname.rewriting.variant import Variant
+from byname.rewriting.writing import read, written
 
 __all__ = ["Rewritten"]
 

@@ -10,10 +10,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from byname.errors import InterjectionError
-from byname.watch.graphs.flowing import changes
-from byname.watch.graphs.held import HELD
-from byname.watch.graphs.interjected import Begun, Inserted
-from byname.watch.graphs.records import Record, Trace, passed
+from byname.rewriting.flowing import changes
+from byname.rewriting.held import HELD
+from byname.rewriting.interjected import Begun, Inserted
+from byname.rewriting.trace_records import Record, Trace, passed
 
 __all__ = ["Insertion"]
 

@@ -18,15 +18,15 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from byname.model.operations import operation_path, taken
-from byname.watch.graphs.arguments import GIVEN, Arguments, is_plain
-from byname.watch.graphs.held import HELD, Held
-from byname.watch.graphs.holdings import check_contents, contents_of, tensors_of
-from byname.watch.graphs.modes import check_modes, is_leaving, restored, state_of_modes, switched
-from byname.watch.graphs.outside import Outside
-from byname.watch.graphs.patches import applied, installed
-from byname.watch.graphs.proxies import Flag, Property, Untraceable, Value
-from byname.watch.graphs.records import Record, Trace, passed
-from byname.watch.graphs.values import Values, gives_several
+from byname.rewriting.call_arguments import GIVEN, Arguments, is_plain
+from byname.rewriting.entered_modes import check_modes, is_leaving, restored, state_of_modes, switched
+from byname.rewriting.held import HELD, Held
+from byname.rewriting.holdings import check_contents, contents_of, tensors_of
+from byname.rewriting.node_values import Values, gives_several
+from byname.rewriting.outside import Outside
+from byname.rewriting.proxies import Flag, Property, Untraceable, Value
+from byname.rewriting.trace_patches import applied, installed
+from byname.rewriting.trace_records import Record, Trace, passed
 
 __all__ = ["Tracer"]
 

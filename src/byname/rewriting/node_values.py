@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from byname.model.operations import operation_name
-from byname.watch.graphs.proxies import REPORTED
+from byname.rewriting.proxies import REPORTED
 
 __all__ = ["Values", "gives_several"]
 
@@ -73,7 +73,7 @@ class Values:
             first = node.args[0]
             return REPORTED[target][not isinstance(first, fx.Node) or first in self.plain]
         module = str(getattr(target, "__module__", None) or "torch")
-        if module in ("_operator", "byname.watch.graphs.proxies"):
+        if module in ("_operator", "byname.rewriting.proxies"):
             return str(target.__name__).strip("_")
         return operation_name(target) if module.partition(".")[0] == "torch" else None
 
@@ -105,7 +105,7 @@ def _gives_plain(node: fx.Node, plain: Set[fx.Node]) -> bool:
         return name in _PLAIN_METHODS or name.startswith("is_") or node.args[0] in plain
     if node.target is getattr:
         return node.args[1] in _PLAIN_PROPERTIES or node.args[0] in plain
-    if getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "byname.watch.graphs.proxies"):
+    if getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "byname.rewriting.proxies"):
         return bool(node.all_input_nodes) and all(one in plain for one in node.all_input_nodes)
     return node.op == "call_function" and operation_name(node.target) is None and torch.is_tensor is not node.target
 

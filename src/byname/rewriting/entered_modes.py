@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from byname.watch.graphs.outside import autocast_state
-from byname.watch.graphs.proxies import Untraceable
+from byname.rewriting.outside import autocast_state
+from byname.rewriting.proxies import Untraceable
 
 __all__ = ["check_modes", "is_leaving", "restored", "state_of_modes", "switched"]
 
@@ -25,7 +25,7 @@ def is_leaving() -> bool:
 
 
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
-_HERE = __file__.rpartition("modes.py")[0]
+_HERE = __file__.rpartition("entered_modes.py")[0]
 
 
 def switched(enabled: bool) -> bool:

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from byname.reading.objects import parents_of
+from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_library, is_torch
-from byname.watch.graphs.proxies import Untraceable
 
 __all__ = ["Outside", "answers_hold", "autocast_state", "other_modes"]
 
@@ -229,7 +229,7 @@ class Outside:
 
 
 _BUILTIN = type(len)
-_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")  # noqa: PTH118, PTH120
+_HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _OF_MODES = (os.path.join("autograd", "grad_mode.py"), os.path.join("amp", "autocast_mode.py"))  # noqa: PTH118
 """Where modes are switched: what they were is asked to put them back."""
 
