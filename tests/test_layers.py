@@ -25,6 +25,7 @@ LAYERS = [
     {"tracing"},
     {"watch"},
     {"rewriting"},
+    {"drawing"},
     {"recording", "analyse"},
     {"plug", "cli", "__main__"},
 ]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from byname.diagnose.explain import explain
     from byname.diagnose.explaining import explaining
     from byname.diagnose.finding import Explanation, Finding
+    from byname.drawing.draw import Drawing, draw
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from byname.source.location import Site
     from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
-    from byname.watch.drawing.draw import Drawing, draw
     from byname.watch.interject import interject
     from byname.watch.interjections import (
         ForwardInterjection,
@@ -101,7 +101,7 @@ __all__ = [
 _PLACES = {
     "BynameError": "byname.errors",
     "Census": "byname.memory.census",
-    "Drawing": "byname.watch.drawing.draw",
+    "Drawing": "byname.drawing.draw",
     "Explanation": "byname.diagnose.finding",
     "Finding": "byname.diagnose.finding",
     "ForwardInterjection": "byname.watch.interjections",
@@ -125,7 +125,7 @@ _PLACES = {
     "assembled": "byname.recording.processes.assembling",
     "census": "byname.memory.census",
     "check": "byname.diagnose.check",
-    "draw": "byname.watch.drawing.draw",
+    "draw": "byname.drawing.draw",
     "explain": "byname.diagnose.explain",
     "explaining": "byname.diagnose.explaining",
     "graph": "byname.autograd.graph",

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import byname
+from byname.drawing.draw import scene_of
+from byname.drawing.layered import Edge, Node, arrange
+from byname.drawing.row_ranks import ranks
+from byname.drawing.svg import to_svg
 from byname.model.call_graph import Call, Flow
 from byname.tracing.flow import trace
-from byname.watch.drawing.draw import scene_of
-from byname.watch.drawing.level import Edge, Node, arrange
-from byname.watch.drawing.ranks import ranks
-from byname.watch.drawing.svg import to_svg
 
 
 class Attention(nn.Module):

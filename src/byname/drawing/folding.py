@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from byname.watch.drawing.plan import Plan, Wire
+from byname.drawing.plan import Plan, Wire
 
 __all__ = ["PLUMBING", "fold"]
 

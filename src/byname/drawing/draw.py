@@ -11,24 +11,24 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from byname.drawing.compose import compose
+from byname.drawing.dot import to_dot
+from byname.drawing.folding import fold
+from byname.drawing.marking import mark, marks_of
+from byname.drawing.plan import Shape
+from byname.drawing.read_run import read_flow
+from byname.drawing.repeats import collapse
+from byname.drawing.scene import Scene
+from byname.drawing.svg import to_svg
+from byname.drawing.traits import shape_of
+from byname.drawing.tree import read_tree
+from byname.drawing.view import view
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow
 from byname.model.module_tree import inside_of
 from byname.table import counted
 from byname.text import printable
 from byname.tracing.flow import trace
-from byname.watch.drawing.collapse import collapse
-from byname.watch.drawing.compose import compose
-from byname.watch.drawing.dot import to_dot
-from byname.watch.drawing.folding import fold
-from byname.watch.drawing.marking import mark, marks_of
-from byname.watch.drawing.plan import Shape
-from byname.watch.drawing.reading import read_flow
-from byname.watch.drawing.scene import Scene
-from byname.watch.drawing.svg import to_svg
-from byname.watch.drawing.traits import shape_of
-from byname.watch.drawing.tree import read_tree
-from byname.watch.drawing.view import view
 
 __all__ = ["Drawing", "draw", "scene_of"]
 

@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from byname.watch.drawing.measure import HEADER, LABEL, SUBTITLE, TITLE
-from byname.watch.drawing.scene import Box, Line, Point, Scene
-from byname.watch.drawing.style import FONT, INK, LINE, MARK, QUIET, paint
-from byname.watch.drawing.words import shape_text, shortened, text_width
+from byname.drawing.measure import HEADER, LABEL, SUBTITLE, TITLE
+from byname.drawing.scene import Box, Line, Point, Scene
+from byname.drawing.style import FONT, INK, LINE, MARK, QUIET, paint
+from byname.drawing.words import shape_text, shortened, text_width
 
 __all__ = ["escaped", "to_svg"]
 

@@ -7,10 +7,10 @@ from math import prod
 
 from torch import nn
 
+from byname.drawing.plan import Item, Shape
 from byname.reading.modules import parameters_in, registered
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.watch.drawing.plan import Item, Shape
 
 __all__ = ["elements", "settings", "shape_of", "traits"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from byname.drawing.plan import Item, Plan, Shape, Wire
+from byname.drawing.traits import shape_of
 from byname.model.call_graph import Call, Flow
 from byname.reading.modules import state_of
 from byname.table import counted
-from byname.watch.drawing.plan import Item, Plan, Shape, Wire
-from byname.watch.drawing.traits import shape_of
 
 __all__ = ["read_flow"]
 

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from byname.watch.drawing.columns import Pull, columns
-from byname.watch.drawing.crossing import order_rows
-from byname.watch.drawing.ranks import ranks
-from byname.watch.drawing.straight import straighten
+from byname.drawing.crossing import order_rows
+from byname.drawing.lanes import Pull, columns
+from byname.drawing.row_ranks import ranks
+from byname.drawing.straight import straighten
 
 __all__ = ["Edge", "Level", "Node", "Point", "arrange"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from byname.watch.drawing.plan import Item, Plan
-from byname.watch.drawing.words import shape_text, subtitle, text_width, title
+from byname.drawing.plan import Item, Plan
+from byname.drawing.words import shape_text, subtitle, text_width, title
 
 __all__ = ["HEADER", "MARGIN", "PADDING", "SHADE", "Measure", "measure"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from byname.watch.drawing.measure import HEADER, MARGIN, PADDING, measure
-from byname.watch.drawing.nested import Nest, Placed
-from byname.watch.drawing.view import View
+from byname.drawing.measure import HEADER, MARGIN, PADDING, measure
+from byname.drawing.nested_boxes import Nest, Placed
+from byname.drawing.view import View
 
 __all__ = ["outline"]
 

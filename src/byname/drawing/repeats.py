@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from byname.watch.drawing.plan import CALLED, Item, Plan, Run, Wire
-from byname.watch.drawing.traits import traits
+from byname.drawing.plan import CALLED, Item, Plan, Run, Wire
+from byname.drawing.traits import traits
 
 __all__ = ["collapse"]
 

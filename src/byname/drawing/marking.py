@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from byname.watch.drawing.plan import CALLED, Item, Plan
+from byname.drawing.plan import CALLED, Item, Plan
 from byname.watch.hooks import attachments_of
 
 __all__ = ["mark", "marks_of"]

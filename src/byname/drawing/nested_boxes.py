@@ -10,9 +10,9 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from byname.watch.drawing.level import Edge, Level, Node, Point, arrange
-from byname.watch.drawing.measure import HEADER, MARGIN, PADDING, Measure, measure
-from byname.watch.drawing.view import Link, View
+from byname.drawing.layered import Edge, Level, Node, Point, arrange
+from byname.drawing.measure import HEADER, MARGIN, PADDING, Measure, measure
+from byname.drawing.view import Link, View
 
 __all__ = ["Nest", "Placed", "nest"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from byname.watch.drawing.columns import Pull
+from byname.drawing.lanes import Pull
 
 __all__ = ["straighten"]
 

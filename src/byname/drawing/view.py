@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from byname.drawing.plan import Plan, Shape, Wire
 from byname.table import counted
-from byname.watch.drawing.plan import Plan, Shape, Wire
 
 __all__ = ["Link", "View", "view"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
-from byname.watch.drawing.measure import MARGIN
-from byname.watch.drawing.nested import Nest, nest
-from byname.watch.drawing.outline import outline
-from byname.watch.drawing.scene import Box, Line, Scene
-from byname.watch.drawing.view import View
-from byname.watch.drawing.words import repeated, tooltip
+from byname.drawing.measure import MARGIN
+from byname.drawing.nested_boxes import Nest, nest
+from byname.drawing.outline import outline
+from byname.drawing.scene import Box, Line, Scene
+from byname.drawing.view import View
+from byname.drawing.words import repeated, tooltip
 
 __all__ = ["compose"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from byname.drawing.plan import Plan
 from byname.model.module_tree import inside_of
-from byname.watch.drawing.plan import Plan
 
 __all__ = ["read_tree"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from byname.watch.drawing.plan import Item, Plan, Shape
-from byname.watch.drawing.traits import elements, settings
-from byname.watch.drawing.view import Link
+from byname.drawing.plan import Item, Plan, Shape
+from byname.drawing.traits import elements, settings
+from byname.drawing.view import Link
 
 __all__ = ["repeated", "shape_text", "shortened", "subtitle", "text_width", "title", "tooltip"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from byname.watch.drawing.scene import Box, Line, Scene
-from byname.watch.drawing.style import paint
-from byname.watch.drawing.words import shape_text
+from byname.drawing.scene import Box, Line, Scene
+from byname.drawing.style import paint
+from byname.drawing.words import shape_text
 
 __all__ = ["to_dot"]
 
