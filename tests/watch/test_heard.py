@@ -9,7 +9,7 @@ from torch import nn
 
 import byname
 from byname.errors import NoMatchError, NothingSeenWarning
-from byname.model.lacking import lacking
+from byname.model.items import lacking
 from byname.watch.attach import attach
 
 

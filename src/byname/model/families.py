@@ -7,17 +7,19 @@ of GPT-2 a linear map.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
+from byname.model.call_graph import Call, is_place
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
-__all__ = ["FAMILIES", "Family", "family_named"]
+__all__ = ["FAMILIES", "Family", "family_named", "inside_of_others"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +286,31 @@ _SPELLED = {
     "hsigmoid": "hardsigmoid",
 }
 """How the names of activations are spelled in names of classes."""
+
+
+_INSIDE = {
+    "softmax": ("attention",),
+    "dropout": ("attention",),
+    "matmul": ("attention", "linear"),
+    "log_softmax": ("loss",),
+    "sigmoid": ("recurrent",),
+    "tanh": ("recurrent",),
+}
+"""The families whose functions do in one step what these do, too."""
+
+
+def inside_of_others(name: str, calls: Sequence[Call]) -> str:
+    """A sentence that names the call in which a kind of function is hidden; empty where none is known.
+
+    Args:
+        name: of a family, or of a function.
+        calls: what the model calls.
+    """
+    for family in _INSIDE.get(name, ()):
+        within = family_named(family)
+        for call in calls:
+            found = within.has_module(call.module) if call.kind == "module" else within.has_operation(call.operation)
+            if found and is_place(call):
+                remedy = ', or attn_implementation="eager" for a model of transformers' if family == "attention" else ""
+                return f"the {name} is inside `{call.operation}`: select.{family}{remedy}"
+    return ""

@@ -1,18 +1,31 @@
-"""Which Python function runs when a method of a module is called? Behind properties, bound methods and decorators."""
+"""Methods: the methods of a module, the Python function behind each, and which of them a forward may come to."""
 
 from __future__ import annotations
 
+import dis
 import functools
-from collections.abc import Iterator
-from types import CellType, FunctionType, MethodType
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
+from byname.model.operations import is_elementary, is_operation, operation_path, taken
+from byname.reading.objects import namespace_of, parents_of
 
-__all__ = ["gets_no_owner", "method_of"]
+__all__ = [
+    "callable_instead",
+    "calls_function",
+    "function_of",
+    "gets_no_owner",
+    "method_of",
+    "methods_of",
+    "names_reached",
+    "note_on_function",
+]
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
@@ -119,3 +132,95 @@ def _no_python(module: nn.Module, name: str, why: str) -> BadArgumentError:
         f"the variables of {type(module).__name__}.{name} cannot be listened to: {why}. "
         "Watch the module itself, or the operations in it."
     )
+
+
+def methods_of(module: nn.Module) -> list[str]:
+    """The methods and properties that the classes of a module's own define, other than those between underscores."""
+    held: dict[str, None] = {}
+    for kind in parents_of(type(module)):
+        if kind is nn.Module:
+            break
+        for name, one in namespace_of(kind).items():
+            if not name.startswith("__") and (callable(one) or isinstance(one, property)):
+                held.setdefault(name)
+    return [*held]
+
+
+def callable_instead(module: nn.Module) -> list[str]:
+    """The methods of its own that a program may call instead of the module: none that PyTorch's classes have, too."""
+    kinds = [namespace_of(kind) for kind in parents_of(type(module))]
+    of_torch = {name for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch" for name in kind}
+    return [name for name in methods_of(module) if name not in of_torch]
+
+
+def function_of(module: nn.Module, name: str) -> FunctionType | None:
+    """The Python function of a method; None where it has none."""
+    try:
+        return method_of(module, name)
+    except BadArgumentError:  # it has no Python code
+        return None
+
+
+def names_reached(modules: Iterable[nn.Module]) -> set[str]:
+    """The names of the methods that forwards call, and those that these call.
+
+    A class may have hundreds of methods that have nothing to do with running it, such as those for loading a file. What
+    every module has, such as ``float``, is called on tensors.
+    """
+    kinds: dict[type, nn.Module] = {type(module): module for module in modules if not is_elementary(module)}
+    known = {name for module in kinds.values() for name in methods_of(module)} - set(vars(nn.Module))
+    reached: set[str] = set()
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for module in kinds.values():
+            function = function_of(module, name)
+            if function is not None:
+                waiting += [one for one in _names_in(function.__code__) if one in known]
+    return reached
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The attributes that code reads, also in the functions inside it."""
+    inside: list[Any] = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inside))
+
+
+_LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
+
+
+def note_on_function(path: str, modules: Callable[[], Mapping[str, nn.Module]]) -> str | None:
+    """What to say of a path that was read as a child, where the owner's forward calls such a function, too.
+
+    Args:
+        path: of the child.
+        modules: gives every module by its path.
+    """
+    around, _, name = path.rpartition(".")
+    plain, number = _NUMBERED.fullmatch(name).groups("0")  # type: ignore[union-attr]
+    if not is_operation(plain):
+        return None
+    owner = modules().get(around)
+    if owner is None or not calls_function(owner, plain):
+        return None
+    other = operation_path(around, plain, int(number), taken(owner))
+    return f"`{path}` was read as the module; the call of the function {plain} that could also be meant is `{other}`"
+
+
+_NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")
+
+
+def calls_function(owner: nn.Module, name: str, method: str = "forward") -> bool:
+    """Whether a method of a module reads a name from anywhere but the module itself."""
+    function = function_of(owner, method)
+    if function is None:
+        return False
+    itself, before = function.__code__.co_varnames[:1], None
+    for one in dis.get_instructions(function.__code__):
+        if one.argval == name and one.opname in _LOADS and before not in itself:
+            return True
+        before = one.argval[-1] if isinstance(one.argval, tuple) and one.argval else one.argval
+    return False

@@ -1,8 +1,8 @@
-"""Which modules are only around others, and which cannot be looked into?"""
+"""Module tree: the modules of a model by their paths, seen through wrappers, what each has, and what cannot be seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "is_called",
     "is_script",
     "modules_by_path",
+    "notes_on_fast_paths",
     "notes_on_scripts",
     "state_of",
     "under",
@@ -104,3 +105,22 @@ def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
 def under(path: str, name: str) -> str:
     """A path one name further."""
     return f"{path}.{name}" if path else name
+
+
+_FAST = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
+
+
+def notes_on_fast_paths(model: nn.Module, hooked: Container[int], *, mode: bool) -> Iterator[str]:
+    """What to tell about the fast path of attention, which PyTorch leaves where hooks or a function mode are.
+
+    Args:
+        model: the watched model.
+        hooked: the modules with hooks, by ``id``.
+        mode: whether a function mode will be on.
+    """
+    for path, module in modules_by_path(model).items():
+        if isinstance(module, _FAST) and (mode or any(id(inner) in hooked for inner in modules_in(module))):
+            yield (
+                f"`{path or 'forward'}`: in evaluation without gradients PyTorch would run {type(module).__name__} by "
+                "its fast path; while it is observed it runs module by module, and the last digits may differ"
+            )

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.ambiguous import calls_function, note_on_function
-from byname.model.methods import method_of
+from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
     inside_of,
@@ -24,7 +23,6 @@ from byname.model.module_tree import (
     unseen_in_script,
 )
 from byname.model.operations import is_elementary, is_operation, operations_like
-from byname.model.reachable import function_of, methods_of, names_reached
 from byname.model.scopes import variables_of
 from byname.model.spot import Meaning, Spot
 from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join

@@ -1,10 +1,10 @@
-"""Which calls of a model are meant? A selector is a value that says so, and prints as the expression that makes it."""
+"""Selectors: values that say which calls of a model are meant, and print as the expression that made them."""
 
 from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar
@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow, is_place
 from byname.model.dataflow import after, before
-from byname.model.online import Online, Test
-from byname.model.positions import bounds, steps, whole
 from byname.table import closest, counted
 from byname.text import printable
 
-__all__ = ["Either", "Look", "Selector", "is_counted", "no_match"]
+__all__ = ["Either", "Look", "Online", "Selector", "Test", "bounds", "is_counted", "no_match", "steps", "whole"]
 
 
 class Look:
@@ -404,3 +402,48 @@ def _selector(sign: str, other: object) -> Selector:
             f"not {type(other).__name__}"
         )
     return other
+
+
+Test = Callable[[Call], bool]
+"""Says of each place, once and in the order of the run, whether it is meant. It may count."""
+
+
+class Online:
+    """Answers for each call of a first run whether a selector means it. A place that was told of keeps its answer."""
+
+    def __init__(self, test: Test) -> None:
+        self._test = test
+        self._answers: dict[str, bool] = {}
+
+    def see(self, call: Call) -> bool:
+        """Whether the selector means this call.
+
+        Args:
+            call: a call; what goes in and comes out need not be known.
+        """
+        answer = self._answers.get(call.path)
+        if answer is None:
+            answer = self._answers[call.path] = self._test(call)
+        return answer
+
+
+def steps(within: int | None) -> int | None:
+    """A number of steps from one call to another, or None for any."""
+    if within is not None and whole(within) < 1:
+        raise BadArgumentError(f"within= counts the steps from one call to another, 1 for the next one; not {within}")
+    return within
+
+
+def bounds(part: slice) -> tuple[int | None, int | None, int | None]:
+    """Start, stop and step of a slice."""
+    start, stop, step = (None if one is None else whole(one) for one in (part.start, part.stop, part.step))
+    if step == 0:
+        raise BadArgumentError("a slice goes on by a step of 1 or more, or backwards by -1 or less, not by 0")
+    return start, stop, step
+
+
+def whole(position: object) -> int:
+    """A whole number, whatever class it has."""
+    if isinstance(position, bool) or not hasattr(type(position), "__index__"):
+        raise BadArgumentError(f"a whole number is needed here, not {position!r}")
+    return operator.index(position)  # type: ignore[arg-type]

@@ -10,10 +10,9 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
 from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path, unseen_in_script
-from byname.model.once import each_once
 from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning, Spot
+from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Place, parse
 from byname.reading.objects import parents_of
 

@@ -8,9 +8,9 @@ from types import FunctionType
 
 from torch import nn
 
+from byname.model.methods import function_of, methods_of, names_reached
 from byname.model.module_tree import state_of, under
 from byname.model.operations import is_elementary
-from byname.model.reachable import function_of, methods_of, names_reached
 from byname.model.scopes import variables_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact

@@ -12,8 +12,8 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import Call, Flow, is_place
 from byname.model.module_tree import is_called, modules_by_path
-from byname.model.predicates import OfClass, TheModule
 from byname.model.resolve import resolve
+from byname.model.select import OfClass, TheModule
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.where import parts_of, unwrapped

@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.fastpath import notes_on_fast_paths
-from byname.model.reachable import callable_instead
+from byname.model.methods import callable_instead
+from byname.model.module_tree import notes_on_fast_paths
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.model.items import Segments, items_in, put, tensors_in
-from byname.model.lacking import lacking
+from byname.model.items import Segments, items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor

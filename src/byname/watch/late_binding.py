@@ -17,12 +17,11 @@ from torch import nn
 
 from byname.errors import NoMatchError
 from byname.model.call_graph import Call, Flow
-from byname.model.hints import inside_of_others
+from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
-from byname.model.once import each_once
 from byname.model.operations import is_elementary
 from byname.model.selectors import Selector, is_counted, no_match
-from byname.model.spot import Meaning, Spot
+from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Name, parse
 from byname.reading.modules import modules_in
 from byname.table import listed
