@@ -17,7 +17,7 @@ from byname.drawing.layered import Edge, Node, arrange
 from byname.drawing.row_ranks import ranks
 from byname.drawing.svg import to_svg
 from byname.model.call_graph import Call, Flow
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 
 
 class Attention(nn.Module):

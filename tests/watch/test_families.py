@@ -11,7 +11,7 @@ import byname
 from byname import select
 from byname.model.families import FAMILIES, family_named
 from byname.model.operations import operation_name
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 
 torch.set_num_threads(1)
 

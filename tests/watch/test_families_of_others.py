@@ -10,7 +10,7 @@ from torch import nn
 import byname
 from byname import select
 from byname.errors import NoMatchError
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 
 X = torch.randn(2, 4)
 

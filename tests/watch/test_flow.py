@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
 from byname.model.operations import is_elementary, operation_name, operation_path, taken
-from byname.tracing.example import arguments_of
-from byname.tracing.flow import trace
 from byname.tracing.muted import asleep, example_running
+from byname.tracing.preserve import arguments_of
+from byname.tracing.tracer import trace
 
 torch.set_num_threads(1)
 

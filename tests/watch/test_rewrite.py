@@ -33,7 +33,7 @@ from byname.errors import BadArgumentError, InterjectionError, NoMatchError, Not
 from byname.model.call_graph import is_place
 from byname.model.select import select
 from byname.rewriting.rewrite import rewrite
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 from byname.watch.interject import interject
 from byname.watch.interjections import (
     ForwardInterjection,

@@ -14,7 +14,7 @@ from byname import select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow
 from byname.model.selectors import Look
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 from byname.watch.attach import attach
 
 torch.set_num_threads(1)

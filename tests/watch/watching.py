@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 
 _QUICK = "nanogpt unet dicts streaming decorated checkpointed_not_reentrant twins unrolled attention".split()
 

@@ -28,7 +28,7 @@ from byname.model.call_graph import Flow
 from byname.model.module_tree import inside_of
 from byname.table import counted
 from byname.text import printable
-from byname.tracing.flow import trace
+from byname.tracing.tracer import trace
 
 __all__ = ["Drawing", "draw", "scene_of"]
 

@@ -20,7 +20,7 @@ from byname.rewriting.outside import other_modes
 from byname.rewriting.recipe import Interjections, Recipe
 from byname.rewriting.rewritten import Rewritten
 from byname.rewriting.trace_records import Trace
-from byname.tracing.example import arguments_of
+from byname.tracing.preserve import arguments_of
 from byname.watch.hooks import Hook
 from byname.watch.interjections import Interjection, checked_interjection
 

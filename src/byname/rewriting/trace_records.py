@@ -16,7 +16,7 @@ class Record:
     """One call that was traced.
 
     Attributes:
-        path: the place, as in `byname.tracing.flow.Call`.
+        path: the place, as in `byname.tracing.tracer.Call`.
         operation: the function's name, or that of the module's class.
         kind: ``module`` or ``operation``.
         module: the module called, or the one that runs the operation.

@@ -25,8 +25,8 @@ from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Name, parse
 from byname.reading.modules import modules_in
 from byname.table import listed
-from byname.tracing.flow import trace
 from byname.tracing.muted import unheard
+from byname.tracing.tracer import trace
 from byname.undo import Undo
 from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver, delivery
