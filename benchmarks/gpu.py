@@ -23,7 +23,7 @@ from benchmarks.models import GPT
 from benchmarks.timing import Row, Variant, interleaved
 from benchmarks.tracking import against_plain
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 __all__ = ["gpu"]
 

@@ -22,7 +22,7 @@ from benchmarks.models import GPT
 from benchmarks.storing import storing
 from benchmarks.timing import Row
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 __all__ = ["recording"]
 

@@ -21,7 +21,7 @@ from benchmarks.tracking import NoOp
 from byname.model.call_graph import Call
 from byname.model.select import select
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 __all__ = ["watching"]
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from byname.source.location import Site
     from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
-    from byname.watch.interject import interject
-    from byname.watch.interjections import (
+    from byname.watch.interject import (
         ForwardInterjection,
         WrappedForwardBackwardInterjection,
         WrappedForwardInterjection,
+        interject,
     )
     from byname.watch.replace import replace
 
@@ -104,7 +104,7 @@ _PLACES = {
     "Drawing": "byname.drawing.draw",
     "Explanation": "byname.diagnose.finding",
     "Finding": "byname.diagnose.finding",
-    "ForwardInterjection": "byname.watch.interjections",
+    "ForwardInterjection": "byname.watch.interject",
     "Graph": "byname.autograd.graph",
     "Growth": "byname.memory.growth",
     "Holder": "byname.memory.holders",
@@ -120,8 +120,8 @@ _PLACES = {
     "Series": "byname.recording.series",
     "Site": "byname.source.location",
     "Tracker": "byname.tracking.tracker",
-    "WrappedForwardBackwardInterjection": "byname.watch.interjections",
-    "WrappedForwardInterjection": "byname.watch.interjections",
+    "WrappedForwardBackwardInterjection": "byname.watch.interject",
+    "WrappedForwardInterjection": "byname.watch.interject",
     "assembled": "byname.recording.processes.assembling",
     "census": "byname.memory.census",
     "check": "byname.diagnose.check",

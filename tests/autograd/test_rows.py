@@ -9,7 +9,7 @@ import torch
 import byname
 from byname.errors import NoGraphError, NotATensorError, NotInstalledError
 from byname.table import Rows
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 
 def results(loss, leaf):

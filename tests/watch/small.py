@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 
 class Attention(nn.Module):

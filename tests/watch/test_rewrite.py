@@ -34,11 +34,11 @@ from byname.model.call_graph import is_place
 from byname.model.select import select
 from byname.rewriting.rewrite import rewrite
 from byname.tracing.tracer import trace
-from byname.watch.interject import interject
-from byname.watch.interjections import (
+from byname.watch.interject import (
     ForwardInterjection,
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
+    interject,
 )
 
 NAMES = sorted(set(examples()) - {"encoder"})

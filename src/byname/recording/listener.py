@@ -23,7 +23,7 @@ from byname.recording.windows import Windows
 from byname.table import counted, listed, printable
 from byname.tracing.eager import RUN_EAGERLY
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
 __all__ = ["Listener"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from byname.recording.schedule import Time
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 
 __all__ = ["InOrder", "Numbers", "OfBackwards", "OfSteps"]
 

@@ -12,10 +12,9 @@ from byname.model.items import tensors_in
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.boundary_edges import Entered
-from byname.watch.call_gradients import before, follow
-from byname.watch.followed import Followed, Gradients
+from byname.watch.call_gradients import Followed, Gradients, before, follow
 from byname.watch.inplace import overwrite
-from byname.watch.interjections import (
+from byname.watch.interject import (
     ForwardInterjection,
     Interjection,
     WrappedForwardBackwardInterjection,

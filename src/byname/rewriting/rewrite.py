@@ -22,7 +22,7 @@ from byname.rewriting.rewritten import Rewritten
 from byname.rewriting.trace_records import Trace
 from byname.tracing.preserve import arguments_of
 from byname.watch.hooks import Hook
-from byname.watch.interjections import Interjection, checked_interjection
+from byname.watch.interject import Interjection, checked_interjection
 
 __all__ = ["rewrite"]
 

@@ -21,15 +21,13 @@ from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
-from byname.watch.arrivals import Arrivals
 from byname.watch.attachment import Before, Callback, Running
 from byname.watch.delivery import delivery
+from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words, not_come_to
-from byname.watch.hooks import Hooks
-from byname.watch.iterations import Iterations
-from byname.watch.late_binding import Binding
-from byname.watch.outputs import hook_outputs
+from byname.watch.hooks import Hooks, hook_outputs
+from byname.watch.late_binding import Arrivals, Binding
 from byname.watch.parameters import States
 from byname.watch.variables.assigned import Assigned
 

@@ -1,4 +1,4 @@
-"""Which iteration and call is this, and what does the callback say? What one attachment knows while the model runs."""
+"""Attachment: what one attachment knows while the model runs, and the events that it makes for its callback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -15,12 +16,44 @@ from torch import nn
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.text import note_on
 from byname.tracing.muted import asleep, no_more, of_thread, unheard
-from byname.watch.event import Event
 from byname.watch.heard import Heard
 from byname.watch.replacement import conversion
 from byname.watch.value_gradients import without_superseded
 
-__all__ = ["Before", "Callback", "Running", "order_of_attaching", "runs"]
+__all__ = ["Before", "Callback", "Event", "Running", "order_of_attaching", "runs"]
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A value on its way through a place.
+
+    Attributes:
+        path: the place, without wildcards: ``"layers.0.attn.softmax_1"``.
+        module: the module called, or the one that owns the variable, operation or parameter.
+        value: the value itself, not a copy.
+        inputs: what the call was given, positional arguments first, then those given by keyword; empty for places that
+            are no calls. A module that works in place has changed them by now.
+        call: how many times this place was reached before in this iteration.
+        recomputed: whether a checkpoint runs this part a second time, for the backward pass.
+        iteration: the number of the forward of the whole model, from 0; -1 where a part of the model runs before the
+            first. In a backward, and so in the second run of a checkpoint, it is that of the latest forward; the
+            gradient of a value has the iteration and call of the value.
+        before: what ``before`` returned when the call began; of the gradient of a value what ``stamp`` returned when
+            the value passed.
+        kind: what is at the place: ``module`` (what a module returned), ``operation``, ``variable``, ``parameter`` or
+            ``buffer``; that of its gradient is the same.
+    """
+
+    path: str
+    module: nn.Module
+    value: Any
+    inputs: tuple[Any, ...]
+    call: int
+    recomputed: bool
+    iteration: int
+    before: Any = None
+    kind: str = ""
+
 
 Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.watch.value_gradients import hidden_base
-from byname.watch.view_geometry import Reshaped, Window
+from byname.watch.value_gradients import Reshaped, Window, hidden_base
 
 __all__ = ["Door", "Edge", "Entered", "Event", "Found"]
 

@@ -12,8 +12,7 @@ from byname.model.items import Segments, items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
-from byname.watch.attachment import Running
-from byname.watch.event import Event
+from byname.watch.attachment import Event, Running
 from byname.watch.value_gradients import missed_at, on_gradient
 
 __all__ = ["Deliver", "delivery"]

@@ -7,6 +7,7 @@ on only those in which something matched, and those that have not run yet.
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from byname.errors import NoMatchError
 from byname.model.call_graph import Call, Flow
@@ -31,10 +33,9 @@ from byname.undo import Undo
 from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver, delivery
 from byname.watch.function_mode import Functions, Owner
-from byname.watch.hooks import Hooks
-from byname.watch.outputs import Wanting, hook_calls, hook_outputs
+from byname.watch.hooks import Hooks, Wanting, hook_calls, hook_outputs
 
-__all__ = ["Binding"]
+__all__ = ["Arrivals", "Binding"]
 
 
 class Binding:
@@ -345,3 +346,65 @@ class Binding:
 
 _NAMED = 6
 """Places that are named where none is like the one asked for."""
+
+
+class Arrivals:
+    """Hears of modules that are assigned or added to those of a watched model.
+
+    PyTorch tells of these for the whole process; those of other models are passed over.
+
+    Args:
+        model: the watched model.
+        running: the attachment.
+        binding: the operations that it wants.
+    """
+
+    def __init__(self, model: nn.Module, running: Running, binding: Binding) -> None:
+        self._model = model
+        self._running = running
+        self._binding = binding
+        self._handle: Any = None
+        self._let_go: Any = None
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        """The modules that there are, by ``id``; looked for as the first one arrives, which is before it is there."""
+        return {id(module): path for path, module in modules_by_path(self._model).items()}
+
+    def install(self) -> None:
+        """Hears of them from now on."""
+        held = weakref.WeakMethod(self._arrives)  # a model that is let go may go
+
+        def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
+            told = held()
+            if told is not None:
+                told(module, name, arriving)
+
+        self._handle = register_module_module_registration_hook(arrives)
+        self._let_go = weakref.finalize(self, self._handle.remove)
+        self._let_go.atexit = False
+
+    def remove(self) -> None:
+        """Hears of no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._let_go is not None:
+            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
+            self._let_go = None
+
+    def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
+        around = self._paths.get(id(module))
+        if around is None or arriving is None:
+            return
+        path = f"{around}.{name}" if around else name
+        known = self._paths.get(id(inside_of(arriving)[0]))
+        if known is None:
+            self._running.notes.setdefault(
+                f"`{path}`: a module was put there while this is attached, and is not told of; attach again"
+            )
+        elif known != path:
+            self._running.notes.setdefault(
+                f"`{path}`: `{known or 'forward'}` was put there while this is attached, and goes by the path it had"
+            )
+        self._binding.leave_out(arriving)

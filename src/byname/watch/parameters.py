@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from byname.model.spot import Spot
-from byname.watch.attachment import Running, runs
+from byname.watch.attachment import Event, Running, runs
 from byname.watch.delivery import Deliver
-from byname.watch.event import Event
 from byname.watch.hooks import attachments_of
 from byname.watch.value_gradients import accumulate, accumulating
 

@@ -21,7 +21,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
 from byname.tracing.muted import asleep
 from byname.watch.attach import attach
-from byname.watch.event import Event
+from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 from byname.watch.heard import Entry
 from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
