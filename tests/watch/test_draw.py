@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 import byname
 from byname.drawing.draw import scene_of
-from byname.drawing.layered import Edge, Node, arrange
-from byname.drawing.row_ranks import ranks
-from byname.drawing.svg import to_svg
+from byname.drawing.layered import Edge, Node, arrange, ranks
+from byname.drawing.render import to_svg
 from byname.model.call_graph import Call, Flow
 from byname.tracing.tracer import trace
 

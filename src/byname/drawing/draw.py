@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,12 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from byname.drawing.compose import compose
-from byname.drawing.dot import to_dot
-from byname.drawing.folding import fold
-from byname.drawing.marking import mark, marks_of
-from byname.drawing.plan import Shape
-from byname.drawing.read_run import read_flow
+from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
+from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
+from byname.drawing.render import Box, Line, Scene, to_dot, to_svg
 from byname.drawing.repeats import collapse
-from byname.drawing.scene import Scene
-from byname.drawing.svg import to_svg
-from byname.drawing.traits import shape_of
-from byname.drawing.tree import read_tree
-from byname.drawing.view import view
+from byname.drawing.view import View, view
+from byname.drawing.words import repeated, tooltip
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow
 from byname.model.module_tree import inside_of
@@ -30,7 +25,7 @@ from byname.table import counted
 from byname.text import printable
 from byname.tracing.tracer import trace
 
-__all__ = ["Drawing", "draw", "scene_of"]
+__all__ = ["Drawing", "compose", "draw", "scene_of"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,3 +140,47 @@ def scene_of(
         fold(plan)
     collapse(plan)
     return compose(view(plan, depth), type(model).__name__)
+
+
+def compose(view: View, title: str) -> Scene:
+    """The picture of a view."""
+    nested = nest(view) if view.plan.flowing else outline(view)
+    shown = [number for number in view.shown if number]
+    numbers = {number: place for place, number in enumerate(shown)}
+    boxes = tuple(_box(view, nested, number, numbers) for number in shown)
+    lines = tuple(
+        Line(
+            source=numbers[link.source],
+            target=numbers[link.target],
+            shapes=link.shapes,
+            via=tuple(dict.fromkeys(chain.from_iterable(wire.via for wire in link.wires))),
+            repeated=", ".join(repeated(view.plan, link)),
+            points=tuple(points),
+        )
+        for link, points in zip(view.links, nested.routes, strict=False)
+    )
+    page = nested.places[0]
+    return Scene(title, boxes, lines, tuple(view.plan.notes), round(page.width + MARGIN / 2, 1), round(page.height, 1))
+
+
+def _box(view: View, nested: Nest, number: int, numbers: dict[int, int]) -> Box:
+    item, place, texts = view.plan.items[number], nested.places[number], nested.measures[number]
+    return Box(
+        number=numbers[number],
+        parent=numbers.get(item.parent),
+        kind=item.kind,
+        path=item.path,
+        operation=item.operation,
+        title=texts.title,
+        subtitle=texts.subtitle,
+        tooltip=tooltip(view.plan, item),
+        shapes=item.shapes,
+        calls=tuple(sorted(view.stands_for[number])),
+        repeats=len(item.run.groups) if item.run else 1,
+        marks=tuple(item.marks),
+        open=number in view.open,
+        x=round(place.x, 1),
+        y=round(place.y, 1),
+        width=round(place.width, 1),
+        height=round(place.height, 1),
+    )

@@ -1,4 +1,4 @@
-"""Where do boxes and lines of one level stand, those that are side by side in one box?
+"""Layered: one level of boxes in rows, each below what it follows, with few lines that cross.
 
 The way of Sugiyama, Tagawa and Toda (1981): rows, then the order in each row, then the columns. A line that passes rows
 gets a place in each of them, so that no line crosses a box.
@@ -7,15 +7,13 @@ gets a place in each of them, so that no line crosses a box.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from byname.drawing.crossing import order_rows
-from byname.drawing.lanes import Pull, columns
-from byname.drawing.row_ranks import ranks
-from byname.drawing.straight import straighten
+from byname.drawing.straight import Pull, columns, straighten
 
-__all__ = ["Edge", "Level", "Node", "Point", "arrange"]
+__all__ = ["Edge", "Level", "Node", "Point", "arrange", "crossings", "order_rows", "ranks"]
 
 Point = tuple[float, float]
 
@@ -203,3 +201,108 @@ def _route(
         points.append((end, bands[row[edge.target]][0]))
     points.append((end, corners[edge.target][1]))
     return list(dict.fromkeys(points))
+
+
+def ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int], bottom: set[int]) -> list[int]:
+    """The row of each node, from 0: the longest way from above, then nodes without anything above move down.
+
+    Args:
+        count: the number of nodes.
+        edges: pairs (from, to); a cycle is cut at its node with the lowest number.
+        top, bottom: nodes that stand above or below all others.
+    """
+    above: list[list[int]] = [[] for _ in range(count)]
+    below: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges:
+        above[target].append(source)
+        below[source].append(target)
+    order = _sorted(count, above, below)
+    place = {node: position for position, node in enumerate(order)}
+    row = [0] * count
+    for node in order:
+        if node not in top:
+            earlier = [row[one] for one in above[node] if place[one] < place[node]]
+            row[node] = max([1 if top else 0, *(one + 1 for one in earlier)])
+    for node in reversed(order):
+        later = [row[one] for one in below[node] if place[one] > place[node]]
+        if later and node not in top and len(above[node]) < max(1, len(later)):
+            row[node] = max(row[node], min(later) - 1)
+    last = max(row, default=0)
+    for node in bottom:
+        row[node] = last + (len(bottom) < count)
+    return row
+
+
+def _sorted(count: int, above: list[list[int]], below: list[list[int]]) -> list[int]:
+    """The nodes in an order in which edges go forward, as far as there is one."""
+    missing = [len(sources) for sources in above]
+    ready = [node for node in range(count) if not missing[node]]
+    order: list[int] = []
+    done = [False] * count
+    stuck = 0
+    while len(order) < count:
+        while ready:
+            node = ready.pop(0)
+            if not done[node]:
+                done[node] = True
+                order.append(node)
+                for one in below[node]:
+                    missing[one] -= 1
+                    if missing[one] == 0:
+                        ready.append(one)
+        while stuck < count and done[stuck]:
+            stuck += 1
+        if stuck < count:
+            ready.append(stuck)
+    return order
+
+
+SWEEPS = 10
+LARGE = 2000
+"""Edges from which on a level is ordered with fewer sweeps."""
+
+Neighbours = Sequence[Sequence[int]]
+
+
+def order_rows(rows: list[list[int]], above: Neighbours, below: Neighbours) -> list[list[int]]:
+    """Rows with their nodes in a better order: barycentres downwards and upwards, the best of all sweeps."""
+    best, fewest = [list(row) for row in rows], crossings(rows, below)
+    many = sum(map(len, below)) > LARGE
+    rows = [list(row) for row in rows]
+    for sweep in range(2 if many else SWEEPS):
+        if not fewest:
+            break
+        if sweep % 2 == 0:
+            for upper, lower in itertools.pairwise(rows):
+                _sort(lower, upper, above)
+        else:
+            for upper, lower in zip(rows[-2::-1], rows[:0:-1], strict=False):
+                _sort(upper, lower, below)
+        count = crossings(rows, below)
+        if count < fewest:
+            best, fewest = [list(row) for row in rows], count
+    return best
+
+
+def _sort(row: list[int], fixed: list[int], neighbours: Neighbours) -> None:
+    """Sorts a row by the mean place of each node's neighbours in the fixed row; nodes without any stay in place."""
+    place = {node: position for position, node in enumerate(fixed)}
+    wish: dict[int, float] = {}
+    for position, node in enumerate(row):
+        places = [place[one] for one in neighbours[node] if one in place]
+        wish[node] = sum(places) / len(places) if places else position * len(fixed) / max(1, len(row))
+    row.sort(key=wish.__getitem__)
+
+
+def crossings(rows: Sequence[Sequence[int]], below: Neighbours) -> int:
+    """How many pairs of edges cross between neighbouring rows."""
+    total = 0
+    for upper, lower in itertools.pairwise(rows):
+        place = {node: position for position, node in enumerate(lower)}
+        passed: list[int] = []
+        for node in upper:
+            targets = sorted(place[one] for one in below[node] if one in place)
+            total += sum(len(passed) - bisect_right(passed, target) for target in targets)
+            for target in targets:
+                insort(passed, target)
+    return total

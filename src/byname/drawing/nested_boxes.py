@@ -1,4 +1,4 @@
-"""Where do boxes in boxes stand, and where do the lines run that go from one box into another?
+"""Nested boxes: boxes inside of boxes, and the sizes of the texts in them.
 
 From the inside outwards: each open box is laid out as one level and is then a single node of the level around it. A
 line that leaves a box passes its lower side, one that enters passes its upper side; lines of one source share the way.
@@ -11,10 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from byname.drawing.layered import Edge, Level, Node, Point, arrange
-from byname.drawing.measure import HEADER, MARGIN, PADDING, Measure, measure
+from byname.drawing.plan import Item, Plan
 from byname.drawing.view import Link, View
+from byname.drawing.words import shape_text, subtitle, text_width, title
 
-__all__ = ["Nest", "Placed", "nest"]
+__all__ = ["HEADER", "MARGIN", "PADDING", "SHADE", "Measure", "Nest", "Placed", "measure", "nest", "outline"]
 
 End = tuple[str, int]
 """A node of a level: ("box", item), or ("in", source) and ("out", source) where the lines of a source pass its rim."""
@@ -196,3 +197,72 @@ def _corners(points: list[Point]) -> list[Point]:
         if not kept or kept[-1] != point:
             kept.append(point)
     return kept
+
+
+TITLE, SUBTITLE, LABEL = 12.0, 10.5, 9.5
+"""Sizes of the letters."""
+
+HEADER, PADDING, MARGIN, SHADE = 24.0, 14.0, 16.0, 8.0
+"""Height of a box's title, room inside it, room around the picture, reach of the shadow of a repeat."""
+
+PILL, CARD = 22.0, 36.0
+"""Heights of a box of one line and of one of two lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """The texts of a box and the room that they take: `width` and `height` of a closed one, `header` of an open one."""
+
+    title: str
+    subtitle: str
+    width: float
+    height: float
+    header: float
+    label: float
+    shade: float
+
+
+def measure(plan: Plan, item: Item, labelled: bool) -> Measure:
+    """The texts and sizes of an item; `labelled` says that the shape of what comes out is written under it."""
+    first, second = title(plan, item), subtitle(plan, item)
+    wide = text_width(first, TITLE, bold=True), text_width(second, SUBTITLE)
+    marks = sum(text_width(mark, LABEL) + 22 for mark in item.marks)
+    label = (
+        max((text_width(shape_text(shape), LABEL) for shape in item.shapes[:1]), default=0.0) + 8 if labelled else 0.0
+    )
+    return Measure(
+        title=first,
+        subtitle=second,
+        width=round(max(*wide, marks) + 20, 1),
+        height=(CARD if second else PILL) + (16 if item.marks else 0),
+        header=round(sum(wide) + marks + 32, 1),
+        label=label,
+        shade=SHADE if item.run is not None else 0.0,
+    )
+
+
+GAP = 8.0
+
+
+def outline(view: View) -> Nest:
+    """Places the boxes of a view as a list: all boxes in one box have the same width."""
+    measures = {number: measure(view.plan, view.plan.items[number], labelled=False) for number in view.shown}
+    sizes: dict[int, tuple[float, float]] = {}
+    for number in reversed(view.shown):
+        one = measures[number]
+        inside = [(sizes[child], measures[child].shade) for child in view.children(number)]
+        if inside:
+            width = max(*(size[0] + shade for size, shade in inside), one.header - 2 * PADDING)
+            height = sum(size[1] + shade for size, shade in inside) + GAP * (len(inside) - 1)
+            sizes[number] = width + 2 * PADDING, height + HEADER + PADDING * 1.5
+        else:
+            sizes[number] = one.width, one.height
+    places = {0: Placed(0.0, 0.0, sizes[0][0] + 2 * (MARGIN - PADDING), sizes[0][1])}
+    for number in view.shown:
+        around = places[number]
+        y = around.y + (MARGIN if number == 0 else HEADER + PADDING / 2)
+        for child in view.children(number):
+            shade = measures[child].shade
+            places[child] = Placed(around.x + PADDING, y, around.width - 2 * PADDING - shade, sizes[child][1])
+            y += sizes[child][1] + shade + GAP
+    return Nest(places, [], measures)

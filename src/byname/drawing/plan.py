@@ -1,14 +1,40 @@
-"""What is to be drawn, before anything has a position? Items inside items, and the wires between them."""
+"""Plan: what is to be drawn, from the modules or from one run: items, wires between them, and marks of attachments."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import nn
 
-__all__ = ["CALLED", "Item", "Plan", "Run", "Shape", "Wire"]
+from byname.model.call_graph import Call, Flow
+from byname.model.module_tree import inside_of
+from byname.reading.modules import parameters_in, registered, state_of
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor
+from byname.table import counted
+from byname.watch.hooks import attachments_of
+
+__all__ = [
+    "CALLED",
+    "PLUMBING",
+    "Item",
+    "Plan",
+    "Run",
+    "Shape",
+    "Wire",
+    "elements",
+    "fold",
+    "mark",
+    "marks_of",
+    "read_flow",
+    "read_tree",
+    "settings",
+    "shape_of",
+    "traits",
+]
 
 Shape = tuple[int, ...]
 
@@ -121,3 +147,254 @@ class Plan:
         while number >= 0:
             yield number
             number = self.items[number].parent
+
+
+def read_flow(flow: Flow, sizes: Sequence[Shape] = ()) -> Plan:
+    """The calls of a run that are worth a box, and every tensor that goes from one to another.
+
+    What a module of ``torch.nn`` does inside is not shown: it is one box. Where a tensor comes out of several calls as
+    the same object (an ``nn.Identity``, a dropout in eval mode), the latest one is taken for where it comes from.
+    `sizes` are the shapes of the tensors in the example, used where each of them is an input of the run.
+    """
+    inputs = sorted(number for number, name in flow.sources.items() if name.startswith("input"))
+    known = dict(zip(inputs, sizes, strict=True)) if len(inputs) == len(sizes) else {}
+    return _Reader(flow, known).read()
+
+
+class _Reader:
+    def __init__(self, flow: Flow, sizes: dict[int, Shape]) -> None:
+        self.flow = flow
+        self.sizes = sizes
+        self.plan = Plan([], [], flowing=True)
+        self.page = self.plan.add("page", "", "", -1)
+        self.maker: dict[int, tuple[Item, Shape | None]] = {}
+        self.sources: dict[tuple[int, int], Item] = {}
+        self.children: defaultdict[int | None, list[int]] = defaultdict(list)
+        self.strangers: set[int] = set()
+        self.state: dict[str, Shape | None] = {}
+
+    def read(self) -> Plan:
+        for call in self.flow.calls[:1]:
+            self.state = {name: shape_of(tensor) for name, tensor in state_of(call.module)}
+        for number, call in enumerate(self.flow.calls):
+            self.children[call.parent].append(number)
+        for number in self.children[None]:
+            self.visit(number, self.page)
+        self.results(self.children[None])
+        if self.strangers:
+            came = counted(len(self.strangers), "tensor")
+            self.plan.notes.append(f"{came} came from where the run was not followed; no line shows what uses them")
+        return self.plan
+
+    def visit(self, number: int, parent: Item) -> None:
+        call = self.flow.calls[number]
+        item = self.plan.add(call.kind, call.path, call.operation, parent.number, call.module)
+        item.call, item.number_of_call, item.shapes = call.call, number, call.shapes
+        self.plan.calls[call.path] += 1
+        inside = () if call.elementary else self.children[number]
+        if not inside:
+            self.wires(call, item)
+            for made, shape in zip(call.outputs, call.shapes, strict=True):
+                self.maker[made] = item, shape
+            return
+        for child in inside:
+            self.visit(child, item)
+        self.unseen(call, item)
+
+    def wires(self, call: Call, item: Item) -> None:
+        for taken in dict.fromkeys(call.inputs):
+            found = self.found(taken, item.parent)
+            if found is None:
+                self.strangers.add(taken)
+            else:
+                self.plan.wires.append(Wire(found[0].number, item.number, found[1]))
+
+    def found(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+        """The item that a tensor comes from, as seen by one that uses it."""
+        return self.maker.get(taken) or self.source(taken, parent) or self.hidden(taken, parent)
+
+    def hidden(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+        """A tensor that was made where no call is seen, from others that are known."""
+        origins = self.flow.unseen.get(taken)
+        if not origins:
+            return None
+        maker = self.plan.add("unseen", "a tensor", "not seen", parent)
+        self.maker[taken] = maker, None
+        for origin in origins:
+            found = self.found(origin, parent)
+            if found is None:
+                self.strangers.add(origin)
+            else:
+                self.plan.wires.append(Wire(found[0].number, maker.number, found[1]))
+        return self.maker[taken]
+
+    def source(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+        """Where a tensor comes from that no call made: an input stands above the model, a parameter by its user."""
+        name = self.flow.sources.get(taken)
+        if name is None:
+            return None
+        is_input = name.startswith("input")
+        kind = "input" if is_input else "constant" if name.startswith("constant") else "parameter"
+        where = 0 if is_input else parent
+        shape = self.sizes.get(taken) if is_input else self.state.get(name)
+        if (taken, where) not in self.sources:
+            source = self.sources[taken, where] = self.plan.add(kind, name, kind, where)
+            source.shapes = () if shape is None else (shape,)
+        return self.sources[taken, where], shape
+
+    def unseen(self, call: Call, item: Item) -> None:
+        """What comes out of a module although nothing seen in it, and nothing that went in, is that tensor."""
+        for made, shape in zip(call.outputs, call.shapes, strict=True):
+            if self.found(made, item.number) is None:
+                maker = self.plan.add("unseen", f"{call.path}: a tensor", "not seen", item.number, call.module)
+                maker.shapes = (shape,)
+                self.maker[made] = maker, shape
+
+    def results(self, roots: list[int]) -> None:
+        """One item for all that the model returns."""
+        made = [
+            pair
+            for root in roots
+            for pair in zip(self.flow.calls[root].outputs, self.flow.calls[root].shapes, strict=True)
+        ]
+        if made:
+            output = self.plan.add("output", "output", "output", 0)
+            output.shapes = tuple(shape for _, shape in dict(made).items())
+            for number, shape in dict(made).items():
+                found = self.found(number, 0)
+                if found is not None:
+                    self.plan.wires.append(Wire(found[0].number, output.number, shape))
+
+
+def read_tree(model: nn.Module) -> Plan:
+    """The modules of a model in the order of registration; a shared one stands in each of its places, open in one."""
+    plan = Plan([], [], flowing=False, notes=["modules in the order of registration; what goes where needs example="])
+    plan.add("page", "", "", -1)
+    seen: dict[int, str] = {}
+    waiting: list[tuple[nn.Module, str, int]] = [(model, "", 0)]
+    while waiting:
+        module, path, parent = waiting.pop()
+        item = plan.add("module", path, type(module).__name__, parent, module)
+        if id(module) in seen:
+            item.same = seen[id(module)]
+            continue
+        seen[id(module)] = path
+        waiting += [(child, name, item.number) for name, child in reversed(_children(module, path))]
+    for item in plan.items:
+        item.children.sort()
+    return plan
+
+
+def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    registry = object.__getattribute__(module, "__dict__").get("_modules") or {}
+    prefix = f"{path}." if path else ""
+    children = [(name, child) for name, child in list(registry.items()) if issubclass(type(child), nn.Module)]
+    return [(f"{prefix}{name}", inside_of(child)[0]) for name, child in children]
+
+
+PLUMBING = frozenset(
+    """alias as_strided atleast_1d atleast_2d atleast_3d bfloat16 broadcast_to chunk clone contiguous cpu
+    cuda detach diagonal double expand expand_as flatten float getitem half movedim moveaxis narrow permute
+    reshape reshape_as select split split_with_sizes squeeze swapaxes swapdims t T H mH mT tensor_split to
+    transpose type type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze view view_as""".split()
+)
+"""Functions that give the same elements in another shape, order, precision or place, or some of them."""
+
+
+def fold(plan: Plan) -> None:
+    """Takes plumbing with one tensor in out of the plan: its wires go on to the next item and remember the name."""
+    coming: defaultdict[int, list[Wire]] = defaultdict(list)
+    going: defaultdict[int, list[Wire]] = defaultdict(list)
+    for wire in plan.wires:
+        coming[wire.target].append(wire)
+        going[wire.source].append(wire)
+    gone: dict[int, Wire] = {}
+    for item in plan.items:
+        plumbing = item.kind == "operation" and item.operation in PLUMBING and not item.marks
+        if plumbing and len(coming[item.number]) == 1 and going[item.number] and _has_company(plan, item.parent):
+            (gone[item.number],) = coming[item.number]
+    plan.wires = [_longer(plan, wire, gone) for wire in plan.wires if wire.target not in gone]
+    for parent in {plan.items[number].parent for number in gone}:
+        item = plan.items[parent]
+        item.children = [child for child in item.children if child not in gone]
+
+
+def _has_company(plan: Plan, parent: int) -> bool:
+    """Whether a box keeps something in it: one that does nothing but plumbing shows it."""
+    inside = (plan.items[child] for child in plan.items[parent].children)
+    return any(
+        child.kind == "module" or child.operation not in PLUMBING for child in inside if child.kind != "parameter"
+    )
+
+
+def _longer(plan: Plan, wire: Wire, gone: dict[int, Wire]) -> Wire:
+    """The wire from where its tensor really comes from."""
+    source, via = wire.source, list(wire.via)
+    while source in gone:
+        via.append(plan.items[source].operation)
+        source = gone[source].source
+    return Wire(source, wire.target, wire.shape, tuple(reversed(via)))
+
+
+def marks_of(model: nn.Module) -> dict[str, list[str]]:
+    """What is attached to a model, by place. Operations are known once they have run."""
+    marks: defaultdict[str, list[str]] = defaultdict(list)
+    for one in attachments_of(model):
+        for path in one.paths:
+            marks[path].append(one.label)
+    return dict(marks)
+
+
+def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
+    """Writes each mark on the items of its path; a place that has no box of its own is marked on the box around it.
+
+    The rest of the path then stands before the mark: ``forward.scores: probe`` on the box of the attention.
+    """
+    places: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in plan.items:
+        if item.kind in CALLED:
+            places[item.path].append(item)
+    for path, words in marks.items():
+        around = path
+        while around and around not in places:
+            around = around.rpartition(".")[0]
+        rest = path[len(around) :].lstrip(".")
+        for item in places.get(around, ()):
+            item.marks += [f"{rest}: {word}" if rest else word for word in words]
+
+
+def traits(item: Item) -> Hashable:
+    """Class, settings, parameters, shapes and marks of one item."""
+    own: Hashable = None
+    if item.kind == "module" and item.module is not None:
+        with DisableTorchFunction():
+            state = [*registered(item.module, "_parameters"), *registered(item.module, "_buffers")]
+            own = (type(item.module), settings(item.module), tuple(shape_of(one) for one in state))
+    return item.operation, own, item.shapes, tuple(item.marks), item.same is not None
+
+
+def settings(module: nn.Module) -> str:
+    """What PyTorch's own modules print of themselves, such as ``3, 8, kernel_size=(3, 3)``; no other code is run."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return ""
+    try:
+        return module.extra_repr()
+    except Exception:  # noqa: BLE001 - a module changed by hand may lack what its class prints; it is drawn all the same
+        return ""
+
+
+def shape_of(value: object) -> Shape | None:
+    """The sizes of a tensor; None of anything else, and of a parameter that has none yet."""
+    if not is_tensor(value):
+        return None
+    with DisableTorchFunction():
+        try:
+            return tuple(fact(value, "shape"))  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 - lazy and nested tensors refuse to say
+            return None
+
+
+def elements(module: nn.Module) -> int:
+    """How many numbers the parameters of a module and of all inside it hold, each parameter once."""
+    shapes = (shape_of(one) for one in parameters_in(module))
+    return sum(prod(shape) for shape in shapes if shape is not None)

@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from byname.drawing.plan import CALLED, Item, Plan, Run, Wire
-from byname.drawing.traits import traits
+from byname.drawing.plan import CALLED, Item, Plan, Run, Wire, traits
 
 __all__ = ["collapse"]
 

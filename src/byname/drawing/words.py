@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.drawing.plan import Item, Plan, Shape
-from byname.drawing.traits import elements, settings
+from byname.drawing.plan import Item, Plan, Shape, elements, settings
 from byname.drawing.view import Link
 
 __all__ = ["repeated", "shape_text", "shortened", "subtitle", "text_width", "title", "tooltip"]

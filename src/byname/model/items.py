@@ -1,4 +1,7 @@
-"""Items: reading and replacing items and attributes of a value, and saying which of them it lacks and why."""
+"""Items: reading and replacing items and attributes of a value, and saying which of them it lacks and why.
+
+Reading runs nobody's code: attributes come from ``__dict__`` and slots, items from Python's own containers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a second model come about that has the same tensors? Modules of the same classes, parameters by identity."""
+"""Clone: a copy of a model that shares its tensors, the constants beside its modules, and what its containers hold."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import nn
 
 from byname.errors import RewriteError
 from byname.reading.modules import modules_in
+from byname.rewriting.proxies import Untraceable
 
-__all__ = ["mirror"]
+__all__ = ["HELD", "Contents", "Held", "check_contents", "contents_of", "mirror", "tensors_of"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -94,3 +95,75 @@ def _drop(held: dict[str, Any], registry: str, kinds: tuple[type, ...]) -> None:
     for key in [key for key, hook in hooks.items() if type(hook) in kinds]:
         for name in (registry, f"{registry}_with_kwargs", f"{registry}_always_called"):
             held.get(name, {}).pop(key, None)
+
+
+HELD = "_byname"
+"""The attribute of a rewritten model that holds all this."""
+
+
+class Held(nn.Module):
+    """Things that a graph reads as attributes: constants, functions of the user, interjections, the model itself.
+
+    It is a module only because ``torch.fx`` looks for what it calls in modules; it is not registered in the model, and
+    what it holds is not registered in it.
+    """
+
+    def keep(self, thing: Any, name: str = "constant") -> str:
+        """Holds a thing and gives the name of the attribute.
+
+        Args:
+            thing: anything.
+            name: what the attribute's name begins with.
+        """
+        for key, held in self.__dict__.items():
+            if held is thing and not key.startswith("_"):
+                return key
+        key, count = name, 0
+        while key in self.__dict__ or hasattr(type(self), key):
+            count += 1
+            key = f"{name}_{count}"
+        self.__dict__[key] = thing
+        return key
+
+    def things(self) -> dict[str, Any]:
+        """All it holds, but the model."""
+        own = {*nn.Module().__dict__, "root"}
+        return {key: thing for key, thing in self.__dict__.items() if key not in own}
+
+
+def tensors_of(model: nn.Module) -> dict[int, str]:
+    """The path of each tensor that a module of the model holds: parameters, buffers, and plain attributes."""
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        held = object.__getattribute__(module, "__dict__")
+        for registry in (held["_parameters"], held["_buffers"], held):
+            for name, value in registry.items():
+                if isinstance(value, torch.Tensor):
+                    found.setdefault(id(value), prefix + name)
+    return found
+
+
+Contents = dict[str, list[int]]
+
+
+def contents_of(model: nn.Module) -> Contents:
+    """What is in the lists, dicts and sets that the modules of a model hold as attributes."""
+    found: Contents = {}
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if name not in _REGISTRIES and type(value) in (list, dict, set):
+                items = [*value, *value.values()] if isinstance(value, dict) else value
+                found[f"{path}.{name}" if path else name] = [id(item) for item in items]
+    return found
+
+
+_REGISTRIES = frozenset(nn.Module().__dict__)
+
+
+def check_contents(before: Contents, model: nn.Module) -> None:
+    """Refuses a forward that puts something into a list or dict of a module, which would happen only once."""
+    now = contents_of(model)
+    for path, items in before.items():
+        if now.get(path) != items:
+            raise Untraceable(f"changes what is in `{path}`, which would happen only once")

@@ -1,4 +1,4 @@
-"""Which calls does a forward make, written down without running it? The tracer of ``torch.fx``, made faithful.
+"""Graph tracer: a tracer of torch.fx that records the calls of modules and functions, and what it has traced.
 
 What ``torch.fx`` does at trace time and then never again (changes of buffers, random numbers of PyTorch, ``no_grad``)
 becomes part of the graph, and what it cannot keep is refused (PyTorch 2.13).
@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import operator
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,17 +19,13 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from byname.model.operations import operation_path, taken
-from byname.rewriting.call_arguments import GIVEN, Arguments, is_plain
-from byname.rewriting.entered_modes import check_modes, is_leaving, restored, state_of_modes, switched
-from byname.rewriting.held import HELD, Held
-from byname.rewriting.holdings import check_contents, contents_of, tensors_of
-from byname.rewriting.node_values import Values, gives_several
-from byname.rewriting.outside import Outside
-from byname.rewriting.proxies import Flag, Property, Untraceable, Value
+from byname.rewriting.clone import HELD, Held, check_contents, contents_of, tensors_of
+from byname.rewriting.outside import Outside, check_modes, is_leaving, restored, state_of_modes, switched
+from byname.rewriting.proxies import Flag, Property, Untraceable, Value, Values, gives_several
+from byname.rewriting.specialization import GIVEN, Arguments, is_plain
 from byname.rewriting.trace_patches import applied, installed
-from byname.rewriting.trace_records import Record, Trace, passed
 
-__all__ = ["Tracer"]
+__all__ = ["Record", "Trace", "Tracer", "passed"]
 
 
 class Tracer(fx.Tracer):
@@ -337,3 +334,60 @@ class Tracer(fx.Tracer):
         record.outputs = record.first = node
         self.records.append(record)
         node._rename("".join(mark if mark.isalnum() else "_" for mark in path))
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One call that was traced.
+
+    Attributes:
+        path: the place, as in `byname.tracing.tracer.Call`.
+        operation: the function's name, or that of the module's class.
+        kind: ``module`` or ``operation``.
+        module: the module called, or the one that runs the operation.
+        owner: its path.
+        parent: the call in which it happened.
+        function: the function called.
+        inputs: the arguments, positional ones first, with nodes in place of values.
+        outputs: what it gave, with nodes in place of values.
+        first: the first node of it.
+        entered: whether its own calls are in the graph; False for an operation and for a leaf.
+        calls: how many functions of each name it has called.
+    """
+
+    path: str
+    operation: str
+    kind: str
+    module: nn.Module
+    owner: str
+    parent: Record | None
+    function: Any = None
+    inputs: tuple[Any, ...] = ()
+    outputs: Any = None
+    first: fx.Node | None = None
+    entered: bool = False
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Trace:
+    """A forward that was traced: the graph, its calls in the order in which they began, and what it depends on.
+
+    Attributes:
+        graph: ends every module call whose inside is in the graph with a call of `passed` for each value returned.
+        records: the calls.
+        flags: the ``training`` flags on which a decision depended, by the module's path.
+        switches: whether the graph switches the recording of gradients.
+        answers: what PyTorch was asked, such as ``is_grad_enabled``, with what it said.
+    """
+
+    graph: fx.Graph
+    records: list[Record]
+    flags: dict[str, bool]
+    switches: bool
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
+def passed(value: Any) -> Any:
+    """The value itself: what a module returns, as its caller sees it."""
+    return value

@@ -28,7 +28,17 @@ from byname.reading.objects import parents_of
 from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_library, is_torch
 
-__all__ = ["Outside", "answers_hold", "autocast_state", "other_modes"]
+__all__ = [
+    "Outside",
+    "answers_hold",
+    "autocast_state",
+    "check_modes",
+    "is_leaving",
+    "other_modes",
+    "restored",
+    "state_of_modes",
+    "switched",
+]
 
 
 def _known_to_autocast() -> Iterator[str]:
@@ -252,3 +262,56 @@ def _package(module: str) -> str:
 def _named(function: Any) -> str:
     owner = getattr(function, "__module__", None)
     return f"{owner}.{function.__qualname__}" if owner else str(function.__qualname__)
+
+
+def is_leaving() -> bool:
+    """Whether the recording of gradients is being switched by the end of a ``with`` block, and not by its beginning."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name, file = frame.f_code.co_name, str(frame.f_code.co_filename)
+        if file.endswith("grad_mode.py") and name in ("__enter__", "__exit__"):
+            return bool(name == "__exit__")
+        frame = frame.f_back if file.startswith((_TORCH, _OURS)) else None
+    return False
+
+
+_TORCH = str(torch.__file__).rpartition("__init__")[0]
+_OURS = __file__.rpartition("outside.py")[0]
+
+
+def switched(enabled: bool) -> bool:
+    """Switches the recording of gradients on or off and gives what it was."""
+    was = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(enabled)
+    return was
+
+
+def restored(enabled: bool) -> None:
+    """Switches the recording of gradients back."""
+    torch._C._set_grad_enabled(enabled)
+
+
+def state_of_modes() -> tuple[Any, ...]:
+    """The modes that would be lost in a graph."""
+    return (
+        torch.is_inference_mode_enabled(),
+        autocast_state(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
+        torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+    )
+
+
+def check_modes(state: tuple[Any, ...]) -> None:
+    """Refuses a statement that runs in another mode than the forward began in."""
+    now = state_of_modes()
+    for was, is_now, what in zip(state, now, _MODES, strict=True):
+        if was != is_now:
+            raise Untraceable(f"runs under {what}, which a graph does not keep")
+
+
+_MODES = (
+    "inference mode",
+    "autocast",
+    "hooks of saved tensors",
+    "hooks of saved tensors, such as a checkpoint's",
+)

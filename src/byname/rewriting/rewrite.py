@@ -12,14 +12,12 @@ from torch import nn
 from byname.errors import BadArgumentError, RewriteError
 from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
-from byname.rewriting.call_arguments import Arguments, default_call, depends_on, of_call
-from byname.rewriting.clone import mirror
-from byname.rewriting.held import Held
+from byname.rewriting.clone import Held, mirror
+from byname.rewriting.graph_tracer import Trace
 from byname.rewriting.match import chosen, classes_in
 from byname.rewriting.outside import other_modes
-from byname.rewriting.recipe import Interjections, Recipe
-from byname.rewriting.rewritten import Rewritten
-from byname.rewriting.trace_records import Trace
+from byname.rewriting.rewritten import Interjections, Recipe, Rewritten
+from byname.rewriting.specialization import Arguments, default_call, depends_on, of_call
 from byname.tracing.preserve import arguments_of
 from byname.watch.hooks import Hook
 from byname.watch.interject import Interjection, checked_interjection

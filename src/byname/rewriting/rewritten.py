@@ -1,10 +1,14 @@
-"""What is a rewritten model? A `GraphModule` that has the model's modules, and a graph for each way to run it."""
+"""Rewritten: the model that runs the graphs, how they are made when needed, and how they are written and read."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import fx, nn
@@ -12,13 +16,13 @@ from torch.fx.graph_module import _forward_from_src
 
 from byname.errors import RewriteError
 from byname.reading.quiet import dynamo_skip
-from byname.rewriting.call_arguments import Arguments, of_call
-from byname.rewriting.held import HELD, Held
-from byname.rewriting.recipe import Recipe
-from byname.rewriting.variant import Variant
-from byname.rewriting.writing import read, written
+from byname.rewriting.clone import HELD, Held, mirror
+from byname.rewriting.graph_tracer import Trace, Tracer
+from byname.rewriting.insert import Inserted, Insertion
+from byname.rewriting.proxies import Untraceable, untraceable
+from byname.rewriting.specialization import Arguments, Variant, generalised, of_call
 
-__all__ = ["Rewritten"]
+__all__ = ["Interjections", "Recipe", "Rewritten", "read", "written"]
 
 
 MOST = 64
@@ -190,3 +194,167 @@ def _PRIVATE() -> dict[str, Any]:
 def _with_self(signature: inspect.Signature) -> inspect.Signature:
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return signature.replace(parameters=[self, *signature.parameters.values()])
+
+
+@dataclass(slots=True)
+class Interjections:
+    """One interjection and its places.
+
+    Attributes:
+        names: the paths of the calls, each with the name of the place.
+        interjection: shared by all of them.
+    """
+
+    names: dict[str, str]
+    interjection: Any
+
+
+@dataclass
+class Recipe:
+    """What a rewritten model is made of.
+
+    Attributes:
+        root: a mirror of the model; its modules and parameters are those of the rewritten model.
+        leaf_classes: the classes whose modules stay one call.
+        leaf_paths: the modules that do so.
+        depends: the arguments on whose plain values a graph may depend.
+        interjections: all of them, the first inserted first.
+    """
+
+    root: nn.Module
+    leaf_classes: tuple[type[nn.Module], ...] = ()
+    leaf_paths: frozenset[str] = frozenset()
+    depends: frozenset[str] = frozenset()
+    interjections: list[Interjections] = field(default_factory=list)
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the forward, without ``self``, and without annotations."""
+        signature = inspect.signature(self.root.forward)
+        plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+        return signature.replace(parameters=plain, return_annotation=signature.empty)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is but one way to call the forward: with one argument, which is needed."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+        parameters = list(self.signature.parameters.values())
+        plain = all(one.kind in kinds and one.default is one.empty for one in parameters)
+        return len(parameters) < 2 and plain and not self.depends
+
+    def trace(self, arguments: Arguments, training: Callable[[str], bool], held: Held) -> Trace:
+        """Traces the forward.
+
+        Args:
+            arguments: of one call.
+            training: tells the ``training`` flag of the module of a path.
+            held: keeps what the graph needs.
+
+        Raises:
+            RewriteError: if that cannot be done.
+        """
+        tracer = Tracer(mirror(self.root), generalised(arguments, self.depends), training, self.is_leaf, held)
+        try:
+            return tracer.traced()
+        except (Untraceable, Exception) as error:  # whatever the user's forward raises where it is given no tensors
+            raise untraceable(self.root, error) from error
+
+    def is_leaf(self, module: nn.Module, path: str) -> bool:
+        """Whether a module stays one call: those of PyTorch do, those with hooks, and those that were asked for."""
+        if path in self.leaf_paths or isinstance(module, self.leaf_classes) or _hooked(module):
+            return True
+        of_torch = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
+        return of_torch and not isinstance(module, nn.Sequential)
+
+    def variant(self, model: nn.Module, arguments: Arguments, training: Callable[[str], bool]) -> Variant:
+        """One more graph of a rewritten model."""
+        held: Held = model.__dict__[HELD]
+        trace = self.trace(arguments, training, held)
+        return self.finished(model, arguments, trace)
+
+    def finished(self, model: nn.Module, arguments: Arguments, trace: Trace) -> Variant:
+        """The graph of a trace, with the interjections in it."""
+        held: Held = model.__dict__[HELD]
+        insertion = Insertion(trace, held.keep)
+        for one in self.interjections:
+            for record in [record for record in trace.records if record.path in one.names]:
+                module = model.get_submodule(record.path) if record.kind == "module" else None
+                insertion.insert(record, Inserted(one.names[record.path], module, one.interjection))
+        graph = insertion.finish()
+        return Variant(generalised(arguments, self.depends), trace.flags, graph, trace.switches, trace.answers)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether hooks belong to each call of a module: they must run when the model runs, not while it is traced."""
+    registries = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(module.__dict__.get(registry) for registry in registries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Another node of the same graph, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of a module, for those that do not know their own name, such as ``max_pool2d`` of PyTorch 2.13."""
+
+    module: str
+    name: str
+
+    @classmethod
+    def of(cls, target: Any) -> Any:
+        """The function by its name, or itself where that does not lead to it."""
+        module, name = getattr(target, "__module__", None), getattr(target, "__name__", None)
+        if isinstance(module, str) and isinstance(name, str) and getattr(sys.modules.get(module), name, None) is target:
+            return cls(module, name)
+        return target
+
+    def itself(self) -> Any:
+        """The function."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+Line = tuple[str, str, Any, Any, Any]
+
+
+def written(graph: fx.Graph) -> list[Line]:
+    """A graph as plain data: for each node its kind, name, target and arguments."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+
+    def refer(value: Any) -> Any:
+        return _Reference(numbers[value]) if isinstance(value, fx.Node) else value
+
+    def line(node: fx.Node) -> Line:
+        given = (_plain(fx.node.map_aggregate(one, refer)) for one in (node.args, node.kwargs))
+        return (node.op, node.name, _Function.of(node.target), *given)
+
+    return [line(node) for node in graph.nodes]
+
+
+def read(lines: list[Line]) -> fx.Graph:
+    """The graph again."""
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+
+    def referred(value: Any) -> Any:
+        return nodes[value.number] if isinstance(value, _Reference) else value
+
+    for op, name, target, args, kwargs in lines:
+        function = target.itself() if isinstance(target, _Function) else target
+        given = fx.node.map_aggregate(args, referred), fx.node.map_aggregate(kwargs, referred)
+        nodes.append(graph.create_node(op, function, *given, name=name))
+    return graph
+
+
+def _plain(value: Any) -> Any:
+    """Without the containers of ``torch.fx``, which deny that they can be copied."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_plain(one) for one in value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value

@@ -1,4 +1,4 @@
-"""What must be watched while a forward is traced, that ``torch.fx`` does not watch? Attributes, functions, modes."""
+"""Trace patches: what is replaced in PyTorch and Python while a forward is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Value gradients: the whole gradient of a value, by a hook of the tensor or of the base that it is a view of."""
+"""Value gradients: the whole gradient of a value, by a hook of the tensor or of the base that it is a view of.
+
+Full backward hooks of modules are not used: they make the output a view of a custom function, on which PyTorch refuses
+in-place activations (pytorch#61519). A hook on the tensor leaves the forward as it is.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,30 @@
-"""How does a picture read as SVG? Text from a program is escaped; nothing in the file runs or is loaded."""
+"""Render: a scene of boxes and lines, its colours, and the SVG or DOT that shows it."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from byname.drawing.measure import HEADER, LABEL, SUBTITLE, TITLE
-from byname.drawing.scene import Box, Line, Point, Scene
-from byname.drawing.style import FONT, INK, LINE, MARK, QUIET, paint
+from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
 from byname.drawing.words import shape_text, shortened, text_width
 
-__all__ = ["escaped", "to_svg"]
+__all__ = [
+    "FONT",
+    "INK",
+    "LINE",
+    "MARK",
+    "QUIET",
+    "Box",
+    "Line",
+    "Paint",
+    "Scene",
+    "escaped",
+    "paint",
+    "to_dot",
+    "to_svg",
+]
 
 NOTE_HEIGHT = 16.0
 _HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
@@ -197,3 +210,170 @@ def _wrapped(notes: tuple[str, ...], width: float) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return f"{round(value, 1):g}" if abs(value) < 1e5 else f"{value:.1f}"
+
+
+Shape = tuple[int, ...]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box of a drawing.
+
+    Attributes:
+        number: its place in `Scene.boxes`.
+        parent: number of the box around it; None for the outermost.
+        kind: "module", "operation", "input", "output", "parameter", "constant", "unseen" or "repeat".
+        path: the place in the model, as `byname.interject` and the others take it; of an input its name.
+        operation: class of the module, or name of the function.
+        title: first line of text in it.
+        subtitle: second line; empty where there is none.
+        tooltip: all that is known of it, in lines.
+        shapes: of the tensors that come out.
+        calls: the calls it stands for, as numbers in the order in which they began; empty without an example.
+        repeats: how many neighbours of the same shape it stands for, itself included.
+        marks: what is attached to it.
+        open: whether what is in it is drawn.
+        x, y, width, height: upper left corner and size, in pixels.
+    """
+
+    number: int
+    parent: int | None
+    kind: str
+    path: str
+    operation: str
+    title: str
+    subtitle: str
+    tooltip: str
+    shapes: tuple[Shape, ...]
+    calls: tuple[int, ...]
+    repeats: int
+    marks: tuple[str, ...]
+    open: bool
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line from one box to another: a tensor goes there.
+
+    Attributes:
+        source, target: numbers of boxes.
+        shapes: of the tensors that arrive; None in it for one that is not known.
+        repeated: from and to which repetitions it goes: "from each of 12", "to the first of 12"; mostly empty.
+        via: for each operation on the way that has no box of its own, its name.
+        points: where the line runs; first on the lower side of its source, last on the upper side of its target.
+    """
+
+    source: int
+    target: int
+    shapes: tuple[Shape | None, ...]
+    via: tuple[str, ...]
+    repeated: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A whole picture.
+
+    Attributes:
+        title: what is drawn.
+        boxes: each after the box around it.
+        lines: all lines.
+        notes: what the picture does not show, in sentences.
+        width, height: of the picture, in pixels.
+    """
+
+    title: str
+    boxes: tuple[Box, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+    width: float
+    height: float
+
+
+FONT = "'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+INK, QUIET, LINE, MARK = "#1f2933", "#52606d", "#7b8794", "#c2185b"
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """Colours of a box: inside and rim."""
+
+    fill: str
+    rim: str
+
+
+_PLAIN = Paint("#ffffff", "#9aa5b1")
+_OPERATION = Paint("#f5f7fa", "#9aa5b1")
+_FAMILIES: tuple[tuple[Paint, tuple[str, ...]], ...] = (
+    (
+        Paint("#fff3d6", "#d9a521"),
+        ("relu", "gelu", "elu", "silu", "sigmoid", "tanh", "softmax", "softplus", "mish", "swish", "activation"),
+    ),
+    (Paint("#e3f6e5", "#57a773"), ("norm",)),
+    (Paint("#f0e6fb", "#9067c6"), ("attention", "attn", "transformer")),
+    (Paint("#dcf3f5", "#3c9ca6"), ("embedding",)),
+    (Paint("#fde4dc", "#d9714e"), ("lstm", "gru", "rnn")),
+    (Paint("#ececec", "#9a9a9a"), ("dropout", "identity", "flatten")),
+    (Paint("#e9efd9", "#8aa34a"), ("pool", "pad", "upsample", "interpolate")),
+    (Paint("#dfeafa", "#4a7fc1"), ("linear", "conv", "bilinear", "matmul", "bmm", "addmm", "einsum", "mm")),
+)  # fmt: skip
+_ENDS = {
+    "input": Paint("#323f4b", "#323f4b"),
+    "output": Paint("#323f4b", "#323f4b"),
+    "parameter": Paint("#ffffff", "#4a7fc1"),
+    "constant": Paint("#ffffff", "#9aa5b1"),
+    "unseen": Paint("#ffffff", "#c2185b"),
+}
+
+
+def paint(kind: str, operation: str) -> Paint:
+    """The colours of a closed box."""
+    if kind in _ENDS:
+        return _ENDS[kind]
+    name = operation.lower()
+    for colours, words in _FAMILIES:
+        if any(word in name for word in words):
+            return colours
+    return _OPERATION if kind == "operation" else _PLAIN
+
+
+def to_dot(scene: Scene) -> str:
+    """The boxes as nodes, open ones as clusters, the lines as edges with their shapes."""
+    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
+    for box in scene.boxes:
+        inside[box.parent].append(box)
+    lines = ["digraph byname {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
+    lines += ['  edge [fontname="sans-serif", fontsize=10];', *_boxes(inside, None, "  ")]
+    lines += [f"  {_edge(line)}" for line in scene.lines]
+    return "\n".join([*lines, "}", ""])
+
+
+def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
+    for box in inside.get(parent, ()):
+        words = "\n".join(part for part in (box.title, box.subtitle, *(f"* {mark}" for mark in box.marks)) if part)
+        if not box.open:
+            fill = "#e4e7eb" if box.kind in ("input", "output") else paint(box.kind, box.operation).fill
+            yield f"{indent}n{box.number} [label={quoted(words)}, fillcolor={quoted(fill)}];"
+            continue
+        yield f"{indent}subgraph cluster_{box.number} {{"
+        yield f"{indent}  label={quoted(words)};"
+        yield from _boxes(inside, box.number, f"{indent}  ")
+        yield f"{indent}}}"
+
+
+def _edge(line: Line) -> str:
+    shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+    label = f" [label={quoted(shapes)}]" if shapes else ""
+    return f"n{line.source} -> n{line.target}{label};"
+
+
+def quoted(words: str) -> str:
+    """Text as DOT wants it, in double quotes."""
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
+    return f'"{escaped}"'

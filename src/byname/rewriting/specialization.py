@@ -1,15 +1,18 @@
-"""With what is a forward called? Values that a graph takes as they come, and plain ones that it is made for."""
+"""Specialization: one graph, the arguments that it was traced for, and when it applies."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx, nn
 
-__all__ = ["GIVEN", "Arguments", "Call", "default_call"]
+from byname.rewriting.outside import answers_hold
+
+__all__ = ["GIVEN", "Arguments", "Call", "Variant", "default_call"]
 
 
 class _Given:
@@ -144,3 +147,37 @@ def _takes(wanted: Any, value: Any) -> bool:
     if wanted is GIVEN:
         return type(value) not in _DECIDING
     return wanted is value or (type(wanted) is type(value) and bool(wanted == value))
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """One graph, and what it was made for.
+
+    Attributes:
+        arguments: the way to call the forward.
+        flags: the ``training`` flags on which a decision in the forward depends, by module path.
+        graph: with the interjections in it.
+        switches: whether it switches the recording of gradients.
+        answers: what PyTorch said when it was asked, such as ``is_grad_enabled``.
+        run: its code, compiled.
+    """
+
+    arguments: Arguments
+    flags: Mapping[str, bool]
+    graph: fx.Graph
+    switches: bool
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    run: Callable[..., Any] = field(default=lambda: None, repr=False)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the training flags of a model, and the modes that PyTorch is in, are those that it was made for."""
+        return all(model.get_submodule(path).training == flag for path, flag in self.flags.items()) and answers_hold(
+            self.answers
+        )
+
+    def __call__(self, model: nn.Module, call: Arguments) -> Any:
+        """Runs the graph with the arguments of a call."""
+        if not self.switches:
+            return self.run(model, *call.values.values())
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # switches back, also after an exception
+            return self.run(model, *call.values.values())
