@@ -11,13 +11,13 @@ import torch
 from byname.naming.search import Ours
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, facts_of
 
-__all__ = ["Block", "blocks_of", "cuda_is_in_use", "unattributed", "used"]
+__all__ = ["StorageRegion", "blocks_of", "cuda_is_in_use", "unattributed", "used"]
 
 core: Any = torch._C
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class StorageRegion:
     """A storage region with the tensors in it, or one tensor that has no storage.
 
     Attributes:
@@ -37,9 +37,9 @@ class Block:
     facts: list[Facts] = field(default_factory=Ours)
     keys: tuple[int, ...] = ()
 
-    def without_tensors(self) -> Block:
+    def without_tensors(self) -> StorageRegion:
         """Return a copy that keeps the facts and holds neither tensors nor the storage."""
-        return Block(self.device, self.bytes, self.start, None, facts=self.facts)
+        return StorageRegion(self.device, self.bytes, self.start, None, facts=self.facts)
 
     @property
     def views(self) -> int:
@@ -49,10 +49,10 @@ class Block:
         return max(0, len({(str(one[0]), str(one[1]), one[6], str(one[7])) for one in self.facts}) - 1)
 
 
-def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[Block]:
+def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[StorageRegion]:
     """Return the blocks of tensors and bare storages, largest first. Callers hold `DisableTorchFunction`."""
-    found: dict[int, Block] = {}
-    without: list[Block] = Ours()
+    found: dict[int, StorageRegion] = {}
+    without: list[StorageRegion] = Ours()
     for tensor in tensors:
         facts = facts_of(tensor)
         key = facts[STORAGE]
@@ -73,13 +73,13 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
     return sorted([*_merged(found.values()), *without], key=lambda block: (-block.bytes, block.start))
 
 
-def _new_block(tensor: torch.Tensor, facts: Facts) -> Block:
+def _new_block(tensor: torch.Tensor, facts: Facts) -> StorageRegion:
     size = facts[STORAGE_BYTES]
     if facts[STORAGE] is None:
-        return Block(facts[2], _opaque_bytes(tensor, facts), 0, None)
+        return StorageRegion(facts[2], _opaque_bytes(tensor, facts), 0, None)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     start = _address(tensor, storage) if size else 0
-    return Block(facts[2], size if start else 0, start, storage)
+    return StorageRegion(facts[2], size if start else 0, start, storage)
 
 
 def _opaque_bytes(tensor: torch.Tensor, facts: Facts) -> int:
@@ -103,15 +103,15 @@ def _begin(storage: torch.UntypedStorage) -> int:
         return 0
 
 
-def _bare_block(storage: torch.UntypedStorage) -> Block:
+def _bare_block(storage: torch.UntypedStorage) -> StorageRegion:
     start = _begin(storage) if storage.device.type != "meta" else 0
-    return Block(storage.device, storage.nbytes() if start else 0, start, storage)
+    return StorageRegion(storage.device, storage.nbytes() if start else 0, start, storage)
 
 
-def _merged(blocks: Iterable[Block]) -> list[Block]:
+def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
     """Merge blocks that overlap: ``torch.from_numpy`` makes a new storage of the same memory at each call."""
-    result: list[Block] = Ours()
-    last: dict[torch.device, Block] = {}
+    result: list[StorageRegion] = Ours()
+    last: dict[torch.device, StorageRegion] = {}
     for block in sorted(blocks, key=lambda block: (block.start, -block.bytes)):
         before = last.get(block.device)
         if block.start and before is not None and block.start < before.start + before.bytes:
@@ -126,7 +126,7 @@ def _merged(blocks: Iterable[Block]) -> list[Block]:
     return result
 
 
-def used(block: Block, facts: Sequence[Facts]) -> int:
+def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
     """Return the most bytes of a block that some of its tensors can cover; overlaps count once."""
     if len(facts) == 1 and facts[0][3] == block.bytes:
         return block.bytes
@@ -150,7 +150,7 @@ def _span(facts: Facts) -> tuple[int, int] | None:
     return begin, begin + (reach + 1) * dtype.itemsize
 
 
-def unattributed(blocks: Iterable[Block]) -> int | None:
+def unattributed(blocks: Iterable[StorageRegion]) -> int | None:
     """Return the bytes that the CUDA allocator gave out beyond those in these blocks; None if CUDA is not in use."""
     if not cuda_is_in_use():
         return None

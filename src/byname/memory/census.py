@@ -11,7 +11,7 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
-from byname.memory.blocks import Block, blocks_of, cuda_is_in_use, unattributed, used
+from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unattributed, used
 from byname.memory.kinds import Kinds
 from byname.memory.living import Link, LiveObjects, living
 from byname.memory.snapshot import HeapSnapshot, looking
@@ -23,11 +23,11 @@ from byname.source.location import Located, Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 from byname.tracking.lookup import site_of_tensor
 
-__all__ = ["Census", "Resident", "census"]
+__all__ = ["Census", "StorageRow", "census"]
 
 
 @dataclass(frozen=True, slots=True)
-class Resident(Carded, Located):
+class StorageRow(Carded, Located):
     """One storage, with its name and use in the program. Each column of the table is an attribute.
 
     Attributes:
@@ -81,7 +81,7 @@ class Resident(Carded, Located):
         }
 
 
-class Census(Rows[Resident]):
+class Census(Rows[StorageRow]):
     """Every living tensor at one moment, a row a storage, the largest first. It keeps none of them alive.
 
     Attributes:
@@ -92,7 +92,7 @@ class Census(Rows[Resident]):
 
     __slots__ = ("items", "notes", "unattributed")
 
-    def __init__(self, items: Sequence[Resident], unattributed: int | None, notes: tuple[str, ...]) -> None:
+    def __init__(self, items: Sequence[StorageRow], unattributed: int | None, notes: tuple[str, ...]) -> None:
         self.items = items
         self.unattributed = unattributed
         self.notes = notes
@@ -133,7 +133,7 @@ class Census(Rows[Resident]):
         return ("memory", "views", "used", "module", "device", "dtype", "caller", "site", "shape", "held by")
 
 
-_COLUMNS: dict[str, Callable[[Resident], Hashable]] = {
+_COLUMNS: dict[str, Callable[[StorageRow], Hashable]] = {
     "kind": lambda one: one.kind,
     "name": lambda one: str(one.name),
     "site": lambda one: "" if one.site is None else str(one.site),
@@ -156,7 +156,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         names: whether to find names, kinds and holders too; without them the census is several times as fast.
 
     Returns:
-        `Census`, a sequence of `Resident`; ``.bytes`` is the sum, ``.by("kind")`` has totals.
+        `Census`, a sequence of `StorageRow`; ``.bytes`` is the sum, ``.by("kind")`` has totals.
 
     Raises:
         BadArgumentError: an argument is neither True nor False.
@@ -176,38 +176,38 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
     with looking():
         if names:
             look = HeapSnapshot()
-            rows: Sequence[Resident] = sorted(map(_Described(look).resident, look.blocks), key=_place)
+            rows: Sequence[StorageRow] = sorted(map(_Described(look).resident, look.blocks), key=_place)
             return Census(rows, unattributed(look.blocks), _not_seen(look.living))
         alive = living()
         blocks = blocks_of(alive.tensors, alive.storages)
         return Census(_Bare(blocks), unattributed(blocks), _not_seen(alive))
 
 
-def _place(one: Resident) -> tuple[Any, ...]:
+def _place(one: StorageRow) -> tuple[Any, ...]:
     """Return the sort key of a row: the largest first, and equal memory always in the same order."""
     return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
 
 
-class _Bare(Sequence[Resident]):
+class _Bare(Sequence[StorageRow]):
     """Rows without names, each from the first tensor of its block, created on access."""
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    def __init__(self, blocks: Iterable[StorageRegion]) -> None:
         self._blocks = [block.without_tensors() for block in blocks]
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     @overload
-    def __getitem__(self, position: int) -> Resident: ...
+    def __getitem__(self, position: int) -> StorageRow: ...
     @overload
-    def __getitem__(self, position: slice) -> Sequence[Resident]: ...
-    def __getitem__(self, position: int | slice) -> Resident | Sequence[Resident]:
+    def __getitem__(self, position: slice) -> Sequence[StorageRow]: ...
+    def __getitem__(self, position: int | slice) -> StorageRow | Sequence[StorageRow]:
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(len(self)))]
         block = self._blocks[position]
         card = card_from(block.facts[0]) if block.facts else None
         covered = used(block, block.facts)
-        return Resident(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
+        return StorageRow(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
 
 
 _NAMELESS = unnamed()
@@ -220,7 +220,7 @@ class _Described:
         self._look = look
         self._kinds = Kinds(look)
 
-    def resident(self, block: Block) -> Resident:
+    def resident(self, block: StorageRegion) -> StorageRow:
         """Return the row of a block, described by its largest named tensor."""
         look = self._look
         named = [at for at, one in enumerate(block.tensors) if look.names(one)]
@@ -229,7 +229,7 @@ class _Described:
         name = self._name_of_storage(block) if tensor is None else self._name(block, tensor)
         site = name.site or self._site(block, tensor)
         facts = [block.facts[one] for one in named] or block.facts
-        return Resident(
+        return StorageRow(
             unnamed(site) if name.how == "unnamed" else name,
             self._kinds.of(block.tensors),
             self._module(block),
@@ -243,29 +243,29 @@ class _Described:
             site,
         )
 
-    def _module(self, block: Block) -> str:
+    def _module(self, block: StorageRegion) -> str:
         """Return the path, or else the class, of the module that owns a parameter, a buffer or a gradient."""
         findings, owners = self._look.findings, self._kinds.owned(block.tensors)
         paths = [findings.owner_of(tensor) or findings.path_of(owner) for tensor, owner in owners]
         return min(filter(None, paths), key=len, default="") or next((type(owner).__name__ for _, owner in owners), "")
 
-    def _order(self, block: Block, at: int) -> tuple[int, int, int, str, str]:
+    def _order(self, block: StorageRegion, at: int) -> tuple[int, int, int, str, str]:
         """Return the sort key of a block's tensors: the largest, then a model's own, then the shortest name."""
         name = next(iter(self._look.names(block.tensors[at])), _NAMELESS)
         owned = name.how in ("parameter", "buffer", "optimizer")
         return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
 
-    def _site(self, block: Block, tensor: torch.Tensor | None) -> Site | None:
+    def _site(self, block: StorageRegion, tensor: torch.Tensor | None) -> Site | None:
         site = None if tensor is None else site_of_tensor(tensor, self._look.lookup)
         seen = (self._look.living.allocations.get(key) for key in block.keys)
         return site or next((one.site for one in seen if one is not None), None)
 
-    def _name_of_storage(self, block: Block) -> Name:
+    def _name_of_storage(self, block: StorageRegion) -> Name:
         """Return the name of a storage without tensors."""
         path = self._look.findings.path_of(block.storage)
         return Name(path, "attribute") if path else _NAMELESS
 
-    def _name(self, block: Block, tensor: torch.Tensor) -> Name:
+    def _name(self, block: StorageRegion, tensor: torch.Tensor) -> Name:
         """Return the best name of a tensor: its own, its owner's, its call's, or a former or empty name."""
         look = self._look
         own = look.names(tensor)
@@ -283,7 +283,7 @@ class _Described:
                     return name
         return look.findings.names(tensor, look.lookup)[0]
 
-    def _holders(self, block: Block, name: Name, named: Sequence[int]) -> tuple[str, ...]:
+    def _holders(self, block: StorageRegion, name: Name, named: Sequence[int]) -> tuple[str, ...]:
         """Return the other holders of a block: names, nodes of graphs, and unexplained references."""
         look = self._look
         names = [one.name for at in named for one in look.ways(block.tensors[at])]
@@ -314,7 +314,7 @@ def _few(words: Iterable[str], most: int = 2) -> list[str]:
     return every[:most] + ([f"{len(every) - most} more"] if len(every) > most else [])
 
 
-def _memory(block: Block) -> str:
+def _memory(block: StorageRegion) -> str:
     storage = block.storage
     if storage is None or not block.bytes:
         return ""

@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from byname.errors import BadArgumentError
-from byname.memory.blocks import Block
+from byname.memory.blocks import StorageRegion
 from byname.memory.leaks import Leak, leak_of
 from byname.memory.patterns import Group, Key, Size, groups_of, joined, widened
 from byname.memory.snapshot import HeapSnapshot, looking
@@ -314,7 +314,7 @@ def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, K
 class Known:
     """Weak references to the storages of some blocks. While one lives, its storage's address is not used again."""
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    def __init__(self, blocks: Iterable[StorageRegion]) -> None:
         self._marks: dict[int, StorageWeakRef] = {}
         self._bytes: dict[int, int] = {}
         for block in blocks:
@@ -323,12 +323,12 @@ class Known:
                 if storage._cdata not in self._marks:
                     self._marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def has(self, block: Block) -> bool:
+    def has(self, block: StorageRegion) -> bool:
         """Return whether some of this memory existed before and was as large. Callers hold `looking`."""
         return any(key in self._marks and block.bytes <= self._bytes[key] for key in block.keys)
 
 
-def _storages_of(block: Block) -> Iterator[torch.UntypedStorage]:
+def _storages_of(block: StorageRegion) -> Iterator[torch.UntypedStorage]:
     if block.storage is not None:
         yield block.storage
     for tensor, facts in zip(block.tensors, block.facts, strict=True):

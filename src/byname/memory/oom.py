@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import is_node
-from byname.memory.blocks import Block, unattributed
+from byname.memory.blocks import StorageRegion, unattributed
 from byname.memory.kinds import Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, looking
@@ -51,7 +51,7 @@ def _largest(look: HeapSnapshot) -> Iterator[str]:
         yield f"  {bytes_text(others):>{width}}  {counted(len(totals) - GROUPS, 'other group')}"
 
 
-def _group_of(look: HeapSnapshot, kinds: Kinds, block: Block) -> Hashable:
+def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashable:
     """Return the group of a block in words: one for each model and each optimizer, the rest by pattern."""
     kind = kinds.of(block.tensors)
     named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)

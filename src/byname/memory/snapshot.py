@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.slots import packed_in
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
-from byname.memory.blocks import Block, blocks_of, used
+from byname.memory.blocks import StorageRegion, blocks_of, used
 from byname.memory.garbage import garbage_among
 from byname.memory.living import Link, living
 from byname.naming.name import Name, quote
@@ -81,7 +81,7 @@ class HeapSnapshot:
         results = [one for one in self.living.tensors if fact(one, "grad_fn") is not None]
         return SiteLookup(results, set(self.living.nodes).__contains__)
 
-    def _is_explained(self, block: Block) -> bool:
+    def _is_explained(self, block: StorageRegion) -> bool:
         return any(self.findings.met(one) or self._is_held(one) for one in block.tensors)
 
     def _is_held(self, tensor: torch.Tensor) -> bool:

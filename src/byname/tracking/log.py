@@ -30,7 +30,7 @@ __all__ = [
     "CallFinder",
     "Called",
     "Change",
-    "Cut",
+    "DetachPoint",
     "Log",
     "CreationRecord",
     "Mutation",
@@ -137,10 +137,10 @@ RawCut: TypeAlias = tuple[
     "weakref.ref[nn.Module] | None",
     Instruction | None,
 ]
-"""The fields of a `Cut`."""
+"""The fields of a `DetachPoint`."""
 
 
-class Cut(NamedTuple):
+class DetachPoint(NamedTuple):
     """A detach point: one call with inputs that require grad and a result that does not.
 
     Attributes:
@@ -277,7 +277,7 @@ class Log:
         modules: weak references to the running modules, the innermost last.
         calls: the calls that made nodes, as the fields of a `Call`.
         changes: the in-place changes, as the fields of a `Change`.
-        cuts: the detach points, as the fields of a `Cut`.
+        cuts: the detach points, as the fields of a `DetachPoint`.
         steps: the steps of optimizers.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
@@ -342,9 +342,9 @@ class Log:
         made = self.made.get(key)
         return made.cuts if made is not None and made() is tensor else ()
 
-    def cuts_of(self, tensor: torch.Tensor) -> tuple[Cut, ...]:
+    def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
         """Return the detach points that a tensor without a node was computed after: at most four different places."""
-        return tuple(itertools.starmap(Cut, self.raw_cuts_of(tensor)))
+        return tuple(itertools.starmap(DetachPoint, self.raw_cuts_of(tensor)))
 
     def mutations(self, owner: object) -> list[Mutation]:
         """Return the changes recorded for a storage."""

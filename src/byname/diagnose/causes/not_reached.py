@@ -29,7 +29,7 @@ from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site, locate, statements_binding
-from byname.tracking.log import Call, CreationRecord, Cut, Log
+from byname.tracking.log import Call, CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
@@ -39,7 +39,7 @@ __all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", 
 class Snip:
     """A detach point as it is reported: the call that was recorded, with its expression and line."""
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: DetachPoint) -> None:
         self.cut = cut
         self.spot: Expression | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
         self.site: Site | None = None if self.spot is None else self.spot.site
@@ -80,15 +80,15 @@ def no_grad_path(context: FailureContext, error: BaseException | None = None) ->
         return _frozen(context, cut_off[0]) or _unseen(context, cut_off[0])
 
 
-def _first_of_each(cuts: Sequence[Cut]) -> list[Snip]:
+def _first_of_each(cuts: Sequence[DetachPoint]) -> list[Snip]:
     """Return the detach points to report. Under ``no_grad`` every call is one, and only the first is reported."""
-    first: dict[object, Cut] = {}
+    first: dict[object, DetachPoint] = {}
     for cut in cuts:
         first.setdefault(cut.reason or cut.place, cut)
     return [Snip(cut) for cut in first.values()]
 
 
-def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
+def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     """Return the calls that converted tensors to the Python values a tensor was made from, and whether it is sure.
 
     A call is sure if its statement also made the tensor, or assigned a variable that the making statement reads.
@@ -99,7 +99,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[Cut], bool]:
     made = None if log is None else _making_in(log, root)
     if log is None or made is None:
         return [], False
-    into, out = locate(made.code, made.instruction), [Cut(*raw) for raw in log.cuts]
+    into, out = locate(made.code, made.instruction), [DetachPoint(*raw) for raw in log.cuts]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {cut.place: cut for cut in out if cut.result is None and cut.number >= begin}
     sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
@@ -125,7 +125,7 @@ def _makes_anew(code: CodeType, into: Expression) -> bool:
 _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
-def _spot(cut: Cut) -> Expression:
+def _spot(cut: DetachPoint) -> Expression:
     return locate(cut.code, cut.instruction, cut.caller)
 
 
@@ -143,7 +143,7 @@ def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> F
     return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
 
 
-def why_cut(cut: Cut) -> str:
+def why_cut(cut: DetachPoint) -> str:
     """Return why no gradient flows back through a call, as the rest of a sentence."""
     if cut.reason == "no_grad":
         return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
@@ -155,7 +155,7 @@ def why_cut(cut: Cut) -> str:
     )
 
 
-def _remedy(cut: Cut) -> str:
+def _remedy(cut: DetachPoint) -> str:
     if cut.reason:
         return "compute what the loss depends on outside of that block"
     return next((words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation instead")
@@ -277,12 +277,12 @@ class _Evidence:
         saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
         self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
         begin = _begin(context)
-        every = (Cut(*raw) for raw in log.cuts)
+        every = (DetachPoint(*raw) for raw in log.cuts)
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log)
 
-    def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[Cut], str]:
+    def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[DetachPoint], str]:
         """Return the calls that can have cut a parameter off, and how sure that is."""
         direct = [cut for cut in self._carried if _takes(cut, parameter)]
         if direct:
@@ -326,16 +326,16 @@ def _last_uses(log: Log) -> dict[int, Call]:
     return found
 
 
-def _takes(cut: Cut, parameter: torch.Tensor) -> bool:
+def _takes(cut: DetachPoint, parameter: torch.Tensor) -> bool:
     return any(reference() is parameter for reference, _ in cut.inputs)
 
 
-def _comes_after(cut: Cut, used: Call) -> bool:
+def _comes_after(cut: DetachPoint, used: Call) -> bool:
     """Return whether a detach point comes after the use of a parameter, and cuts off something made since."""
     return cut.number >= used.after and any(number >= used.before for _, number in cut.inputs)
 
 
-def _depends(cut: Cut, parameter: torch.Tensor) -> bool | None:
+def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:
     """Return whether a cut-off tensor was computed from a parameter; None if the tensors that would tell are gone."""
     inputs = [reference() for reference, _ in cut.inputs]
     alive = [one for one in inputs if one is not None and has_graph(one)]
@@ -344,7 +344,7 @@ def _depends(cut: Cut, parameter: torch.Tensor) -> bool | None:
     return False if len(alive) == len(inputs) else None
 
 
-def _distinct(cuts: Iterable[Cut]) -> list[Cut]:
+def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
     return list({cut.place: cut for cut in cuts}.values())
 
 
