@@ -16,8 +16,8 @@ from byname.source.location import Site
 __all__ = ["backward_twice"]
 
 _SAME_LINE = (
-    "if {it} is a state that is carried over, begin each iteration with {it}.detach(); if it depends on parameters, "
-    "compute it inside the iteration. retain_graph=True would keep every earlier iteration in memory"
+    "if {it} is a state that is carried over, {detach}; if it depends on parameters, compute it inside the iteration. "
+    "retain_graph=True would keep every earlier iteration in memory"
 )
 _OTHER_LINE = (
     "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
@@ -77,7 +77,14 @@ def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     name = f"`{variable.path}`" if variable.path else "it"
     sites = known_sites(made, freed, context.noticed)
-    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name))
+    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name, detach=_detach(variable)))
+
+
+def _detach(variable: Name) -> str:
+    path = variable.path
+    if not path or len(_each(variable)) > 1:
+        return "detach it at the beginning of each iteration"
+    return f"begin each iteration with `{path} = {path}.detach()`"
 
 
 def _each(variable: Name) -> tuple[Name, ...]:
