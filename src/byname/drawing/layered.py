@@ -23,8 +23,6 @@ BOX_GAP, LINE_GAP = 22.0, 13.0
 SLOPE = 0.1
 """How much further two rows stand apart for each unit that a line between them goes sideways, up to `MOST_SLOPE`."""
 MOST_SLOPE = 36.0
-MOST_STRAIGHT = 3000
-"""Places in a level up to which it is worth the time to take out the last kinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +82,6 @@ class _Draft:
             self.up[lower].append(Pull(upper, start - end, weight))
             self.down[upper].append(Pull(lower, end - start, weight))
 
-    def lanes(self) -> list[list[int]]:
-        """The places of each line that passes rows."""
-        found: dict[tuple[int, float], list[int]] = {}
-        for (source, start, _), place in self.passes.items():
-            found.setdefault((source, start), []).append(place)
-        return list(found.values())
-
     def place_in(self, row: int, source: int, start: float) -> int:
         """Where the lines of one source pass a row."""
         key = (source, start, row)
@@ -118,9 +109,8 @@ def arrange(nodes: Sequence[Node], edges: Sequence[Edge]) -> Level:
     above = [[pull.node for pull in pulls] for pulls in draft.up]
     below = [[pull.node for pull in pulls] for pulls in draft.down]
     rows = order_rows(rows, above, below)
-    xs = columns(rows, draft.extents, draft.up, draft.down, draft.gaps, draft.lanes())
-    if len(draft.row) <= MOST_STRAIGHT:
-        straighten(rows, draft.extents, draft.up, draft.down, draft.gaps, xs)
+    xs = columns(rows, draft.extents, draft.gaps)
+    straighten(rows, draft.extents, draft.up, draft.down, draft.gaps, xs)
     left = min((x - extent[0] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
     right = max((x + extent[1] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
     xs = [x - left for x in xs]
