@@ -36,7 +36,8 @@ SLOW = $(BIN)/python -m pytest -m slow
 
 # Two processes at a time, for two cores, with as much to do each. The tests of memory and of names look at the whole
 # heap, and want a small one; so each of the first has a process of its own.
-FIRST = tests/memory tests/autograd tests/naming tests/tracking tests/diagnose tests/plug tests/watch
+FIRST = tests/memory tests/autograd tests/naming tests/tracking tests/diagnose tests/plug tests/watch \
+	tests/model tests/tracing tests/rewriting tests/drawing
 test: $(READY)
 	@{ failed=0; for folder in $(FIRST); do $(FAST) $$folder || failed=1; done; exit $$failed; } & first=$$!; \
 	$(FAST) $(FIRST:%=--ignore %); second=$$?; \

@@ -10,6 +10,9 @@ torch.set_num_threads(1)  # several tests run at once, on as many cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+FROZEN = {"analyse", "drawing", "model", "recording", "rewriting", "tracing", "watch"}
+"""The folders of which no test looks at the whole heap."""
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -25,7 +28,7 @@ def seeded():
 @pytest.fixture(scope="module", autouse=True)
 def only_new_objects_are_collected(request):
     """Many tests collect garbage, and would go through PyTorch, pytest and all tests each time."""
-    if request.path.parent.name not in {"analyse", "recording", "watch"}:  # others look at the whole heap
+    if request.path.parent.name not in FROZEN:
         yield
         return
     gc.freeze()

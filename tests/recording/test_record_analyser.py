@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from several import run_ranks
+from small import nothing_left
 from torch import nn
-from watch.small import nothing_left
 
 import byname
 from byname.analyse import Analyser, ClassVersusRest, Extremes, PerClass

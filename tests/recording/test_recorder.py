@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
+from small import net, nothing_left
 from torch import nn
-from watch.small import net, nothing_left
 
 import byname
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError, RecordingWarning
