@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -222,7 +222,7 @@ def _grown(
     groups, marks = _widened(look, groups, marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}
     first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
-    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key]) and _is_steady(key, marks)]
+    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key]) and _goes_on(groups[key], marks)]
     grown.sort(key=lambda key: _order(groups[key], first.get(key, Size()), sizes[key]))
     claimed: set[int] = set()
     found = []
@@ -300,10 +300,35 @@ def _more(before: Size, now: Size) -> bool:
     return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
 
 
-def _is_steady(key: Key, marks: Sequence[dict[Key, Size]]) -> bool:
-    """Return whether a group never was larger than at the end; True with fewer than four snapshots."""
-    sizes = [mark.get(key, Size()).bytes for mark in marks]
-    return len(sizes) < 4 or sizes[-1] >= max(sizes)
+def _goes_on(group: Group, marks: Sequence[dict[Key, Size]]) -> bool:
+    """Return whether a group goes on growing; True with fewer than four snapshots.
+
+    It must be as large at the end as ever, have grown more than once, and also in the last quarter. What comes once and
+    stays, such as a cache that is full, does not go on growing; nor does an optimizer's state, an entry for each of its
+    parameters, though a parameter that is used late gets its entry late.
+    """
+    if len(marks) < 4:
+        return True
+    if _is_state_of_parameters(group):
+        return False
+    sizes = [mark.get(group.key, Size()) for mark in marks]
+    grew = [number for number, (before, after) in enumerate(pairwise(sizes)) if _more(before, after)]
+    largest = sizes[-1].bytes >= max(size.bytes for size in sizes)
+    intervals = len(marks) - 1
+    return largest and len(grew) > 1 and grew[-1] >= intervals - max(1, intervals // 4)
+
+
+def _is_state_of_parameters(group: Group) -> bool:
+    """Return whether a group is optimizer state with no more entries than the optimizer has parameters."""
+    if not group.ways or not all(named.way.stateful for named in group.ways):
+        return False
+    owners = {id(one): one for named in group.ways for one in named.way.passed if _is_optimizer(one)}
+    parameters = sum(len(part["params"]) for one in owners.values() for part in one.param_groups)
+    return len({id(one) for one in group.tensors}) <= parameters
+
+
+def _is_optimizer(thing: object) -> TypeGuard[torch.optim.Optimizer]:
+    return issubclass(type(thing), torch.optim.Optimizer)
 
 
 def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:
