@@ -280,7 +280,11 @@ def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Instruction 
 
 def made_for_the_user(frame: FrameType) -> bool:
     """Return whether the calling frame is the user's, and not one of the many in which PyTorch works for itself."""
-    return not known_files.get(frame.f_code.co_filename) or frame.f_code.co_name in _MAKERS
+    file = frame.f_code.co_filename
+    theirs = known_files.get(file)
+    if theirs is None:
+        theirs = known_files[file] = is_torch(file)
+    return not theirs or frame.f_code.co_name in _MAKERS
 
 
 def computes(frame: FrameType) -> bool:
