@@ -1023,3 +1023,30 @@ def test_a_patch_of_the_program_does_not_live_on_when_tracking_has_ended(no_coll
     del kept
     gc.collect()
     assert gone() is None
+
+
+def test_the_checks_of_a_distribution_are_no_cuts():
+    logits = torch.zeros(2, 3, requires_grad=True)
+    with byname.track() as tracker:
+        policy = torch.distributions.Categorical(logits=logits)
+        action = policy.sample()
+        policy.log_prob(action)
+    assert {cut[3] for cut in tracker.logs[0].cuts} == {"multinomial", "broadcast_tensors"}
+    with byname.track() as tracker:
+        in_use = torch.distributions.constraints.positive.check(logits)
+    assert [cut.name for cut in tracker.logs[0].cuts_of(in_use)] == ["gt"]
+
+
+def test_calls_with_keywords_know_their_lines():
+    x = torch.ones(2, 3, requires_grad=True)
+    with byname.track() as tracker:
+        total = x.sum(dim=1).sum()
+        largest, where = torch.max(input=x, dim=1)
+        halted = torch.clone(input=x.detach())
+        torch.add(x.detach(), 1.0, out=halted)
+    (log,) = tracker.logs
+    assert [node.site.target for node in byname.graph(total).nodes if node.site] == ["total", "total"]
+    assert [call[4].__name__ for call in log.calls] == ["sum", "sum", "max"]
+    assert [cut.name for cut in log.cuts_of(where)] == ["max"]
+    assert [change.operation for change in tracker.mutations(halted)] == ["add"]
+    assert largest.requires_grad

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.distributions import constraints, distribution
 
 from byname.reading.frames import computes, line_of
 from byname.reading.tensor import fact
 from byname.tracking.functions import PLAIN_TENSORS, flat
 from byname.tracking.log import Log, RawCut
 
-__all__ = ["VALUES", "cuts_by", "cuts_of_taking", "requires_grad"]
+__all__ = ["VALUES", "checks_a_distribution", "cuts_by", "cuts_of_taking", "requires_grad"]
 
 VALUES = frozenset("data T mT H mH real imag".split())
 """Properties of a tensor that return a tensor with its values."""
@@ -24,6 +25,7 @@ _MOST_INPUTS = 32
 _MOST_CUTS = 4
 _LOOKED_BACK = 64
 _in_backward = torch._C._current_graph_task_id
+_Tensor = torch.Tensor
 
 
 def cuts_by(
@@ -46,10 +48,16 @@ def cuts_by(
         number: the thread's sequence number at the call.
         frame: the frame that called.
     """
-    tensors = flat(inputs)
-    carried = [cuts for tensor in tensors if (cuts := log.raw_cuts_of(tensor))]
-    inherited = _merged(chain.from_iterable(carried)) if len(carried) > 1 else carried[0] if carried else ()
-    requiring = [tensor for tensor in tensors if requires_grad(tensor)]
+    inherited: tuple[RawCut, ...] = ()
+    requiring = []
+    inner, made = log.inner, log.made
+    for tensor in flat(inputs):
+        if tensor.requires_grad if type(tensor) is _Tensor else requires_grad(tensor):
+            requiring.append(tensor)
+        if id(tensor) in inner or id(tensor) in made:
+            cuts = log.raw_cuts_of(tensor)
+            if cuts and cuts is not inherited:
+                inherited = _merged((*inherited, *cuts)) if inherited else cuts
     if not requiring or _only_looks(name) or _in_backward() != -1 or not computes(frame):
         return inherited
     origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
@@ -75,6 +83,20 @@ def requires_grad(tensor: torch.Tensor) -> bool:
     return bool(
         tensor.requires_grad if kind is torch.Tensor or kind in PLAIN_TENSORS else fact(tensor, "requires_grad")
     )
+
+
+def checks_a_distribution(frame: FrameType) -> bool:
+    """Return whether a frame checks the arguments of a distribution: nothing but the check uses what it computes."""
+    if frame.f_code.co_filename != _CONSTRAINTS:
+        return False
+    back: FrameType | None = frame
+    while back is not None and back.f_code.co_filename == _CONSTRAINTS:
+        back = back.f_back
+    return back is not None and back.f_code.co_filename == _DISTRIBUTION
+
+
+_CONSTRAINTS: str = constraints.__file__
+_DISTRIBUTION: str = distribution.__file__
 
 
 def _noted(

@@ -16,6 +16,7 @@ from byname.tracking.log import Called, is_in_place, is_method, name_of
 
 __all__ = [
     "COMPOSITE",
+    "FACT",
     "GRADIENT",
     "IN_PLACE",
     "PLAIN",
@@ -34,9 +35,9 @@ __all__ = [
     "versions_of",
 ]
 
-READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT = range(7)
+READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT = range(8)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
-anything; converts a tensor to a Python or NumPy value; reads ``.grad``.
+anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads or sets no tensor, but such as a size.
 """
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
@@ -48,6 +49,10 @@ modes_left = torch._C._len_torch_function_stack
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
 _WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
+_FACTS = frozenset(
+    "size dim stride numel is_contiguous is_floating_point is_complex storage_offset element_size get_device "
+    "_set_grad_enabled shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested".split()
+)
 _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
 
 
@@ -64,6 +69,8 @@ def kind_of(function: Any) -> int:
         return TAKEN
     if type(function) not in _BUILTINS or name.startswith("_fused"):
         return COMPOSITE
+    if name in _FACTS:
+        return FACT
     return IN_PLACE if is_in_place(name) else PLAIN
 
 
@@ -78,7 +85,8 @@ def is_pytorchs(function: Any) -> bool:
 def _kind_of_access(access: str, attribute: Any) -> int:
     if access == "__set__" and attribute is _REQUIRES_GRAD:
         return SETTER
-    return GRADIENT if access == "__get__" and getattr(attribute, "__name__", "") == "grad" else READ
+    name = getattr(attribute, "__name__", "") if access == "__get__" else ""
+    return GRADIENT if name == "grad" else FACT if name in _FACTS else READ
 
 
 def called_as(function: Any, kind: int) -> Any:
@@ -90,7 +98,7 @@ def called_as(function: Any, kind: int) -> Any:
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
     """Return the tensors that a call may change; None if it changes none."""
-    if kind in (PLAIN, READ, TAKEN, GRADIENT):
+    if kind in (PLAIN, READ, TAKEN, GRADIENT, FACT):
         out = kwargs.get("out") if kwargs else None
         return None if out is None else flat([out])
     return flat([first_given(args, kwargs)]) if kind != COMPOSITE else flat([*args, *(kwargs or {}).values()])

@@ -377,10 +377,9 @@ class Log:
         """Drop the records of tensors that are gone."""
         while self._dead:
             gone = self._dead.popleft()
-            if self.made.get(gone.key) is gone:
-                del self.made[gone.key]
-            if self.inner.get(gone.key) is gone:
-                del self.inner[gone.key]
+            records: dict[int, Any] = self.inner if type(gone) is Carrier else self.made
+            if records.get(gone.key) is gone:
+                del records[gone.key]
 
 
 def _mutation(change: Change, before: int, after: int) -> Mutation:

@@ -29,8 +29,9 @@ from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
-from byname.tracking.detached import VALUES, cuts_by, cuts_of_taking, requires_grad
+from byname.tracking.detached import VALUES, checks_a_distribution, cuts_by, cuts_of_taking, requires_grad
 from byname.tracking.functions import (
+    FACT,
     GRADIENT,
     IN_PLACE,
     PLAIN,
@@ -47,7 +48,7 @@ from byname.tracking.functions import (
     targets_of,
     versions_of,
 )
-from byname.tracking.log import Called, Log, RawCut, name_of
+from byname.tracking.log import Called, Log, name_of
 
 __all__ = ["Suspended", "TrackingMode", "restore", "suspend"]
 
@@ -89,9 +90,12 @@ class TrackingMode(TorchFunctionMode):
             kind = self._kinds.get(func)
         except Exception:  # noqa: BLE001 - a callable of somebody's, which cannot be hashed or compared
             kind = None
-        if kind is PLAIN and not kwargs:  # the most frequent case, written out because every call pays for it
+        if kind is PLAIN and not (kwargs and "out" in kwargs):  # written out, because nearly every call pays for it
             before = _sequence_number()
-            result = func(*args)
+            if kwargs:
+                result, args = func(*args, **kwargs), (*args, *kwargs.values())
+            else:
+                result = func(*args)
             after = _sequence_number()
             if after != before:
                 frame = _getframe(1)
@@ -118,6 +122,8 @@ class TrackingMode(TorchFunctionMode):
             elif type(result) not in _HAVE_NO_TENSORS:
                 self._note_without_node(func.__name__, args, result, before, _getframe(1))
             return result
+        if kind is FACT:
+            return func(*args, **(kwargs or {}))
         if kind is READ:
             return self._read(func, args, kwargs or {}, sys._getframe(1))
         if (
@@ -159,7 +165,8 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
         elif issubclass(type(result), torch.Tensor) and _name_of(func) in VALUES:
             with DisableTorchFunction():
-                cuts = self._cuts(_name_of(func), args, result, before, frame)
+                name = _name_of(func)
+                cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
                 if cuts:
                     self.log.note_making(result, users_frame(frame)[0], False, cuts)
         return result
@@ -208,7 +215,7 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
             with DisableTorchFunction():
-                cuts = self._cuts(called.name, args, result, before, frame)
+                cuts = () if requires_grad(result) else cuts_by(self.log, called.name, args, result, before, frame)
                 self.log.note_making(result, users_frame(frame)[0], False, cuts)
 
     def _get_to_know(self, function: Any) -> int:
@@ -254,18 +261,16 @@ class TrackingMode(TorchFunctionMode):
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
         """Record a tensor made without a node, unless PyTorch made it for itself, as an optimizer does."""
+        users = made_for_the_user(frame)
+        if not users and checks_a_distribution(frame):
+            return
         with DisableTorchFunction():
-            cuts = self._cuts(name, args, result, before, frame)
-            if made_for_the_user(frame):
+            cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
+            if users:
                 same = bool(args) and result is args[0]
                 self.log.note_making(result, users_frame(frame)[0], same, cuts)
             elif cuts:
                 self.log.note_inner(result, cuts)
-
-    def _cuts(
-        self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType
-    ) -> tuple[RawCut, ...]:
-        return () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
 
     def _note_parts(self, name: str, args: Sequence[Any], results: Any, before: int, frame: FrameType) -> None:
         """Record those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
