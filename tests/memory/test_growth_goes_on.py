@@ -40,4 +40,6 @@ def test_state_of_parameters_that_are_gone_is_growth():
             (fresh * 2).sum().backward()
             optimizer.step()
             growth.mark()
-    assert "optimizer.state[*]['exp_avg']" in [row.name for row in growth]
+    assert (
+        sum(row.bytes for row in growth) >= 7 * 2 * 12
+    )  # no variable leads to these parameters: their rows have no name
