@@ -19,11 +19,14 @@ SAYS = {
     "leaf-in-place": "leaf Variable that requires grad is being used in an in-place operation",
     "no-grad-path": "element 0 of tensors does not require grad",
     "non-leaf-grad": "NoneType|can't optimize a non-leaf Tensor",
+    "input-without-grad": "One of the differentiated Tensors does not require grad",
+    "non-scalar-backward": "only for scalar outputs",
+    "numpy-of-graph": "Can't call numpy",
+    "empty-optimizer": "empty parameter list",
     "unused-input": "appears to not have been used in the graph",
     "checkpoint-mismatch": "torch.utils.checkpoint",
     "ddp-unused": "Expected to have finished reduction",
-    "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type|only for scalar outputs"
-    "|incorrect number of gradients",
+    "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type|incorrect number of gradients",
 }
 
 SAVED = ("backward-twice", "modified-in-place", "optimizer-step-between")

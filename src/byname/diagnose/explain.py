@@ -15,6 +15,7 @@ from byname.diagnose.causes.checkpoint import checkpoint_mismatch
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified, non_leaf_grad
 from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
+from byname.diagnose.causes.refused import empty_optimizer, input_without_grad, non_scalar_backward, numpy_of_graph
 from byname.diagnose.context import FailureContext, context_of, message_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
 from byname.diagnose.nonfinite.backward import anomaly
@@ -135,6 +136,10 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"leaf Variable that requires grad is being used in an in-place", leaf_in_place),
     (RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad", no_grad_path),
     (RuntimeError, r"differentiated Tensor.* not have been used in the graph", unused_input),
+    (RuntimeError, r"differentiated Tensors does not require grad", input_without_grad),
+    (RuntimeError, r"implicitly created only for scalar outputs", non_scalar_backward),
+    (RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad", numpy_of_graph),
+    (ValueError, r"optimizer got an empty parameter list", empty_optimizer),
     (RuntimeError, r"returned nan values in its \d+th output", anomaly),
     (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
     (torch.OutOfMemoryError, r"", _out_of_memory),

@@ -1,7 +1,7 @@
-# cause: unknown
-# culprits:
+# cause: non-scalar-backward
+# culprits: loss
 # kind: error
-# mended 1: loss.mean().backward()
+# mended 2: loss.mean().backward()
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,8 +10,8 @@ from torch import nn
 def train(model, optimizer, batches):
     for x, y in batches:
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y, reduction="none")
-        loss.backward()  #: 1
+        loss = F.mse_loss(model(x), y, reduction="none")  #: 1
+        loss.backward()  #: 2
         optimizer.step()
 
 

@@ -1,0 +1,195 @@
+"""Refused calls: non-scalar-backward, input-without-grad, numpy-of-graph, empty-optimizer.
+
+PyTorch refuses these calls at once, for what it was given. Each finding names what was given and what to write instead.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.autograd.walk import Walk
+from byname.diagnose.causes.in_place import evaluated
+from byname.diagnose.context import FailureContext
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_all
+from byname.reading.frames import locals_of
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor
+from byname.source.code import expression
+from byname.source.location import Site
+from byname.table import counted
+from byname.tracking.lookup import site_of_tensor
+
+__all__ = ["empty_optimizer", "input_without_grad", "non_scalar_backward", "numpy_of_graph"]
+
+
+def non_scalar_backward(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the tensor of several elements on which backward was called."""
+    outputs = next((found["outputs"] for found in _variables_of(context, "_make_grads") if "outputs" in found), ())
+    with DisableTorchFunction():
+        several = (one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1)
+        root = next(several, None)
+    if root is None:
+        return None
+    name, made = context.name(root), _made(root)
+    it = name.path if name.exact and name.path else "loss"
+    message = (
+        f"backward{at(context.noticed)} starts from {quote(name)}, which has {counted(root.numel(), 'element')} (shape "
+        f"{tuple(root.shape)}): it starts from a single number, unless it is given a gradient for each element"
+    )
+    remedy = (
+        f"make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
+        "reduction='mean'"
+    )
+    return Finding("non-scalar-backward", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+
+
+def input_without_grad(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the input of ``autograd.grad`` that does not require grad."""
+    with DisableTorchFunction():
+        asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
+    if asked is None:
+        return None
+    name, made = context.name(asked), _made(asked)
+    it = name.path if name.exact and name.path else "it"
+    message = (
+        f"a gradient{at(context.noticed)} is asked for {quote(name)}, which does not require grad: nothing that it was "
+        "computed from does, or it was detached or made under torch.no_grad()"
+    )
+    remedy = f"call {it}.requires_grad_() when it is made, before it is used" if it != "it" else _REQUIRE_FIRST
+    return Finding("input-without-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+
+
+_REQUIRE_FIRST = "call requires_grad_() on it when it is made, before it is used"
+
+
+def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the tensor with a graph whose values were asked for as a NumPy array."""
+    asked = (found["self"] for found in _variables_of(context, "__array__") if is_tensor(found.get("self")))
+    tensor = next(asked, None)
+    if tensor is None:
+        tensor = next(_receivers(context, "numpy"), None)
+    if tensor is None:
+        return None
+    name, made = context.name(tensor), _made(tensor)
+    behind = _parameters_behind(context, tensor)
+    lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
+    message = f"NumPy{at(context.noticed)} is to read {quote(name)}, which requires grad; an array has no graph{lost}"
+    it = name.path if name.exact and name.path else "x"
+    remedy = (
+        "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
+        f"with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"
+    )
+    return Finding("numpy-of-graph", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+
+
+def empty_optimizer(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about an optimizer that was given no parameters, and the module or generator that gave none."""
+    place = context.users_place
+    found = None if place is None else expression(place.frame.f_code, place.instruction)
+    if place is None or found is None:
+        return None
+    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
+    for node in ast.walk(found.node):
+        if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+            module = evaluated(node.value, variables)
+            if issubclass(type(module), nn.Module):
+                return _without_parameters(context, ast.unparse(node.value), module)
+        if isinstance(node, ast.Name) and _is_exhausted(variables.get(node.id)):
+            return _exhausted(context, node.id)
+    return None
+
+
+def _without_parameters(context: FailureContext, path: str, module: nn.Module) -> Finding:
+    """Return a finding about a module that has no parameters, with the containers that hide some from PyTorch."""
+    hidden = list(_hidden_modules(path, module))
+    whose = f"the optimizer{at(context.noticed)} got no parameters: `{path}` ({type(module).__name__})"
+    culprits: tuple[Name, ...]
+    if not hidden:
+        message = f"{whose} has none, and none of its modules has any"
+        culprits = (Name(path, "local", exact=False),)
+        remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
+    else:
+        words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in hidden)
+        message = f"{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}"
+        culprits = tuple(Name(where, "attribute", exact=False) for where, _, _, _ in hidden)
+        remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in hidden))
+    return Finding("empty-optimizer", message, culprits, known_sites(context.noticed), remedy)
+
+
+def _hidden_modules(path: str, module: nn.Module) -> Iterator[tuple[str, str, int, str]]:
+    """Yield the plain containers of a module that hold modules or parameters: path, kind, count, the class to use."""
+    for name, value in list(attributes_of(module).items()):
+        if name.startswith("_") or type(value) not in (list, tuple, dict):
+            continue
+        held = list(value.values() if type(value) is dict else value)
+        modules = sum(issubclass(type(one), nn.Module) for one in held)
+        parameters = sum(issubclass(type(one), nn.Parameter) for one in held)
+        if modules or parameters:
+            family = "Module" if modules else "Parameter"
+            better = f"torch.nn.{family}{'Dict' if type(value) is dict else 'List'}"
+            yield f"{path}.{name}", type(value).__name__, modules or parameters, better
+
+
+def _is_exhausted(value: object) -> bool:
+    return type(value) is GeneratorType and value.gi_frame is None
+
+
+def _exhausted(context: FailureContext, variable: str) -> Finding:
+    whose = f"the optimizer{at(context.noticed)} got no parameters"
+    message = f"{whose}: `{variable}` is a generator that was read to its end before"
+    remedy = f"make it a list when it is made, {variable} = list(...), or call .parameters() anew"
+    culprits = (Name(variable, "local", exact=False),)
+    return Finding("empty-optimizer", message, culprits, known_sites(context.noticed), remedy)
+
+
+def _variables_of(context: FailureContext, function: str) -> Iterator[dict[str, Any]]:
+    """Yield the variables of each of PyTorch's frames of this function that the error passed."""
+    for place in context.places:
+        if place.frame.f_code.co_name == function:
+            yield dict(locals_of(place.frame))
+
+
+def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
+    """Yield the tensors whose method of this name the failing expression calls."""
+    place = context.users_place
+    found = None if place is None else expression(place.frame.f_code, place.instruction)
+    if place is None or found is None:
+        return
+    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
+    for node in ast.walk(found.node):
+        if isinstance(node, ast.Attribute) and node.attr == method:
+            value = evaluated(node.value, variables)
+            if is_tensor(value) and _asks_for_grad(value):
+                yield value
+
+
+def _asks_for_grad(tensor: torch.Tensor) -> bool:
+    with DisableTorchFunction():
+        return bool(fact(tensor, "requires_grad"))
+
+
+def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
+    """Return the names of the parameters from which a tensor is computed."""
+    with DisableTorchFunction():
+        if fact(tensor, "grad_fn") is None:
+            return []
+        walk = Walk(tensor)
+        leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
+    names = context.names([one for one in leaves if issubclass(type(one), nn.Parameter)])
+    return [name for name in names if name.path]
+
+
+def _made(tensor: torch.Tensor) -> Site | None:
+    """Return the line that made a tensor, if a tracker saw it."""
+    with DisableTorchFunction():
+        made = site_of_tensor(tensor)
+        has_node = fact(tensor, "grad_fn") is not None
+    return made if made is not None or not has_node else FailureContext([tensor]).site(1)
