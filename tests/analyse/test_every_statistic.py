@@ -9,7 +9,7 @@ import pytest
 import torch
 from every_statistic import EVERY, assert_same, public_statistics
 
-from byname.analyse.statistics.packing import packed, unpacked
+from byname.analyse.statistics.states import packed, unpacked
 from byname.errors import BadArgumentError
 
 every = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in EVERY.items()])

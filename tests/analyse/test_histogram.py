@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import Histogram
-from byname.analyse.statistics.packing import packed
+from byname.analyse.statistics.states import packed
 from byname.errors import BadArgumentError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]

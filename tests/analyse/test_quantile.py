@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import Quantile
-from byname.analyse.statistics.packing import packed, unpacked
+from byname.analyse.statistics.states import packed, unpacked
 from byname.errors import BadArgumentError
 
 SHARES = [0, 0.001, 0.01, 0.25, 0.5, 0.5001, 0.9, 0.999, 1]

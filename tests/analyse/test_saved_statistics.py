@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 from byname.analyse import Extremes, History, IoU
-from byname.analyse.statistics.packing import packed, unpacked
+from byname.analyse.statistics.states import packed, unpacked
 from byname.errors import BadArgumentError
 
 

@@ -21,19 +21,15 @@ if TYPE_CHECKING:
     from byname.analyse.evaluation.records import Record, Records
     from byname.analyse.evaluation.schedule import Schedule
     from byname.analyse.results.results import Results
-    from byname.analyse.statistics.counts import Bincount
-    from byname.analyse.statistics.covariance import Covariance, CrossCovariance
-    from byname.analyse.statistics.extremes import Extremes
+    from byname.analyse.statistics.counts import Bincount, Histogram
+    from byname.analyse.statistics.covariance import Covariance, CrossCovariance, SecondMoment
+    from byname.analyse.statistics.extremes import Extremes, TopK
     from byname.analyse.statistics.factor import Factor
-    from byname.analyse.statistics.histogram import Histogram
-    from byname.analyse.statistics.history import History
-    from byname.analyse.statistics.moments import Mean, Moments, Variance
-    from byname.analyse.statistics.norms import NormMean
-    from byname.analyse.statistics.overlap import CrossIoU, IoU
+    from byname.analyse.statistics.iou import CrossIoU, IoU
+    from byname.analyse.statistics.moments import Mean, Moments, NormMean, Variance
     from byname.analyse.statistics.quantile import Quantile
-    from byname.analyse.statistics.second_moment import SecondMoment
+    from byname.analyse.statistics.sample_history import History
     from byname.analyse.statistics.statistic import Statistic
-    from byname.analyse.statistics.topk import TopK
 
 __all__ = [
     "Analyser",
@@ -80,21 +76,21 @@ _PLACES = {
     "ClassVersusRest": "analysers.groups",
     "Covariance": "statistics.covariance",
     "CrossCovariance": "statistics.covariance",
-    "CrossIoU": "statistics.overlap",
+    "CrossIoU": "statistics.iou",
     "DeadUnits": "analysers.units",
     "Evaluation": "evaluation.evaluation",
     "Extremes": "statistics.extremes",
     "Factor": "statistics.factor",
     "FeatureStatistics": "analysers.features",
     "GradientStatistics": "analysers.gradients",
-    "Histogram": "statistics.histogram",
-    "History": "statistics.history",
-    "IoU": "statistics.overlap",
+    "Histogram": "statistics.counts",
+    "History": "statistics.sample_history",
+    "IoU": "statistics.iou",
     "LinearProbe": "analysers.probe",
     "Mean": "statistics.moments",
     "Moments": "statistics.moments",
     "NameList": "analysers.names",
-    "NormMean": "statistics.norms",
+    "NormMean": "statistics.moments",
     "Outliers": "analysers.outliers",
     "PerClass": "analysers.groups",
     "Quantile": "statistics.quantile",
@@ -104,12 +100,12 @@ _PLACES = {
     "Results": "results.results",
     "Sample": "analysers.sample",
     "Schedule": "evaluation.schedule",
-    "SecondMoment": "statistics.second_moment",
+    "SecondMoment": "statistics.covariance",
     "Several": "analysers.groups",
     "Similarity": "analysers.similarity",
     "Spectrum": "analysers.spectrum",
     "Statistic": "statistics.statistic",
-    "TopK": "statistics.topk",
+    "TopK": "statistics.extremes",
     "Variance": "statistics.moments",
 }
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from byname.analyse.analysers.keeping import Kept, classes_in, described, made, merged, notes_in
 from byname.analyse.analysers.sample import Sample
 from byname.analyse.results.results import Results
-from byname.analyse.statistics.across import states_of_all_ranks
 from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
-from byname.analyse.statistics.states import listed, plain, same, told
+from byname.analyse.statistics.states import listed, plain, same, states_of_all_ranks, told
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 from byname.text import printable

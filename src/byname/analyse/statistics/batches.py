@@ -1,8 +1,10 @@
-"""Is this a batch of samples, and are these weights of it? What is given to a statistic is checked here."""
+"""Batches: checks of what is given to a statistic: samples, weights and masks, NaN, types, and rows of features."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any, TypeAlias
 
@@ -14,14 +16,23 @@ from byname.errors import BadArgumentError
 
 __all__ = [
     "Batch",
+    "Rows",
+    "check_features",
     "checked_channel",
     "checked_integer",
     "checked_nan",
     "checked_weights",
+    "common_type",
+    "comparable",
+    "missing",
+    "only_mask",
     "per_sample",
+    "rows_of",
     "samples_of",
     "tensor_of",
+    "widest",
 ]
+
 
 Batch: TypeAlias = Tensor | Sequence[Any] | Any
 """A tensor, a numpy array or a sequence of numbers."""
@@ -107,3 +118,143 @@ def tensor_of(given: Any, what: str) -> Tensor:
             f"{what} is of real numbers, not {found.dtype}: use torch.view_as_real(value) or value.abs()"
         )
     return found
+
+
+_WIDE = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}
+
+
+def comparable(samples: Tensor) -> Tensor:
+    """The same numbers in a type that PyTorch 2.13 compares and sorts: it does not those of `_WIDE`."""
+    return samples.to(_WIDE.get(samples.dtype, samples.dtype))
+
+
+def only_mask(weights: Tensor | None, statistic: str) -> Tensor | None:
+    """The weights, if they are a mask.
+
+    Raises:
+        BadArgumentError: if they are numbers.
+    """
+    if weights is not None and weights.dtype is not torch.bool:
+        raise BadArgumentError(f"{statistic} takes no weights but a mask of bools, which leaves out what is False")
+    return weights
+
+
+def missing(samples: Tensor, mask: Tensor | None, nan: str) -> tuple[Tensor | None, Tensor | None]:
+    """Which values take part, and which of those the mask leaves are NaN; each None for all, and for none.
+
+    Raises:
+        BadArgumentError: if there is a NaN and the policy is ``"raise"``.
+    """
+    given = None if mask is None else mask.expand(samples.shape)
+    if not _may_hold_nan(samples):
+        return given, None
+    isnan = samples.isnan() if given is None else samples.isnan() & given
+    if not bool(isnan.any()):
+        return given, None
+    if nan == "raise":
+        raise BadArgumentError(f'{int(isnan.sum())} values of the batch are NaN, and nan="raise"')
+    return (~isnan if given is None else given & ~isnan), isnan
+
+
+def _may_hold_nan(samples: Tensor) -> bool:
+    """A sum is NaN if a value is; it is many times faster than to look at each."""
+    return samples.is_floating_point() and bool(comparable(samples).sum().isnan())
+
+
+def common_type(statistic: str, kept: torch.dtype | None, given: torch.dtype) -> torch.dtype:
+    """The type that holds the values kept so far and those of a batch, all of them as they are.
+
+    Raises:
+        BadArgumentError: if there is none: for floating point after integers, or integers after floating point.
+    """
+    if given is torch.uint64:
+        raise BadArgumentError(f"{statistic} takes integers up to int64, not {given}")
+    if kept is None or kept is given:
+        return given
+    if kept.is_floating_point != given.is_floating_point:
+        raise BadArgumentError(
+            f"{statistic} was given {kept} before and {given} now: no type holds both without rounding; convert one"
+        )
+    return torch.promote_types(kept, given)
+
+
+def widest(dtype: torch.dtype) -> torch.dtype:
+    """The type in which numbers of a type are kept: float64, or that of the integers."""
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What takes part of a batch.
+
+    Attributes:
+        values: float64, one row a sample.
+        weights: how often each counts, float64; None if once.
+        nans: how many values of the batch were NaN.
+    """
+
+    values: Tensor
+    weights: Tensor | None
+    nans: int
+
+    @property
+    def counts(self) -> Tensor:
+        """The sum of the weights."""
+        if self.weights is not None:
+            return self.weights.sum()
+        return torch.tensor(float(len(self.values)), dtype=torch.float64, device=self.values.device)
+
+    @property
+    def origin(self) -> Tensor:
+        """A row to take distances from: the first one, with zeros for what is not finite."""
+        if not len(self.values):
+            return self.values.new_zeros(self.values.shape[1])
+        return torch.where(self.values[0].isfinite(), self.values[0], 0.0)
+
+    @property
+    def weighted(self) -> Tensor:
+        """The rows times their weights."""
+        return self.values if self.weights is None else self.values * self.weights[:, None]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each column; zeros if there are no rows."""
+        if not len(self.values):
+            return self.values.new_zeros(self.values.shape[1])
+        if self.weights is None:
+            return self.values.mean(0)
+        return self.weights @ self.values / self.weights.sum()
+
+
+def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> Rows:
+    """The samples, flattened, that take part.
+
+    Raises:
+        BadArgumentError: for weights of single values, and for NaN if they are refused.
+    """
+    weights = per_sample(weights, samples)
+    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
+    if weights is not None and not bool((chosen := weights > 0).all()):
+        flat, weights = flat[chosen], weights[chosen]
+    absent = flat.isnan()
+    nans = int(absent.sum())
+    if nans and nan == "raise":
+        raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
+    if nans and nan == "omit":
+        whole = ~absent.any(1)
+        flat, weights = flat[whole], None if weights is None else weights[whole]
+    weights = None if weights is None or weights.dtype is torch.bool else weights
+    return Rows(flat.double(), weights, nans)
+
+
+def check_features(to: object, features: int, added: int) -> None:
+    """Refuses samples of another size than before."""
+    if features != added:
+        raise BadArgumentError(
+            f"the samples of this {type(to).__name__} have {features} features, what is added has {added}"
+        )

@@ -1,21 +1,90 @@
-"""How do features vary together: with each other, and with those of another place?"""
+"""Covariance: how features vary together; also of two sets of features, and second moments about zero."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.comoments import Comoments, comoments_of, correlation, joined
+from byname.analyse.statistics.batches import Rows, check_features, rows_of
 from byname.analyse.statistics.moments import divided
-from byname.analyse.statistics.pairs import PairStatistic
-from byname.analyse.statistics.rows import Rows, check_features, rows_of
-from byname.analyse.statistics.statistic import Statistic
+from byname.analyse.statistics.statistic import PairStatistic, Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Covariance", "CrossCovariance"]
+__all__ = ["Covariance", "CrossCovariance", "SecondMoment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comoments:
+    """Rows, told by sums, float64. As in `Central`, distances are from a value of the data.
+
+    Attributes:
+        counts: how many rows, or the sum of their weights.
+        shift: the row from which distances are.
+        mean: the mean of the distances from the shift.
+        squares: the sums of the squared distances from the mean.
+        products: the sums of products of the distances from the mean, of the first columns with the last.
+    """
+
+    counts: Tensor
+    shift: Tensor
+    mean: Tensor
+    squares: Tensor
+    products: Tensor
+
+    def to(self, device: torch.device) -> Comoments:
+        """The same on another device."""
+        parts = (self.counts, self.shift, self.mean, self.squares, self.products)
+        return Comoments(*(part.to(device) for part in parts))
+
+
+def comoments_of(rows: Rows, first: int, last: int, known: Comoments | None) -> Comoments:
+    """The sums of rows.
+
+    Args:
+        rows: what takes part.
+        first: how many columns stand to the left in the products, from the first one on.
+        last: how many columns stand to the right in the products, up to the last one.
+        known: what there is already: its shift is taken over.
+    """
+    shift = rows.origin if known is None or not bool(known.counts) else known.shift.to(rows.values.device)
+    far = replace(rows, values=rows.values - shift)
+    mean = far.mean
+    apart = replace(far, values=far.values - mean)
+    weighted = apart.weighted
+    squares = torch.linalg.vecdot(weighted, apart.values, dim=0)
+    left, right = weighted[:, :first], apart.values[:, apart.values.shape[1] - last :]
+    return Comoments(rows.counts, shift, mean, squares, left.T @ right)
+
+
+def joined(one: Comoments, other: Comoments) -> Comoments:
+    """Two parts as one; Chan, Golub and LeVeque 1979, for products."""
+    if not bool(other.counts) or not bool(one.counts):
+        return one if bool(one.counts) else other
+    counts = one.counts + other.counts
+    share = other.counts / counts
+    far = other.mean + (other.shift - one.shift)
+    apart = far - one.mean
+    left, right = apart[: one.products.shape[0]], apart[len(apart) - one.products.shape[1] :]
+    scale = one.counts * share
+    return Comoments(
+        counts,
+        one.shift,
+        one.mean * (one.counts / counts) + far * share,
+        one.squares + other.squares + apart * (apart * scale),
+        one.products + other.products + torch.outer(left * scale, right),
+    )
+
+
+def correlation(found: Comoments) -> Tensor:
+    """Pearson's; NaN where a standard deviation is zero."""
+    spread = found.squares.sqrt()
+    left, right = spread[: found.products.shape[0]], spread[len(spread) - found.products.shape[1] :]
+    figures = found.products / left[:, None] / right
+    return figures.clamp(-1, 1)
 
 
 class CovarianceStatistic(Statistic):
@@ -137,3 +206,60 @@ class CrossCovariance(PairStatistic, CovarianceStatistic):
         first, last = (one.reshape(len(one), math.prod(one.shape[1:])).double() for one in (samples, others))
         rows = rows_of(torch.cat([first, last], 1), weights, self.nan)
         self._take_rows(rows, first.shape[1], last.shape[1])
+
+
+class SecondMoment(Statistic):
+    """The mean of the outer product of each sample with itself, not centred: ``E[x x^T]``.
+
+    >>> SecondMoment().add([[1., 2.], [3., 0.]]).second_moment()
+    tensor([[5., 1.],
+            [1., 2.]], dtype=torch.float64)
+
+    Samples of more dimensions are flattened. A sample with a NaN in it is left out; with ``nan="propagate"`` the rows
+    and columns of that feature become NaN. Infinities take part. Weights are of samples.
+
+    Args:
+        nan: what is done with NaN, see `Statistic`.
+    """
+
+    STATE = ("_counts", "_products")
+
+    def __init__(self, *, nan: str = "omit") -> None:
+        super().__init__(nan=nan)
+        self._counts: Tensor | None = None
+        self._products: Tensor | None = None
+
+    @property
+    def counts(self) -> Tensor:
+        """How many samples took part, or the sum of their weights."""
+        return self._kept()[0].clone()
+
+    def second_moment(self) -> Tensor:
+        """The matrix, of shape ``(features, features)``; NaN where there are no samples."""
+        counts, products = self._kept()
+        return divided(products, counts)
+
+    def result(self) -> Tensor:
+        """The second moment."""
+        return self.second_moment()
+
+    def _add(self, samples: Tensor, weights: Tensor | None) -> None:
+        rows = rows_of(samples, weights, self.nan)
+        self._take(rows.counts, rows.weighted.T @ rows.values)
+        self.nans += rows.nans
+
+    def _merge(self, other: SecondMoment) -> None:
+        self._take(*other._kept())
+
+    def _take(self, counts: Tensor, products: Tensor) -> None:
+        if self._counts is None or self._products is None:
+            self._counts, self._products = counts.clone(), products.clone()
+            return
+        check_features(self, len(self._products), len(products))
+        device = self._counts.device
+        self._counts, self._products = self._counts + counts.to(device), self._products + products.to(device)
+
+    def _kept(self) -> tuple[Tensor, Tensor]:
+        if self._counts is None or self._products is None:
+            raise BadArgumentError("nothing was added yet")
+        return self._counts, self._products

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.rows import Rows, check_features, rows_of
+from byname.analyse.statistics.batches import Rows, check_features, rows_of
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 

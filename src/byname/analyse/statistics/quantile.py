@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import checked_channel
+from byname.analyse.statistics.batches import checked_channel, common_type, missing, only_mask
 from byname.analyse.statistics.sketch import Sketch
 from byname.analyse.statistics.statistic import Statistic
-from byname.analyse.statistics.values import common_type, missing, only_mask
 from byname.errors import BadArgumentError
 
 __all__ = ["FiveNumbers", "Quantile"]

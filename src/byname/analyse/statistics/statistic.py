@@ -1,4 +1,4 @@
-"""What can every running statistic do? Take batches, be put together with another, be saved, go over ranks."""
+"""Statistic: figures of data that comes batch by batch; merged, gathered over ranks, saved."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.across import states_of_all_ranks
-from byname.analyse.statistics.batches import Batch, checked_nan, checked_weights, samples_of
+from byname.analyse.statistics.batches import Batch, checked_nan, checked_weights, per_sample, samples_of
 from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
-from byname.analyse.statistics.packing import packed, unpacked
-from byname.analyse.statistics.states import copied, listed, mapped, same, tensors_in, told
+from byname.analyse.statistics.states import (
+    copied,
+    listed,
+    mapped,
+    packed,
+    same,
+    states_of_all_ranks,
+    tensors_in,
+    told,
+    unpacked,
+)
 from byname.errors import BadArgumentError
 from byname.text import printable
 
-__all__ = ["Statistic"]
+__all__ = ["PairStatistic", "Statistic"]
+
 
 _ABOUT = frozenset({"statistic", "version", "settings"})
 """What a state says of itself."""
@@ -277,3 +286,37 @@ class Statistic(ABC):
 
 def _told_settings(settings: Any) -> str:
     return listed(settings, settings) if isinstance(settings, dict) else told(settings)
+
+
+class PairStatistic(Statistic):
+    """A statistic of two sets of features of the same samples."""
+
+    @abstractmethod
+    def _add_pair(self, samples: Tensor, others: Tensor, weights: Tensor | None) -> None:
+        """Takes a batch of each, on one device, with weights of shape ``(len(samples),)``."""
+
+    def add(self, batch: Batch, other: Batch, weights: Batch | None = None) -> Self:  # type: ignore[override]
+        """Takes one more batch of each set.
+
+        Args:
+            batch: the first set, with the samples along dimension 0.
+            other: the second set, of the same samples in the same order.
+            weights: how often each sample counts, of shape ``(samples,)``; a mask of bools leaves out what is False.
+
+        Raises:
+            BadArgumentError: as of `Statistic.add`, and if there are not as many samples in both. Nothing is taken
+                then.
+        """
+        samples, others = samples_of(batch), samples_of(other)
+        if len(samples) != len(others):
+            raise BadArgumentError(
+                f"both batches are of the same samples, but the first has {len(samples)} and the second {len(others)}"
+            )
+        with torch.inference_mode(False), torch.no_grad():
+            checked = per_sample(checked_weights(weights, samples), samples)
+            self._add_pair(samples, others.to(samples.device), checked)
+        self.count += len(samples)
+        return self
+
+    def _add(self, samples: Tensor, weights: Tensor | None) -> None:
+        raise BadArgumentError(f"a {type(self).__name__} takes two batches: add(batch, other)")

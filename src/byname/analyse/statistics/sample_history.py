@@ -1,13 +1,12 @@
-"""What were all the values, one after the other?"""
+"""History: everything that was added, one after the other."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import checked_integer
+from byname.analyse.statistics.batches import checked_integer, common_type, missing
 from byname.analyse.statistics.statistic import Statistic
-from byname.analyse.statistics.values import common_type, missing
 from byname.errors import BadArgumentError
 
 __all__ = ["History"]

@@ -1,4 +1,4 @@
-"""Which units fire on the same samples?"""
+"""IoU: which units fire on the same samples."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import tensor_of
-from byname.analyse.statistics.pairs import PairStatistic
-from byname.analyse.statistics.statistic import Statistic
-from byname.analyse.statistics.values import missing, only_mask
+from byname.analyse.statistics.batches import missing, only_mask, tensor_of
+from byname.analyse.statistics.statistic import PairStatistic, Statistic
 from byname.errors import BadArgumentError
 
 __all__ = ["CrossIoU", "IoU"]
+
 
 Threshold: TypeAlias = float | Tensor | None
 
