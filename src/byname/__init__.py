@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from byname.analyse.analysers.observe import observe
+    from byname.analyse.observe import observe
     from byname.autograd.graph import Graph, graph, path
     from byname.autograd.leaves import Leaf, Leaves, leaves
     from byname.autograd.saved import Saved, SavedTensor, saved
@@ -135,7 +135,7 @@ _PLACES = {
     "leaves": "byname.autograd.leaves",
     "name": "byname.naming.names",
     "names": "byname.naming.names",
-    "observe": "byname.analyse.analysers.observe",
+    "observe": "byname.analyse.observe",
     "open": "byname.recording.opening",
     "path": "byname.autograd.graph",
     "record": "byname.recording.record",

@@ -13,7 +13,7 @@ from torch import nn
 
 import byname
 from byname.analyse import GradientStatistics, NameList, PerClass, Several
-from byname.analyse.analysers.elements import ElementMoments
+from byname.analyse.analysers.gradients import ElementMoments
 from byname.errors import BadArgumentError
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from byname.analyse.analysers.analyser import Analyser
+    from byname.analyse.analyser import Analyser
+    from byname.analyse.analysers.dead_units import DeadUnits
     from byname.analyse.analysers.features import FeatureStatistics
     from byname.analyse.analysers.gradients import GradientStatistics
-    from byname.analyse.analysers.groups import ClassVersusRest, PerClass, Several
-    from byname.analyse.analysers.names import NameList
+    from byname.analyse.analysers.name_list import NameList
     from byname.analyse.analysers.outliers import Outliers
     from byname.analyse.analysers.probe import LinearProbe
-    from byname.analyse.analysers.rank import Rank
-    from byname.analyse.analysers.sample import Sample
+    from byname.analyse.analysers.rank import Rank, Spectrum
     from byname.analyse.analysers.similarity import Similarity
-    from byname.analyse.analysers.spectrum import Spectrum
-    from byname.analyse.analysers.units import DeadUnits
     from byname.analyse.evaluation.evaluation import Evaluation
     from byname.analyse.evaluation.records import Record, Records
     from byname.analyse.evaluation.schedule import Schedule
+    from byname.analyse.groups import ClassVersusRest, PerClass, Several
     from byname.analyse.results.results import Results
+    from byname.analyse.sample import Sample
     from byname.analyse.statistics.counts import Bincount, Histogram
     from byname.analyse.statistics.covariance import Covariance, CrossCovariance, SecondMoment
     from byname.analyse.statistics.extremes import Extremes, TopK
@@ -71,13 +70,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Analyser": "analysers.analyser",
+    "Analyser": "analyser",
     "Bincount": "statistics.counts",
-    "ClassVersusRest": "analysers.groups",
+    "ClassVersusRest": "groups",
     "Covariance": "statistics.covariance",
     "CrossCovariance": "statistics.covariance",
     "CrossIoU": "statistics.iou",
-    "DeadUnits": "analysers.units",
+    "DeadUnits": "analysers.dead_units",
     "Evaluation": "evaluation.evaluation",
     "Extremes": "statistics.extremes",
     "Factor": "statistics.factor",
@@ -89,21 +88,21 @@ _PLACES = {
     "LinearProbe": "analysers.probe",
     "Mean": "statistics.moments",
     "Moments": "statistics.moments",
-    "NameList": "analysers.names",
+    "NameList": "analysers.name_list",
     "NormMean": "statistics.moments",
     "Outliers": "analysers.outliers",
-    "PerClass": "analysers.groups",
+    "PerClass": "groups",
     "Quantile": "statistics.quantile",
     "Rank": "analysers.rank",
     "Record": "evaluation.records",
     "Records": "evaluation.records",
     "Results": "results.results",
-    "Sample": "analysers.sample",
+    "Sample": "sample",
     "Schedule": "evaluation.schedule",
     "SecondMoment": "statistics.covariance",
-    "Several": "analysers.groups",
+    "Several": "groups",
     "Similarity": "analysers.similarity",
-    "Spectrum": "analysers.spectrum",
+    "Spectrum": "analysers.rank",
     "Statistic": "statistics.statistic",
     "TopK": "statistics.extremes",
     "Variance": "statistics.moments",

@@ -1,19 +1,32 @@
-"""Which dimension of a value is its channel, and what are its positions?"""
+"""Channels: which dimension of a value they are, counts for each, and how far its values reach."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.analyser import Analyser
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Layout", "OfChannels", "assumed_channel", "channel_of", "checked_channel", "positions_of", "with_channel"]
+__all__ = [
+    "Layout",
+    "OfChannels",
+    "Tally",
+    "assumed_channel",
+    "channel_of",
+    "check_channels",
+    "checked_channel",
+    "highest",
+    "lowest",
+    "positions_of",
+    "with_channel",
+]
 
 
 class OfChannels(Analyser):
@@ -161,3 +174,79 @@ def with_channel(value: Tensor) -> Tensor:
     value = value.to_dense() if value.layout is not torch.strided else value
     value = value.float() if value.is_floating_point() and value.itemsize == 1 else value  # float8 has no arithmetic
     return value[:, None] if value.ndim == 1 else value
+
+
+class Tally(Statistic):
+    """Counts of a channel each, dimension 1 of a batch of bools: in how many places it is True.
+
+    >>> Tally().add([[True, False], [True, True]]).result()
+    tensor([2, 1])
+    """
+
+    STATE = ("_counts",)
+
+    def __init__(self, *, nan: str = "omit") -> None:
+        super().__init__(nan=nan)
+        self._counts: Tensor | None = None
+
+    def _add(self, samples: Tensor, weights: Tensor | None) -> None:
+        if weights is not None:
+            raise BadArgumentError("each sample counts once here: weights make no sense")
+        self._take(self._counted(samples))
+
+    def _counted(self, samples: Tensor) -> Tensor:
+        return torch.count_nonzero(samples, [0, *range(2, samples.ndim)])
+
+    def _merge(self, other: Tally) -> None:
+        self._take(other.result())
+
+    def _take(self, more: Tensor) -> None:
+        if self._counts is None:
+            self._counts = more.clone()
+        else:
+            check_channels(self._counts, more)
+            self._counts = self._counts + more.to(self._counts.device)
+
+    def result(self) -> Tensor:
+        """The counts, int64."""
+        if self._counts is None:
+            raise BadArgumentError("nothing was added yet")
+        return self._counts.clone()
+
+
+def check_channels(before: Tensor, now: Tensor) -> None:
+    """Refuses another number of channels than before.
+
+    Raises:
+        BadArgumentError: if there is.
+    """
+    if len(before) != len(now):
+        raise BadArgumentError(f"there were {len(before)} channels before, and are {len(now)} now")
+
+
+def highest(values: Tensor, dims: list[int]) -> tuple[Tensor, int]:
+    """The largest values as float64, minus infinity where there is none but NaN; and how many values are NaN.
+
+    >>> highest(torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan]]), [1])
+    (tensor([1., -inf], dtype=torch.float64), 3)
+    """
+    return _end(values, dims, torch.amax, -torch.inf)
+
+
+def lowest(values: Tensor, dims: list[int]) -> Tensor:
+    """The smallest values as float64, infinity where there is none but NaN."""
+    return _end(values, dims, torch.amin, torch.inf)[0]
+
+
+def _end(
+    values: Tensor, dims: list[int], end: Callable[[Tensor, list[int]], Tensor], none: float
+) -> tuple[Tensor, int]:
+    if not values.numel():
+        left = [size for at, size in enumerate(values.shape) if at not in dims]
+        return torch.full(left, none, dtype=torch.float64, device=values.device), 0
+    found = end(values, dims) if dims else values
+    if not values.is_floating_point() or not bool(found.isnan().any()):
+        return found.double(), 0
+    unknown = values.isnan()
+    values = values.masked_fill(unknown, none)
+    return (end(values, dims) if dims else values).double(), int(unknown.sum())

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.channels import Layout, OfChannels, with_channel
-from byname.analyse.analysers.sample import Sample
-from byname.analyse.analysers.tally import Tally
+from byname.analyse.analysers.channels import Layout, OfChannels, Tally, with_channel
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.moments import Variance
 
 __all__ = ["FeatureStatistics", "Zeros"]

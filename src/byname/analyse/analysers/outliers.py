@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.channels import Layout, OfChannels, with_channel
-from byname.analyse.analysers.ends import highest, lowest
-from byname.analyse.analysers.sample import Sample
-from byname.analyse.analysers.tally import check_channels
+from byname.analyse.analysers.channels import Layout, OfChannels, check_channels, highest, lowest, with_channel
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.moments import Moments
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from byname.analyse.analysers.analyser import Analyser, Switched, checked_analyser
+from byname.analyse.analyser import Analyser, Switched, checked_analyser
 from byname.analyse.evaluation.batches import Inputs, device_of, inputs_of, moved, prepared
 from byname.analyse.evaluation.during import Snapshots
 from byname.analyse.evaluation.observed import observations_on, run_of

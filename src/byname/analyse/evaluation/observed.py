@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.analyse.analysers.analyser import Analyser, Switched
+from byname.analyse.analyser import Analyser, Switched
 from byname.errors import BadArgumentError
 from byname.model.module_tree import inside_of
 from byname.model.where import unwrapped

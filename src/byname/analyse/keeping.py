@@ -12,6 +12,7 @@ from byname.errors import BadArgumentError
 
 __all__ = ["Kept", "classes_in", "described", "made", "merged", "notes_in", "twin"]
 
+
 Kept: TypeAlias = "Statistic | dict[Any, Kept]"
 
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from byname.analyse.analysers.keeping import Kept, classes_in, described, made, merged, notes_in
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.keeping import Kept, classes_in, described, made, merged, notes_in
 from byname.analyse.results.results import Results
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
 from byname.analyse.statistics.states import listed, plain, same, states_of_all_ranks, told
 from byname.analyse.statistics.statistic import Statistic
@@ -22,6 +22,7 @@ from byname.errors import BadArgumentError
 from byname.text import printable
 
 __all__ = ["Analyser", "Switched", "checked_analyser"]
+
 
 _OF_THIS_ONE = ("lock", "_observations", "_resting")
 """Attributes that a copy does not share."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser, checked_analyser
-from byname.analyse.analysers.keeping import Kept, merged, twin
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.analyser import Analyser, checked_analyser
+from byname.analyse.keeping import Kept, merged, twin
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.identity import plain_name
 from byname.errors import BadArgumentError
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.analyser import Analyser
-from byname.analyse.analysers.sample import Sample
+from byname.analyse.analyser import Analyser
+from byname.analyse.sample import Sample
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
