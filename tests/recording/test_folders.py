@@ -7,7 +7,7 @@ import torch
 
 import byname
 from byname.errors import BynameError, RecordingError
-from byname.recording.stores import hdf5
+from byname.recording.stores import writer as hdf5
 
 
 def recorded(path, **how):

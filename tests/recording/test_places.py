@@ -98,10 +98,12 @@ def test_results_are_those_of_the_moment_and_read_no_other_place(to, tmp_path, m
         assert [*early] == ["0", "1", "2"] and "1" in early and "nope" not in early
         if to:
             asked = []
-            from byname.recording.stores.stored import results
+            from byname.recording.stores import reader as results
 
-            index = results.Results.index
-            monkeypatch.setattr(results.Results, "index", lambda self, path: asked.append(path) or index(self, path))
+            index = results.StoredPlaces.index
+            monkeypatch.setattr(
+                results.StoredPlaces, "index", lambda self, path: asked.append(path) or index(self, path)
+            )
             monkeypatch.setattr(results, "_places", lambda file: asked.append("all"))
             assert recorder.results["1"].iterations == [*range(7)]
             assert asked == ["1"]

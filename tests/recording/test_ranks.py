@@ -16,7 +16,7 @@ def test_a_program_without_other_processes_is_rank_0_of_1():
 def test_asking_does_not_import_torch_distributed():
     told = run_alone("""
         import sys
-        from byname.recording.processes import ranks
+        from byname.recording.distributed import ranks
         kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("torch.distributed")}
         print(ranks.rank(), ranks.world(), [name for name in sys.modules if name.startswith("torch.distributed")])
     """)

@@ -12,7 +12,7 @@ import torch
 
 import byname
 from byname.errors import NoRecordingError, NotARecordingError, RecordingError
-from byname.recording.stores.journal import leftovers
+from byname.recording.stores.journal import journal as leftovers
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.journal import JournaledFile
 

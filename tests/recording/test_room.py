@@ -119,7 +119,7 @@ def test_a_window_ends_at_eight_mebibytes_whatever_they_are_in(make, least, tmp_
 
 
 def test_a_container_that_stands_in_a_value_often_counts_once():
-    from byname.recording.values.copying import size_of
+    from byname.recording.values.nested import size_of
 
     value = [torch.zeros(1024)]
     for _ in range(60):

@@ -12,7 +12,7 @@ from byname.errors import BynameError
 from byname.recording.results import asked_for
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.stores.layout.parts import Form
-from byname.recording.stores.stored.results import Results, Stored
+from byname.recording.stores.stored.results import Stored, StoredPlaces
 from byname.recording.stores.stored.source import FileSource
 from byname.table import SHOWN, Row, counted, printable, text, to_html
 
@@ -37,7 +37,7 @@ class Recording(Mapping[str, Any]):
 
     def __init__(self, sources: Sequence[FileSource], missing: Sequence[str]) -> None:
         self._sources = list(sources)
-        self._results = [Results(source) for source in sources]
+        self._results = [StoredPlaces(source) for source in sources]
         self.run: dict[str, Any] = dict(sources[0].run)
         self.missing = tuple(map(printable, (*missing, *_of_all(self._sources, self._results))))
         self.ended = all(source.ended for source in sources)
@@ -133,7 +133,7 @@ class Recording(Mapping[str, Any]):
         return {**row, **_range(self._series(path))} if ranges else row
 
 
-def _of_all(sources: Sequence[FileSource], results: Sequence[Results]) -> list[str]:
+def _of_all(sources: Sequence[FileSource], results: Sequence[StoredPlaces]) -> list[str]:
     """What each file says is missing, and what was left out of it, with its name where there are several."""
     return [
         sentence if len(sources) == 1 else f"{printable(source.path.name)}: {sentence}"

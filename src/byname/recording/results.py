@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from byname.errors import BadPathError, BynameError, NoMatchError
 from byname.place import Place, parse
+from byname.recording import export
 from byname.recording.series import Series
-from byname.recording.views import summary
 from byname.table import SHOWN, Row, closest, counted, printable, text, to_html
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _OfPlaces:
             width: in characters; by default that of the terminal which shows the standard output.
         """
         rows, notes = self._shown(most)
-        return text(rows, title=self._title(), notes=notes, spare=summary.SPARE, width=width, most=most)
+        return text(rows, title=self._title(), notes=notes, spare=export.SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
@@ -54,7 +54,7 @@ class _OfPlaces:
     def _shown(self, most: int) -> tuple[list[Row], list[str]]:
         found = [(path, series) for path, series in self.items() if len(series)]
         share = max(2, most // max(len(found), 1))
-        rows = [{"path": path, **row} for path, series in found[:most] for row in summary.shown(series, share)[0]]
+        rows = [{"path": path, **row} for path, series in found[:most] for row in export.shown(series, share)[0]]
         left_out = sum(len(series) for _, series in found) - min(len(rows), most)
         return rows[:most], [f"{counted(left_out, 'record')} not shown; .rows() has them"] if left_out else []
 

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.recording import export, to_xarray
 from byname.recording.processes.shard import Shard
 from byname.recording.sampling import Sampling
-from byname.recording.views import arrays, frames, labelled, summary
 from byname.recording.views.moments import Moments
 from byname.recording.views.reading import Positions, after_each_other, one_each, taken
 from byname.table import Row, counted, text, to_html
@@ -153,26 +153,26 @@ class Series:
 
         A tensor of one element has a value and no range. Every value is read.
         """
-        return [summary.row(self, number, value) for number, value in enumerate(self)]
+        return [export.row(self, number, value) for number, value in enumerate(self)]
 
-    def head(self, most: int = summary.SHOWN, *, width: int | None = None) -> str:
+    def head(self, most: int = export.SHOWN, *, width: int | None = None) -> str:
         """The table; that of a long series has its first and last records, and no other value is read.
 
         Args:
             most: how many rows.
             width: in characters; by default that of the terminal which shows the standard output.
         """
-        rows, notes = summary.shown(self, max(most, 1))
-        return text(rows, title=summary.title(self), notes=notes, spare=summary.SPARE, width=width, most=len(rows))
+        rows, notes = export.shown(self, max(most, 1))
+        return text(rows, title=export.title(self), notes=notes, spare=export.SPARE, width=width, most=len(rows))
 
     def __repr__(self) -> str:
         return self.head()
 
     def _repr_html_(self) -> str:
-        rows, notes = summary.shown(self)
-        return to_html(rows, title=summary.title(self), notes=notes)
+        rows, notes = export.shown(self)
+        return to_html(rows, title=export.title(self), notes=notes)
 
-    def to_numpy(self) -> arrays.AnyArray:
+    def to_numpy(self) -> export.AnyArray:
         """All values as one array, the record first, where their shapes agree; else an array of objects, one a record.
 
         Every number stays what it is. bfloat16 and float8 become float32, which holds each of their values. Values of
@@ -183,14 +183,14 @@ class Series:
         >>> Series("fc1", [zeros, zeros], [0, 1], [0, 0], [0, 0], ["train"] * 2, [(2, 3)] * 2).to_numpy().shape
         (2, 2, 3)
         """
-        return arrays.to_numpy(self.values, self.shapes)
+        return export.to_numpy(self.values, self.shapes)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row a record: iteration, mode, rank, call and value. Needs pandas (``pip install "byname[frames]"``).
 
         Where every value is a single number the column holds numbers; tensors with more elements are arrays in it.
         """
-        return frames.to_pandas(self)
+        return export.to_pandas(self)
 
     def to_xarray(
         self, *, fill: bool | Sequence[int] = False, chunks: int | str | Mapping[str, int | str] | None = None
@@ -216,7 +216,7 @@ class Series:
         >>> Series("fc1", ones, [0, 4], [0, 0], [0, 0], ["train"] * 2, [(3,)] * 2).to_xarray().sizes
         Frozen({'iteration': 2, 'rank': 1, 'call': 1, 'dim_0': 3})
         """
-        return labelled.to_xarray(self, fill, chunks)
+        return to_xarray.to_xarray(self, fill, chunks)
 
 
 def concatenated(parts: Sequence[Series]) -> Series:

@@ -14,7 +14,7 @@ from byname.recording.options import Options
 from byname.recording.processes.shards import is_distributed, local_part
 from byname.recording.schedule import Time
 from byname.recording.values.change import NOTHING
-from byname.recording.values.copying import size_of
+from byname.recording.values.nested import size_of
 from byname.recording.windows import Windows
 
 __all__ = ["Storing"]

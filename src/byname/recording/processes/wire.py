@@ -17,8 +17,7 @@ from byname.errors import RecordingError
 from byname.recording.processes.shard import Shard
 from byname.recording.sampling import Sampling
 from byname.recording.series import Series
-from byname.recording.values.copying import size_of
-from byname.recording.values.nested import bytes_of, decoded, encoded
+from byname.recording.values.nested import bytes_of, decoded, encoded, size_of
 
 __all__ = ["HEADER", "Parcel", "Window", "body_length", "header", "last_iteration", "packed", "unpacked", "weight"]
 

@@ -22,6 +22,7 @@ from byname.recording.stores.journal.positioned import read_by_hdf5
 from byname.recording.stores.layout.arrays import Filters, Settings
 from byname.recording.stores.layout.filters import filters_of
 from byname.recording.stores.layout.indexes import write_all
+from byname.recording.stores.layout.names import FORMAT, VERSION
 from byname.recording.stores.layout.places import Place
 from byname.recording.stores.layout.targets import needs_h5py, target
 from byname.table import counted, printable
@@ -29,9 +30,8 @@ from byname.table import counted, printable
 if TYPE_CHECKING:
     from byname.recording.stores.stored.results import Stored
 
-__all__ = ["FORMAT", "VERSION", "Hdf5Store"]
+__all__ = ["Hdf5Store"]
 
-FORMAT, VERSION = "byname recording", 1
 _OUTSIDE = (OSError, RuntimeError, ValueError, KeyError)
 """What h5py raises when the file cannot be written: HDF5's own errors become one of these."""
 
@@ -127,11 +127,11 @@ class Hdf5Store:
 
     def results(self) -> Mapping[str, Series]:
         """All that was taken so far, by path; values are read from the file when they are asked for."""
-        from byname.recording.stores.stored.results import Results
+        from byname.recording.stores.stored.results import StoredPlaces
 
         if self._file is not None:
             self._guarded(self._write)
-        return Results(self, self._in_it())
+        return StoredPlaces(self, self._in_it())
 
     def _in_it(self) -> list[Stored] | None:
         """What was written, without a look at the file; None where it is not known whether all of it is in there."""

@@ -14,7 +14,7 @@ from byname.recording.values.kinds import ATOMS, Refused, kind_of, plain_atom, p
 from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 from byname.recording.values.unusual import check_dtype, part_copied
 
-__all__ = ["Copies", "copied", "plain_copy", "size_of"]
+__all__ = ["Copies", "copied", "plain_copy"]
 
 
 def plain_copy(value: Any, *, path: str) -> Any:
@@ -38,30 +38,6 @@ def plain_copy(value: Any, *, path: str) -> Any:
     {'scores': tensor([1., 1.]), 'step': 3}
     """
     return copied(value, path, _fetched)
-
-
-def size_of(copy: Any) -> int:
-    """About how many bytes of memory a copy takes.
-
-    Args:
-        copy: what `plain_copy` returned; a container that stands in it twice counts once.
-
-    >>> size_of({"k": torch.ones(1024)}) // 4096
-    1
-    """
-    size, seen, left = 0, set(), [copy]
-    while left:
-        one = left.pop()
-        kind = type(one)
-        if kind in (dict, list, tuple):
-            if id(one) in seen:  # the copy holds its parts, so that no id is given twice meanwhile
-                continue
-            seen.add(id(one))
-            size += 64
-            left += [*one, *one.values()] if kind is dict else one
-        else:
-            size += 64 + one.nbytes if kind is torch.Tensor else 48 + len(one) if kind in (str, bytes) else 32
-    return size
 
 
 def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from byname.errors import NotStorableError, RecordingError
 
-__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "has_numbers", "tensor_of"]
+__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "has_numbers", "size_of", "tensor_of"]
 
 _BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
 """How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
@@ -213,3 +213,27 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
     "dtype": lambda inside, data: _dtype(inside),
     "device": lambda inside, data: torch.device(inside),
 }
+
+
+def size_of(copy: Any) -> int:
+    """About how many bytes of memory a copy takes.
+
+    Args:
+        copy: what `plain_copy` returned; a container that stands in it twice counts once.
+
+    >>> size_of({"k": torch.ones(1024)}) // 4096
+    1
+    """
+    size, seen, left = 0, set(), [copy]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind in (dict, list, tuple):
+            if id(one) in seen:  # the copy holds its parts, so that no id is given twice meanwhile
+                continue
+            seen.add(id(one))
+            size += 64
+            left += [*one, *one.values()] if kind is dict else one
+        else:
+            size += 64 + one.nbytes if kind is torch.Tensor else 48 + len(one) if kind in (str, bytes) else 32
+    return size

@@ -16,8 +16,7 @@ from byname.recording.stores.layout.arrays import Array, Settings, dimension
 from byname.recording.stores.layout.dtypes import file_type, strings
 from byname.recording.stores.layout.indexes import Columns, Index, columns_of
 from byname.recording.stores.layout.parts import Batch, Form
-from byname.recording.values.copying import size_of
-from byname.recording.values.nested import bytes_of, dtype_named, encoded
+from byname.recording.values.nested import bytes_of, dtype_named, encoded, size_of
 
 __all__ = ["Part"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-__all__ = ["group_name", "place_of"]
+__all__ = ["ASKED", "FORMAT", "VERSION", "group_name", "place_of"]
 
-
+FORMAT, VERSION = "byname recording", 1
+ASKED = {"dtype": "converted_to"}
+"""Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""
 _TAKEN = (".", "byname")
 """Names that HDF5 gives a meaning, or the journal (see `byname.recording.stores.journal.journal`)."""
 

@@ -11,13 +11,10 @@ from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.layout.arrays import Settings
 from byname.recording.stores.layout.columns import Part
-from byname.recording.stores.layout.names import group_name
+from byname.recording.stores.layout.names import ASKED, group_name
 from byname.recording.stores.layout.parts import SHAPES, Batch, Form, batches
 
-__all__ = ["ASKED", "Place"]
-
-ASKED = {"dtype": "converted_to"}
-"""Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""
+__all__ = ["Place"]
 
 
 class Place:

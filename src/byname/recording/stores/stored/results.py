@@ -15,9 +15,8 @@ from byname.recording.processes.shards import checked
 from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.layout.dtypes import modes, numbers
-from byname.recording.stores.layout.names import group_name, place_of
+from byname.recording.stores.layout.names import ASKED, group_name, place_of
 from byname.recording.stores.layout.parts import Form
-from byname.recording.stores.layout.places import ASKED
 from byname.recording.stores.stored.lazy import PartAt, Source, StoredValues
 from byname.recording.stores.stored.trust import (
     attribute,
@@ -36,7 +35,7 @@ from byname.recording.values.nested import dtype_named
 from byname.recording.views.reading import Picked
 from byname.table import counted, printable
 
-__all__ = ["Index", "Results", "Stored"]
+__all__ = ["Index", "StoredPlaces", "Stored"]
 
 _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
 _FACTS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
@@ -86,7 +85,7 @@ class Index:
     row: Any
 
 
-class Results(Mapping[str, Series]):
+class StoredPlaces(Mapping[str, Series]):
     """The places of a file, as they were when this was made.
 
     Args:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
-from byname.recording.stores.hdf5 import FORMAT, VERSION
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.heaps import SIGNATURE
 from byname.recording.stores.journal.leftovers import put_back
 from byname.recording.stores.journal.positioned import read_by_hdf5
+from byname.recording.stores.layout.names import FORMAT, VERSION
 from byname.recording.stores.stored.trust import attribute, broken, group_in, names_in, within_size
 from byname.table import listed, printable
 
