@@ -16,7 +16,7 @@ import torch
 import byname
 from benchmarks.timing import Row, Variant, interleaved
 from byname.recording.series import Series
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.stores.writer import Hdf5Store
 
 __all__ = ["storing"]
 

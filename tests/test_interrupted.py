@@ -279,7 +279,7 @@ def test_the_search_for_the_model_of_a_program_begins_and_ends_as_a_whole(throw,
 
 def held(throw):
     """On their way from the windows to the file records are safe from signals only, which are all that comes there."""
-    return ("recording/windows.py",) if throw is at_a_line else ()
+    return ("recording/flush.py",) if throw is at_a_line else ()
 
 
 WAYS = {"close": Recorder.close, "with": left}

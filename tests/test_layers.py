@@ -11,7 +11,7 @@ import byname
 
 SOURCE = Path(byname.__file__).parent
 LAYERS = [
-    {"errors", "text", "place"},
+    {"errors", "text", "place", "codec"},
     {"source"},
     {"table"},
     {"reading"},

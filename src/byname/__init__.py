@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from byname.naming.names import name, names
     from byname.naming.tags import tag
     from byname.recording.callbacks import stack, stack_padded
-    from byname.recording.opening import open
-    from byname.recording.processes.assembling import assembled
+    from byname.recording.distributed.assemble import assembled
     from byname.recording.record import record
     from byname.recording.recorder import Recorder
-    from byname.recording.recording import Recording
-    from byname.recording.repair import repair
+    from byname.recording.recording import Recording, open
     from byname.recording.series import Series
+    from byname.recording.stores.repair import repair
     from byname.rewriting.rewrite import rewrite
     from byname.source.location import Site
     from byname.tracing.points import Points, points
@@ -122,7 +121,7 @@ _PLACES = {
     "Tracker": "byname.tracking.tracker",
     "WrappedForwardBackwardInterjection": "byname.watch.interject",
     "WrappedForwardInterjection": "byname.watch.interject",
-    "assembled": "byname.recording.processes.assembling",
+    "assembled": "byname.recording.distributed.assemble",
     "census": "byname.memory.census",
     "check": "byname.diagnose.check",
     "draw": "byname.drawing.draw",
@@ -136,10 +135,10 @@ _PLACES = {
     "name": "byname.naming.names",
     "names": "byname.naming.names",
     "observe": "byname.analyse.observe",
-    "open": "byname.recording.opening",
+    "open": "byname.recording.recording",
     "path": "byname.autograd.graph",
     "record": "byname.recording.record",
-    "repair": "byname.recording.repair",
+    "repair": "byname.recording.stores.repair",
     "replace": "byname.watch.replace",
     "rewrite": "byname.rewriting.rewrite",
     "points": "byname.tracing.points",

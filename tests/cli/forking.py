@@ -12,7 +12,7 @@ from typing import NamedTuple
 PROGRAM = """
 import atexit, gc, json, os, signal, sys
 import h5py, rich.table, torch, torch._dynamo  # which every optimizer that is made imports
-import byname.diagnose.explaining, byname.memory.leaks, byname.recording.recorder, byname.recording.stores.hdf5
+import byname.diagnose.explaining, byname.memory.leaks, byname.recording.recorder, byname.recording.stores.writer
 from byname.cli import main
 
 gc.collect()

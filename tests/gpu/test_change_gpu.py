@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.recording.values.copying import Copies
+from byname.recording.values.copy import Copies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -60,7 +60,7 @@ def test_a_frozen_weight_is_in_the_file_once(tmp_path):
 
 
 def test_a_step_that_records_a_frozen_weight_waits_for_nothing(monkeypatch):
-    monkeypatch.setattr("byname.recording.windows._SECONDS", 1e9)  # no window ends within it
+    monkeypatch.setattr("byname.recording.flush._SECONDS", 1e9)  # no window ends within it
     model = Model().cuda()
     x = torch.ones(4, 3, device="cuda")
     with byname.record(model, WHERE, mode="both") as recorder:

@@ -6,8 +6,8 @@ from torch import nn
 
 from byname.errors import NotStorableError
 from byname.recording.values.change import Last, same
-from byname.recording.values.copying import Copies, plain_copy
-from byname.recording.values.reductions import NAMES, reduction
+from byname.recording.values.copy import Copies, plain_copy
+from byname.recording.values.reduce import NAMES, reduction
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

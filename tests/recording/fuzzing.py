@@ -21,8 +21,8 @@ from stored_runs import series
 
 import byname
 from byname.errors import BynameError
-from byname.recording.processes.shard import Shard
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.stores.writer import Hdf5Store
 
 ROOM, PATIENCE = 2 << 30, 20
 """Bytes of addresses, and seconds of the processor, that one file may take."""

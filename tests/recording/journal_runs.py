@@ -11,7 +11,7 @@ import numpy
 
 from byname.errors import RecordingError
 from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.journal.journal import JournaledFile
+from byname.recording.stores.journal.journaled_file import JournaledFile
 
 LIBVERS = ["earliest", ("v108", "v110"), "latest"]
 CALLS = ["open", "pwrite", "ftruncate", "unlink", "replace"]

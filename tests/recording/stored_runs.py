@@ -3,7 +3,7 @@
 import torch
 
 from byname.recording.series import Series
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.stores.writer import Hdf5Store
 
 
 def series(path, values, *, start=0, rank=0, call=0, mode="train", shard=None):

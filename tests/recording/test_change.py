@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from byname.recording.values.change import Last, same
-from byname.recording.values.copying import plain_copy
+from byname.recording.values.copy import plain_copy
 
 
 def copy(value):

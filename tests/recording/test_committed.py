@@ -13,10 +13,10 @@ import journal_runs as runs
 import pytest
 
 from byname.errors import RecordingError
-from byname.recording.stores.hdf5 import Hdf5Store
 from byname.recording.stores.journal import frames
 from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.journal.extents import Extents
+from byname.recording.stores.journal.frames import Extents
+from byname.recording.stores.writer import Hdf5Store
 
 READER = """
 import sys
@@ -92,7 +92,7 @@ def test_a_reader_that_stays_keeps_its_file_and_others_find_the_whole_one(path, 
 
 
 def test_a_large_file_of_which_a_reader_stays_keeps_its_journal(path, tmp_path, monkeypatch):
-    monkeypatch.setattr("byname.recording.stores.journal.journal.LARGEST_COPY", 1000)
+    monkeypatch.setattr("byname.recording.stores.journal.journaled_file.LARGEST_COPY", 1000)
     journaled, file = runs.write(path, 3)
     with h5py.File(path, "r") as native:
         runs.advance(file, 4)
@@ -110,7 +110,7 @@ def test_a_large_file_of_which_a_reader_stays_keeps_its_journal(path, tmp_path, 
 
 
 def test_while_a_reader_stays_the_journal_does_not_grow_forever(path, monkeypatch):
-    monkeypatch.setattr("byname.recording.stores.journal.journal.LONG", 50_000)
+    monkeypatch.setattr("byname.recording.stores.journal.journaled_file.LONG", 50_000)
     journal = path.with_name("run.h5.journal")
     journaled, file = runs.write(path, 3)
     sizes = []
@@ -130,7 +130,7 @@ def test_while_a_reader_stays_the_journal_does_not_grow_forever(path, monkeypatc
 
 
 def test_killed_at_any_call_while_the_journal_is_shortened(path, monkeypatch):
-    monkeypatch.setattr("byname.recording.stores.journal.journal.LONG", 0)
+    monkeypatch.setattr("byname.recording.stores.journal.journaled_file.LONG", 0)
     monkeypatch.setattr(Extents, "size", lambda extents: 0)
     outcomes = []
     while True:

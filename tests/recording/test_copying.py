@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from byname.errors import NotStorableError
-from byname.recording.values.copying import Copies, plain_copy
+from byname.recording.values.copy import Copies, plain_copy
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

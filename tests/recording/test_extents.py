@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from byname.recording.stores.journal.extents import Extents
+from byname.recording.stores.journal.frames import Extents
 
 SIZE = 64
 WRITES = st.lists(st.tuples(st.integers(0, SIZE - 9), st.binary(min_size=1, max_size=9)), max_size=30)

@@ -73,7 +73,7 @@ def test_a_file_that_may_not_be_read_is_a_permission_error_and_not_damaged(tmp_p
     def refused(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("byname.recording.stores.stored.source._check_start", refused)
+    monkeypatch.setattr("byname.recording.stores.reader._check_start", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 may not be read: Permission denied") as error:
         byname.open(tmp_path / "run.h5")
     assert isinstance(error.value, PermissionError)

@@ -6,16 +6,16 @@ import torch.distributed as dist
 from several import KILLED, run_ranks
 
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.processes.gather import Gatherer
-from byname.recording.processes.receiving import combined
-from byname.recording.processes.shard import Shard
-from byname.recording.processes.wire import body_length, header, packed, unpacked, weight
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.distributed.gather import Gatherer
+from byname.recording.distributed.receiving import combined
+from byname.recording.distributed.wire import body_length, header, packed, unpacked, weight
 from byname.recording.series import Series
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 GATHER = """
-from byname.recording.processes.gather import Gatherer
+from byname.recording.distributed.gather import Gatherer
 from byname.recording.series import Series
 
 def window(*iterations, path="x", width=None, times=1):
@@ -340,7 +340,7 @@ def test_a_rank_that_never_records_is_an_error_of_the_others_in_time(tmp_path):
         tmp_path,
         """
 from byname.errors import RecordingError
-from byname.recording.processes.gather import Gatherer
+from byname.recording.distributed.gather import Gatherer
 if rank == 0:
     try:
         Gatherer(timeout=2)

@@ -14,8 +14,8 @@ from stored_runs import bits, series, written
 
 import byname
 from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning
-from byname.recording.processes.shard import Shard
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.stores.writer import Hdf5Store
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,

@@ -6,9 +6,8 @@ import pytest
 
 import byname
 from byname.errors import RecordingError
-from byname.recording.stores.hdf5 import Hdf5Store
-from byname.recording.stores.journal.committed import committed
-from byname.recording.stores.journal.heaps import Heaps
+from byname.recording.stores.journal.committed import Heaps, committed
+from byname.recording.stores.writer import Hdf5Store
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import journal_runs as runs
 import numpy
 import pytest
 
-from byname.recording.stores.journal.journal import JournaledFile
+from byname.recording.stores.journal.journaled_file import JournaledFile
 
 
 def names(tmp_path):
@@ -110,7 +110,7 @@ def test_killed_while_closing(path):
 
 
 def test_killed_while_a_whole_file_takes_the_place_of_the_one_that_somebody_reads(path, tmp_path, monkeypatch):
-    monkeypatch.setattr("byname.recording.stores.journal.journal.PATIENCE", 0.0)
+    monkeypatch.setattr("byname.recording.stores.journal.journaled_file.PATIENCE", 0.0)
     outcomes = []
     while True:
         calls = runs.Calls(len(outcomes) + 1, runs.killed)

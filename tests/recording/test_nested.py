@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from byname.codec import bytes_of, decoded, encoded
 from byname.errors import NotStorableError, RecordingError
-from byname.recording.values.nested import bytes_of, decoded, encoded
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
 keys = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda k: st.tuples(k, k), max_leaves=3)

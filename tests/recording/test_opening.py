@@ -8,7 +8,7 @@ from stored_runs import bits, series, written
 
 import byname
 from byname.errors import NoMatchError, RecordingError
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.stores.writer import Hdf5Store
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_values_of_an_open_recording_take_a_few_openings(make, read, tmp_path):
 
 
 def test_large_containers_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    from byname.recording.stores.stored.lazy import StoredValues
+    from byname.recording.stores.stored_values import StoredValues
 
     model, read = nn.Identity(), StoredValues._read
     with byname.record(model, "forward", to=tmp_path / "run.h5", mode="both") as recorder:

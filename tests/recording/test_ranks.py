@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from alone import run_alone
 
-from byname.recording.processes.ranks import rank, rank_file, rank_files, rank_of, world
+from byname.recording.distributed.ranks import rank, rank_file, rank_files, rank_of, world
 
 
 def test_a_program_without_other_processes_is_rank_0_of_1():

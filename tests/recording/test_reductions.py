@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NotStorableError
-from byname.recording.values.copying import plain_copy
-from byname.recording.values.reductions import NAMES, conversion, reduction
+from byname.recording.values.copy import plain_copy
+from byname.recording.values.reduce import NAMES, conversion, reduction
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 WHOLE = [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]

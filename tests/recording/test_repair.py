@@ -14,7 +14,7 @@ import byname
 from byname.errors import NoRecordingError, NotARecordingError, RecordingError
 from byname.recording.stores.journal import journal as leftovers
 from byname.recording.stores.journal.descriptors import beside
-from byname.recording.stores.journal.journal import JournaledFile
+from byname.recording.stores.journal.journaled_file import JournaledFile
 
 WRITER = """
 import fcntl, os, signal, sys, torch, byname
@@ -198,8 +198,7 @@ def test_the_journal_of_another_file_is_no_longer_in_the_way(run, tmp_path):
 
 def test_no_journal_changes_a_file_that_is_no_recording(tmp_path):
     """Its mark may lie anywhere: one who writes the journal can choose it to be right."""
-    from byname.recording.stores.journal.extents import Extents
-    from byname.recording.stores.journal.frames import Frame, packed
+    from byname.recording.stores.journal.frames import Extents, Frame, packed
 
     file = tmp_path / "mine.h5"
     with h5py.File(file, "w") as plain:
@@ -215,8 +214,7 @@ def test_no_journal_changes_a_file_that_is_no_recording(tmp_path):
 
 
 def test_a_mark_that_is_elsewhere_than_in_the_file_is_not_believed(run, killed):
-    from byname.recording.stores.journal.extents import Extents
-    from byname.recording.stores.journal.frames import Frame, packed
+    from byname.recording.stores.journal.frames import Extents, Frame, packed
 
     beside(run).write_bytes(packed(Frame(killed[0][:16], 0, 1, len(killed[0]), Extents())))
     with pytest.raises(RecordingError, match="its journal is that of another file"):

@@ -7,7 +7,7 @@ from torch import nn
 
 import byname
 from byname.recording.series import Series
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.stores.writer import Hdf5Store
 
 
 class Many(nn.Module):
@@ -109,7 +109,7 @@ def test_a_long_series_lies_in_long_chunks_and_keeps_its_dimensions(tmp_path):
     ids=["tensors", "dicts", "lists", "texts", "bytes"],
 )
 def test_a_window_ends_at_eight_mebibytes_whatever_they_are_in(make, least, tmp_path, monkeypatch):
-    monkeypatch.setattr("byname.recording.windows._SECONDS", 1e9)
+    monkeypatch.setattr("byname.recording.flush._SECONDS", 1e9)
     model = Many(make, 1)
     with byname.record(model, "layers.0", to=tmp_path / "run.h5", on_change=False):
         for _ in range(12):
@@ -119,7 +119,7 @@ def test_a_window_ends_at_eight_mebibytes_whatever_they_are_in(make, least, tmp_
 
 
 def test_a_container_that_stands_in_a_value_often_counts_once():
-    from byname.recording.values.nested import size_of
+    from byname.codec import size_of
 
     value = [torch.zeros(1024)]
     for _ in range(60):

@@ -12,8 +12,7 @@ from torch import nn
 
 import byname
 from byname.errors import RecordingError
-from byname.recording.sampling import Sampling
-from byname.recording.schedule import Schedule
+from byname.recording.sampling import Sampling, Schedule
 
 
 def net():
@@ -170,7 +169,7 @@ def test_figures_of_an_analyser_say_it(tmp_path):
 
 
 def test_it_travels_between_processes():
-    from byname.recording.processes.wire import packed, unpacked
+    from byname.recording.distributed.wire import packed, unpacked
 
     window = dict(recorded().results)
     head, body = packed([(0, window)])

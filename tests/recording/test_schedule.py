@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byname.errors import BadArgumentError
-from byname.recording.schedule import Schedule, Time
+from byname.recording.sampling import Schedule, Time
 
 MODES = {"train": {"train"}, "eval": {"eval"}, "both": {"train", "eval"}}
 

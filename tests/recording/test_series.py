@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.errors import BadArgumentError, BynameError, NoMatchError
-from byname.recording.processes.shard import Shard
+from byname.recording.callbacks import stack, stack_padded
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.lazy import Picked
 from byname.recording.series import Series, joined
-from byname.recording.views.reading import Picked
-from byname.recording.views.stacking import stack, stack_padded
 
 
 def series_of(values, iterations=None, ranks=None, calls=None, modes=None, path="fc1", shards=()):

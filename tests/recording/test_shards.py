@@ -8,9 +8,8 @@ import torch.distributed as dist
 from several import run_ranks
 
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.processes.assembling import assembled
-from byname.recording.processes.shard import Shard
-from byname.recording.processes.shards import indices, is_distributed, local_part
+from byname.recording.distributed.assemble import assembled
+from byname.recording.distributed.dtensor import Shard, indices, is_distributed, local_part
 from byname.recording.series import Series
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
@@ -20,10 +19,10 @@ from dataclasses import astuple
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from byname.recording.processes.assembling import assembled
+from byname.recording.distributed.assemble import assembled
 from byname.recording.series import Series
-from byname.recording.processes.shards import local_part
-from byname.recording.processes.wire import packed, unpacked
+from byname.recording.distributed.dtensor import local_part
+from byname.recording.distributed.wire import packed, unpacked
 
 def compare(name, tensor):
     whole = tensor.detach().full_tensor()

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from byname.recording.schedule import Time
-from byname.recording.times import Times
+from byname.recording.clock import Times
+from byname.recording.sampling import Time
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -15,7 +15,7 @@ from stored_runs import series, written
 
 import byname
 from byname.errors import BadArgumentError, NoRecordingError, NotARecordingError, RecordingError
-from byname.recording.stores.hdf5 import Hdf5Store
+from byname.recording.stores.writer import Hdf5Store
 
 LONG = 1 << 20
 
@@ -287,7 +287,7 @@ def test_a_dtype_of_which_pytorch_reads_no_element_is_not_recorded(name, inside)
 
 
 def test_the_name_of_any_dtype_is_a_value():
-    from byname.recording.values.nested import decoded, encoded
+    from byname.codec import decoded, encoded
 
     for dtype in (torch.qint8, torch.bits8, torch.float32):
         assert decoded(encoded({"dtype": dtype})[0]) == {"dtype": dtype}

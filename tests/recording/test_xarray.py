@@ -13,8 +13,8 @@ from test_series import series_of
 
 from byname.errors import BadArgumentError, BynameError
 from byname.recording.callbacks import stack_padded
+from byname.recording.lazy import read
 from byname.recording.series import Series, joined
-from byname.recording.views.reading import read
 
 
 class Stored:

@@ -25,7 +25,7 @@ PATIENCE = 5.0
 
 def opened(name: str) -> Recording:
     """Opens a recording, or says why not."""
-    from byname.recording.opening import open as opening
+    from byname.recording.recording import open as opening
 
     try:
         return opening(name)
@@ -35,7 +35,7 @@ def opened(name: str) -> Recording:
 
 def repaired(name: str) -> None:
     """Puts what a killed writer left into the file, and says whether there was something."""
-    from byname.recording.repair import repair
+    from byname.recording.stores.repair import repair
 
     try:
         done = repair(name)

@@ -1,22 +1,206 @@
-"""Which iteration is it? Forwards of the whole model are counted, train and eval apart, or steps are."""
+"""Clock: which iteration it is, which one a forward was, and the numbers of several values within one."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.recording.schedule import Time
+from byname.recording.sampling import Time
 from byname.undo import Undo
+from byname.watch.attachment import Event
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "InOrder", "Numbers", "OfBackwards", "OfSteps", "Times"]
+
+
+class Numbers(Protocol):
+    """Numbers the values of one place."""
+
+    def next(self, time: Time, event: Event) -> Any:
+        """The number of a value, or what will tell it."""
+
+    def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
+        """The numbers of the values of a window, from their iterations and what `next` said of them."""
+
+
+class InOrder:
+    """Values that come in order, in an iteration that holds several forwards, or none."""
+
+    __slots__ = ("_latest",)
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[int, int]] = {}
+
+    def next(self, time: Time, event: Event | None = None) -> int:
+        """How many have come before; modes may take turns within one iteration."""
+        iteration, number = self._latest.get(time.mode, (-1, 0))
+        number = number + 1 if iteration == time.iteration else 0
+        self._latest[time.mode] = time.iteration, number
+        return number
+
+    def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
+        """As they are."""
+        return [number for _, number in records]
+
+
+class OfBackwards:
+    """Gradients of values, which have the numbers of the values; those of further backwards are numbered on.
+
+    In the second run of a reentrant checkpoint the values are not known to be those of the first. Their gradients come
+    in the opposite order, by which they are numbered once all have come.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[Time, _Brought] = {}
+
+    def next(self, time: Time, event: Event) -> int:
+        """The number, or a negative one for the second run of a checkpoint."""
+        brought = self._known.get(time)
+        if brought is None:
+            if len(self._known) == _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            brought = self._known[time] = _Brought()
+        if event.recomputed:
+            brought.again -= 1
+            return brought.again
+        if event.call in brought.calls:
+            brought.first = brought.free
+            brought.calls.clear()
+        brought.calls.add(event.call)
+        number = brought.first + event.call
+        brought.free = max(brought.free, number + 1)
+        return number
+
+    def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
+        """The numbers of a window's gradients."""
+        ends: dict[Time, int] = {}
+        for time, number in records:
+            if number < 0:
+                brought = self._known[time]
+                ends[time] = brought.free - brought.again
+        for time, end in ends.items():
+            self._known[time].free, self._known[time].again = end, 0
+        return [number if number >= 0 else ends[time] + number for time, number in records]
+
+
+class _Brought:
+    """What backwards have brought of one iteration.
+
+    Attributes:
+        calls: the values whose gradients the latest of them has brought so far.
+        first: the number of the first value in it.
+        free: the next number that is free.
+        again: how many came from second runs since the last window, negative.
+    """
+
+    __slots__ = ("again", "calls", "first", "free")
+
+    def __init__(self) -> None:
+        self.calls: set[int] = set()
+        self.first = self.free = self.again = 0
+
+
+_REMEMBERED = 64
+"""So many iterations may have more than one backward, in turns; first backwards may come as late as they want."""
+
+
+class OfSteps:
+    """Gradients of values where steps are counted: those of the last forward come first.
+
+    They are numbered in the order of the values they belong to, as far as they have come when a window ends.
+    """
+
+    __slots__ = ("_keys", "_settled")
+
+    def __init__(self) -> None:
+        self._keys: dict[Time, list[tuple[int, int]]] = {}
+        self._settled: dict[Time, int] = {}
+
+    def next(self, time: Time, event: Event) -> tuple[int, int]:
+        """The forward and the call of the value; of second runs of checkpoints the last come first."""
+        keys = self._keys.setdefault(time, [])
+        key = event.iteration, -len(keys) if event.recomputed else event.call
+        keys.append(key)
+        return key
+
+    def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
+        """The numbers of a window's gradients."""
+        places: defaultdict[tuple[Time, Any], list[int]] = defaultdict(list)
+        for time, keys in self._keys.items():
+            before = self._settled.get(time, 0)
+            for place, key in reversed([*enumerate(sorted(keys), before)]):
+                places[time, key].append(place)
+            self._settled[time] = before + len(keys)
+        latest = max(time.iteration for time in self._settled)
+        self._settled = {time: count for time, count in self._settled.items() if time.iteration == latest}
+        self._keys.clear()
+        return [places[record].pop() for record in records]
+
+
+class Times:
+    """The iterations of all forwards that a listener was told of; never forgotten, and kept as stretches.
+
+        >>> times = Times()
+        >>> for number in range(100_000):
+        ...     times.note(number, Time("train", number))
+        >>> times.note(100_000, Time("eval", 0))
+        >>> times.of(7), times.of(100_000), len(times)
+        (Time(mode='train', iteration=7), Time(mode='eval', iteration=0), 2)
+
+    A stretch ends where the mode changes, or how far iterations are apart: who records one of ten is told of
+    no others.
+    """
+
+    __slots__ = ("_apart", "_first", "_latest", "_starts", "_time")
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._starts: list[Time] = []
+        self._apart: list[int] = []
+        self._latest = -1
+        self._time: Time | None = None
+
+    def note(self, forward: int, time: Time) -> None:
+        """A forward begins, numbered as the listener's attachment numbers it."""
+        if not self._follows(forward, time):
+            self._first.append(forward)
+            self._starts.append(time)
+            self._apart.append(0)
+        self._latest, self._time = forward, time
+
+    def _follows(self, forward: int, time: Time) -> bool:
+        """Whether a forward goes on with the latest stretch."""
+        before = self._time
+        if before is None or forward != self._latest + 1 or time.mode != before.mode:
+            return False
+        apart = time.iteration - before.iteration
+        if self._latest == self._first[-1]:  # the second of a stretch says how far they are apart
+            self._apart[-1] = apart
+        return apart == self._apart[-1]
+
+    def of(self, forward: int) -> Time | None:
+        """The iteration of a forward; None for one that began before the listener was there."""
+        if forward == self._latest:
+            return self._time
+        place = bisect_right(self._first, forward) - 1
+        if place < 0:
+            return None
+        start = self._starts[place]
+        return Time(start.mode, start.iteration + (forward - self._first[place]) * self._apart[place])
+
+    def __len__(self) -> int:
+        return len(self._first)
 
 
 class _Here(threading.local):

@@ -1,4 +1,4 @@
-"""Under what circumstances did a run take place? What a file says about the run that wrote it."""
+"""Facts: what a file says about the run that wrote it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from byname.recording.processes.ranks import rank, run_id, world
+from byname.recording.distributed.ranks import rank, run_id, world
 
 __all__ = ["commit_of", "facts_of_run", "version"]
 

@@ -1,21 +1,61 @@
-"""What is asked of each place? The keywords of `record`, and what a mapping of places says instead of them."""
+"""Options: what `record` is asked to do with each place, and which analysers can be recorded like places."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
+from torch import nn
+
+from byname.codec import dtype_name
 from byname.errors import BadArgumentError
-from byname.recording.analysed import named
 from byname.recording.callbacks import Callbacks, callables
-from byname.recording.sampling import Sampling
-from byname.recording.schedule import Schedule
-from byname.recording.values.nested import dtype_name
-from byname.recording.values.reductions import conversion, name_of, reduction
+from byname.recording.sampling import Sampling, Schedule
+from byname.recording.values.reduce import conversion, name_of, reduction
 
-__all__ = ["Options", "Reduce", "options_of", "placed"]
+__all__ = ["Analysed", "Options", "Reduce", "form_of", "is_analyser", "named", "options_of", "placed"]
+
+
+class Figures(Protocol):
+    """What was found at the places."""
+
+    def by_path(self, name: str) -> Mapping[str, Any]:
+        """The figures by paths such as ``fc1.<name>.mean``."""
+
+
+class Analysed(Protocol):
+    """Computes figures of what passes at places of a model.
+
+    Attributes:
+        enabled: whether it is to be given what passes.
+    """
+
+    enabled: bool
+
+    @property
+    def watching(self) -> bool:
+        """Whether it is at places of some model."""
+
+    def result(self) -> Figures:
+        """The figures as they are now."""
+
+
+def is_analyser(one: Any) -> TypeGuard[Analysed]:
+    """Whether it computes figures; it is told by its class, so that no code of a model's runs."""
+    kind = type(one)
+    return not issubclass(kind, str | nn.Module | type) and hasattr(kind, "watching") and hasattr(kind, "result")
+
+
+def named(where: Any) -> Any:
+    """What is asked for with the names of analysers in their place, for messages: they print as their results."""
+    if is_analyser(where):
+        return type(where).__name__
+    if isinstance(where, list | tuple | set | dict):
+        return [named(one) for one in where]
+    return where
+
 
 Reduce = str | Callable[[Any], Any] | Sequence[str] | None
 
@@ -119,3 +159,18 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
     except BadArgumentError as error:
         raise BadArgumentError(f"`{asked}`: {error}") from None
     return options
+
+
+def form_of(options: Options, path: str) -> Callable[[Any], Any] | None:
+    """The function that does it, where the values are; None if nothing is to be done.
+
+    Args:
+        options: what is asked of the place.
+        path: the place, for errors.
+    """
+    reduce, dtype = reduction(options.reduce, path), conversion(options.dtype)
+    if dtype is None:
+        return reduce
+    convert = reduction(lambda tensor: tensor.to(dtype), path)
+    assert convert is not None
+    return convert if reduce is None else lambda value: convert(reduce(value))

@@ -1,4 +1,4 @@
-"""How does a recording begin? All that can be refused is, then listeners are put in place and a store is made."""
+"""Record: all that can be refused is, then listeners are put in place and a store is made."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from torch import nn
 from byname.errors import BadArgumentError
 from byname.model.where import unwrapped
 from byname.place import Place, parse
-from byname.recording.analysed import named
+from byname.recording.analyser_listener import apart, reports_of
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.clock import Clock
+from byname.recording.distributed.gather import Gatherer
+from byname.recording.distributed.ranks import rank, rank_file, world
 from byname.recording.facts import facts_of_run
+from byname.recording.flush import Windows
 from byname.recording.listener import Listener
-from byname.recording.options import Reduce, options_of, placed
-from byname.recording.processes.gather import Gatherer
-from byname.recording.processes.ranks import rank, rank_file, world
+from byname.recording.options import Reduce, named, options_of, placed
 from byname.recording.recorder import Recorder
-from byname.recording.reports import apart, reports_of
-from byname.recording.stores.memory import MemoryStore
-from byname.recording.stores.store import Store
-from byname.recording.windows import Windows
+from byname.recording.stores.memory import MemoryStore, Store
 
 __all__ = ["record"]
 
@@ -177,7 +175,7 @@ def _maker_of_stores(to: Any, facts: Mapping[str, Any], compression: Any, overwr
     def make(alone: bool) -> Store:
         if to is None:
             return MemoryStore()
-        from byname.recording.stores.hdf5 import Hdf5Store
+        from byname.recording.stores.writer import Hdf5Store
 
         path = rank_file(to, rank()) if alone else Path(to)
         return Hdf5Store(path, run=facts, compression=compression, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""What holds a recording until its end? A `Recorder`: its clock, its listeners and its windows."""
+"""Recorder: what holds a recording until its end: a clock, listeners and windows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals
+from byname.recording.analyser_listener import Reports
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
+from byname.recording.flush import Windows
 from byname.recording.listener import Listener
-from byname.recording.reports import Reports
-from byname.recording.results import Results
+from byname.recording.recording import Results
 from byname.recording.series import Series
 from byname.recording.silence import dropped, unrecorded
-from byname.recording.stores.store import Store
-from byname.recording.windows import Windows
+from byname.recording.stores.memory import Store
 from byname.source.tracebacks import warn
 from byname.text import note_on, printable
 from byname.undo import Undo, raise_first

@@ -1,25 +1,277 @@
-"""What was recorded? A `Recording`: the files of a run as one, from which a path gives the values."""
+"""Recording: `open` a file, and what was recorded in it, by place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from byname.errors import BynameError
-from byname.recording.results import asked_for
+from byname.errors import (
+    BadArgumentError,
+    BadPathError,
+    BynameError,
+    NoMatchError,
+    NoRecordingError,
+    NotARecordingError,
+    RecordingError,
+)
+from byname.place import Place, parse
+from byname.recording import export
+from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.series import Series, joined, without_repeats
-from byname.recording.stores.layout.parts import Form
-from byname.recording.stores.stored.results import Stored, StoredPlaces
-from byname.recording.stores.stored.source import FileSource
-from byname.table import SHOWN, Row, counted, printable, text, to_html
+from byname.recording.stores.parts import Form
+from byname.recording.stores.reader import FileSource, Stored, StoredPlaces
+from byname.recording.stores.writer import nearest, needs_h5py
+from byname.table import SHOWN, Row, closest, counted, listed, printable, text, to_html
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "Results", "open"]
+
+
+class _OfPlaces:
+    """What several series have in common, with a column for the path; for a mapping of paths to series."""
+
+    def items(self) -> Any:
+        """The paths, and the series of each."""
+        raise NotImplementedError
+
+    def rows(self) -> list[Row]:
+        """One dict a record, as `Series.rows` has them, with the path. Every value is read."""
+        return [{"path": path, **row} for path, series in self.items() for row in series.rows()]
+
+    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
+        """The table, with the first and last records of each place; no other value is read.
+
+        Args:
+            most: how many rows.
+            width: in characters; by default that of the terminal which shows the standard output.
+        """
+        rows, notes = self._shown(most)
+        return text(rows, title=self._title(), notes=notes, spare=export.SPARE, width=width, most=most)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+        frames = [(path, series.to_pandas()) for path, series in self.items()]
+        for path, frame in frames:
+            frame.insert(0, "path", path)
+        if not frames:
+            return pandas.DataFrame(columns=["path", "iteration", "mode", "rank", "call", "value"])
+        return pandas.concat([frame for _, frame in frames], ignore_index=True)
+
+    def _shown(self, most: int) -> tuple[list[Row], list[str]]:
+        found = [(path, series) for path, series in self.items() if len(series)]
+        share = max(2, most // max(len(found), 1))
+        rows = [{"path": path, **row} for path, series in found[:most] for row in export.shown(series, share)[0]]
+        left_out = sum(len(series) for _, series in found) - min(len(rows), most)
+        return rows[:most], [f"{counted(left_out, 'record')} not shown; .rows() has them"] if left_out else []
+
+    def _title(self) -> str:
+        found = [series for _, series in self.items()]
+        return f"{counted(len(found), 'place')}: {counted(sum(map(len, found)), 'record')}"
+
+
+class SeriesByPath(_OfPlaces, dict[str, Series]):
+    """The series of all places that fit a path with wildcards: a dict by path, with a table of all records.
+
+    >>> found = SeriesByPath(loss=Series("loss", [0.5, 0.25], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2))
+    >>> found["loss"].iterations, [(row["path"], row["iteration"], row["value"]) for row in found.rows()]
+    ([0, 1], [('loss', 0, 0.5), ('loss', 1, 0.25)])
+    """
+
+    items = dict.items
+
+    def __repr__(self) -> str:
+        return self.head()
+
+    def _repr_html_(self) -> str:
+        rows, notes = self._shown(SHOWN)
+        return to_html(rows, title=self._title(), notes=notes)
+
+
+class Results(_OfPlaces, Mapping[str, Any]):
+    """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
+
+    Args:
+        found: what was recorded.
+        listened: the places that were listened to, of which some may have told nothing.
+    """
+
+    def __init__(self, found: Mapping[str, Series], listened: Collection[str]) -> None:
+        self._found = found
+        self._listened = listened
+
+    def __getitem__(self, path: str) -> Any:
+        nothing = [one for one in self._listened if one not in self._found]
+        return asked_for(path, [*self._found, *nothing], self._series)
+
+    def _series(self, path: str) -> Series:
+        return self._found[path] if path in self._found else Series(path, [], [], [], [], [], [], [])
+
+    items = Mapping.items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._found
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{path} ({len(series)})" for path, series in self._found.items())
+        return printable(f"<Results of {found or 'nothing'}>")
+
+
+def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
+    """What is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
+
+    Raises:
+        NoMatchError: if nothing is, with the closest paths that there are.
+    """
+    if path in known:
+        return get(path)
+    asked = parse(path)
+    if asked.wild:
+        fitting = SeriesByPath({one: get(one) for one in known if _fits(asked, one)})
+        if fitting:
+            return fitting
+    for one in (str(asked), path.removesuffix(".forward"), f"{path}.forward"):
+        if one in known:
+            return get(one)
+    there = printable(closest(path, known)) or "nothing at all"
+    raise NoMatchError(f"nothing was recorded at `{printable(path)}`; there is {there}")
+
+
+def _fits(asked: Place, path: str) -> bool:
+    try:
+        return asked.matches(path)
+    except BadPathError:  # a file may have names that are no paths; they are reached as they are
+        return False
+
+
+def open(path: str | os.PathLike[str]) -> Recording:
+    """Opens what `byname.record` wrote: one file, or the files of all ranks of a run as one.
+
+    Nothing is read before it is asked for, so that a recording may be larger than memory. It can be opened while it is
+    being written, and after its process was killed; `Recording.complete` and `Recording.missing` tell.
+
+    Args:
+        path: of the file; for a run of several ranks the path that was recorded to, such as ``"run.h5"`` for
+            ``run.rank0.h5``, ``run.rank1.h5`` and so on.
+
+    Raises:
+        NotARecordingError: if the file is something else.
+        NoRecordingError: if there is no such file; a FileNotFoundError, too.
+        RecordingError: if it is damaged, or cannot be read.
+        BadArgumentError: if the path is none.
+
+    Examples:
+        >>> import tempfile
+        >>> file = tempfile.mkdtemp() + "/run.h5"
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> with byname.record(model, "0", to=file):
+        ...     for _ in range(3):
+        ...         _ = model(torch.ones(5, 4))
+        >>> with byname.open(file) as recording:
+        ...     recording.paths, recording["0"].to_numpy().shape, recording.complete
+        (('0',), (3, 5, 2), True)
+    """
+    needs_h5py("opening a recording")
+    named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(named, str):
+        raise BadArgumentError(f"a recording is opened by the path of its file, not by {type(path).__name__}")
+    try:
+        return _opened(Path(named), printable(named))
+    except BynameError:
+        raise
+    except (OSError, ValueError) as reason:
+        shown = printable(named if len(named) <= _LONG else f"{named[:_LONG]}... ({len(named)} characters)")
+        words = printable(str(getattr(reason, "strerror", None) or reason))
+        if isinstance(reason, ValueError) or reason.errno == errno.ENAMETOOLONG:  # no file can have such a name
+            raise NoRecordingError(f"there is no file {shown}: {words}") from None
+        raise RecordingError(f"{shown} cannot be read: {words}") from reason
+
+
+_LONG = 200
+"""Characters of a path that are shown where there can be no such file."""
+
+
+def _opened(asked: Path, shown: str) -> Recording:
+    if asked.is_dir():
+        inside = sorted(one.name for one in asked.iterdir() if one.suffix in (".h5", ".hdf5"))
+        there = listed(inside, 12) or "no .h5 file"
+        raise NotARecordingError(f"{shown} is a directory; in it: {printable(there)}")
+    ranks = rank_files(asked)
+    if asked.exists():
+        return _with_late_ranks(FileSource(asked), ranks)
+    if not ranks:
+        raise NoRecordingError(f"there is no file {shown}; {nearest(asked.absolute())}")
+    return _of_ranks(asked, ranks)
+
+
+def _with_late_ranks(main: FileSource, ranks: dict[int, Path]) -> Recording:
+    """The file in which all ranks were gathered, and what single ranks wrote when that was no longer possible."""
+    further, missing = [], []
+    for path in ranks.values():
+        try:
+            source = FileSource(path)
+        except (RecordingError, NotARecordingError) as reason:
+            missing.append(f"{printable(path.name)} cannot be read: {reason}")
+            continue
+        if _same_run(source, main):
+            further.append(source)
+        else:
+            source.close()  # of an older run
+    return _recording([main, *further], missing)
+
+
+def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
+    sources, missing = [], []
+    for rank, path in ranks.items():
+        try:
+            sources.append(FileSource(path))
+        except (RecordingError, NotARecordingError) as reason:
+            missing.append(f"rank {rank}: {reason}")
+    if not sources:
+        raise RecordingError(f"no file of {printable(str(asked))} can be read: {'; '.join(missing)}")
+    chief = next((one for one in sources if one.run.get("rank") == 0), None)  # each run has one, and writes it anew
+    chief = chief or max(sources, key=lambda source: str(source.run.get("started", "")))
+    for source in [one for one in sources if not _same_run(one, chief)]:
+        missing.append(f"{printable(source.path.name)} is of another run, and was left out")
+        sources.remove(source)
+        source.close()
+    world = chief.run.get("world_size")
+    world = world if type(world) is int and 0 < world < 10**6 else len(ranks)
+    gone = [rank for rank in range(world) if rank not in ranks]
+    missing += [f"rank {rank} of {world}: no file {printable(rank_file(asked, rank).name)}" for rank in gone[:20]]
+    if len(gone) > 20:
+        missing.append(f"and no files of {len(gone) - 20} further ranks")
+    return _recording(sources, missing)
+
+
+def _recording(sources: list[FileSource], missing: list[str]) -> Recording:
+    try:
+        return Recording(sources, missing)
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+
+
+def _same_run(one: FileSource, other: FileSource) -> bool:
+    return bool(one.run.get("run_id") == other.run.get("run_id"))
 
 
 class Recording(Mapping[str, Any]):
@@ -159,7 +411,7 @@ def _span(iterations: Any) -> str:
 
 def _range(series: Series) -> Row:
     """The smallest and largest number in a series and their mean; a part of it is read at a time."""
-    from byname.recording.ranges import Range
+    from byname.recording.export import Range
 
     found = Range()
     for value in iter(series.values):

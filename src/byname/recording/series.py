@@ -1,8 +1,9 @@
-"""What values did one place take over a run? A `Series`: the values, and when, where and how often they came."""
+"""Series: the values of one place over a run, and where each of its moments is."""
 
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.recording import export, to_xarray
-from byname.recording.processes.shard import Shard
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.export import Records
+from byname.recording.lazy import Positions, after_each_other, one_each, taken
 from byname.recording.sampling import Sampling
-from byname.recording.views.moments import Moments
-from byname.recording.views.reading import Positions, after_each_other, one_each, taken
 from byname.table import Row, counted, text, to_html
 from byname.text import printable
 
@@ -24,6 +25,71 @@ if TYPE_CHECKING:
     import xarray
 
 __all__ = ["Series", "concatenated", "joined", "without_repeats"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Some records in the order of their iterations, then calls, then as they came."""
+
+    numbers: Positions
+    iterations: Positions
+    calls: Positions
+
+    def last(self, iteration: int, call: int) -> int | None:
+        """The last record of this moment or one before it."""
+        low = bisect_left(self.iterations, iteration)
+        high = bisect_right(self.iterations, iteration, lo=low)
+        found = bisect_right(self.calls, call, lo=low, hi=high)
+        return int(self.numbers[found - 1]) if found else None
+
+
+class Moments:
+    """The records of a series, sorted once for each rank and mode that is asked for.
+
+    Args:
+        series: the records; they are taken as they are now.
+    """
+
+    __slots__ = ("_calls", "_found", "_here", "_iterations", "_modes", "_ranks", "several")
+
+    def __init__(self, series: Records) -> None:
+        self._iterations, self._ranks, self._calls = (
+            np.array(column, np.int64) for column in (series.iterations, series.ranks, series.calls)
+        )
+        self._modes = np.array(list(series.modes), np.str_)
+        self._found: dict[tuple[int, str | None], _Sorted] = {}
+        self._here: dict[int, Positions] = {}
+        self.several = len(set(series.modes)) > 1
+
+    def last(self, iteration: int, call: int, rank: int, mode: str | None) -> int | None:
+        """The number of the record in force, of this rank or of one that stands for all; None where there is none."""
+        known = self._found.get((rank, mode))
+        if known is None:
+            here = self.of_rank(rank)
+            mine = here if mode is None else here[self._modes[here] == mode]
+            order = mine[np.lexsort((mine, self._calls[mine], self._iterations[mine]))]
+            known = self._found[rank, mode] = _Sorted(order, self._iterations[order], self._calls[order])
+        return known.last(iteration, call)
+
+    def following(self, number: int, rank: int) -> int | None:
+        """The number of the next record of a rank, in the order in which they came."""
+        here = self.of_rank(rank)
+        after = int(np.searchsorted(here, number, side="right"))
+        return int(here[after]) if after < len(here) else None
+
+    def of_rank(self, rank: int) -> Positions:
+        """The numbers of the records of a rank, and of those that stand for all."""
+        if rank not in self._here:
+            self._here[rank] = np.flatnonzero((self._ranks == rank) | (self._ranks == -1))
+        return self._here[rank]
+
+    def fits(self, series: Any, number: int | None) -> bool:
+        """Whether the series is still as it was, as far as one record tells."""
+        if len(series.iterations) != len(self._iterations):
+            return False
+        return number is None or (
+            series.iterations[number] == self._iterations[number] and series.calls[number] == self._calls[number]
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

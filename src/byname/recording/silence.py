@@ -1,4 +1,4 @@
-"""Of which places was nothing recorded, and why? What a recorder says when it is closed."""
+"""Silence: the places of which nothing was recorded, and why; a recorder says it when it is closed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
 from byname.recording.clock import Clock
-from byname.recording.columns import Column
-from byname.recording.schedule import Schedule, Time
+from byname.recording.flush import Column
+from byname.recording.sampling import Schedule, Time
 from byname.table import counted, printable
 
 __all__ = ["Unrecorded", "dropped", "unrecorded", "why"]

@@ -1,4 +1,4 @@
-"""Has the value of a place changed since it was last stored?"""
+"""Change: whether the value of a place has changed since it was last stored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from byname.errors import NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, is_tensor
-from byname.recording.values.copying import copied
-from byname.recording.values.kinds import ATOMS
-from byname.recording.values.ordinary import bare, functions_listen, is_ordinary, nothing_listens, undisturbed
+from byname.recording.values.copy import copied
+from byname.recording.values.plain import ATOMS, bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 
 __all__ = ["NOTHING", "Last", "same"]
 
@@ -45,7 +44,7 @@ class Last:
             for which the program would have to wait. `same` tells it for the copies, once they are there: whoever
             stores the value keeps `copy` until then.
 
-    >>> from byname.recording.values.copying import plain_copy
+    >>> from byname.recording.values.copy import plain_copy
     >>> last, weight = Last(), torch.zeros(2)
     >>> last.changed(weight)
     True

@@ -1,25 +1,31 @@
-"""What does a file hold after its last commit, also while it is written, or after its writer was killed?
+"""Committed: what a file holds after its last commit, also while it is written, or after its writer was killed.
 
 Without a journal that is what lies in the file. With one, the frames of the journal stand over the bytes of the file;
 neither is changed here, so that a directory may be read-only. A shared lock keeps the writer from applying its journal
-while somebody reads (see `byname.recording.stores.journal.journal`).
+while somebody reads (see `byname.recording.stores.journal.journaled_file`).
+
+HDF5 keeps texts of any length in heaps, which its file format calls global heap collections. When it reads one, its
+own code goes from object to object, and goes round for ever at an object that takes no bytes. So the objects of a heap
+are walked here as soon as HDF5 reads the heap's first bytes, which is before it goes through them.
+
+Source: HDF5 File Format Specification, version 3.0, "Disk Format: Level 1E - Global Heap".
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from byname.errors import RecordingError
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, shared
-from byname.recording.stores.journal.extents import Extents
-from byname.recording.stores.journal.frames import IDENTITY, Frame, frames
-from byname.recording.stores.journal.heaps import Heaps
-from byname.recording.stores.journal.positioned import Positioned
+from byname.recording.stores.journal.file_objects import Positioned
+from byname.recording.stores.journal.frames import IDENTITY, Extents, Frame, frames
 
-__all__ = ["CommittedFile", "committed", "journaled"]
+__all__ = ["CommittedFile", "Heaps", "SIGNATURE", "committed", "journaled"]
 
 
 class CommittedFile(Positioned):
@@ -118,3 +124,77 @@ def _start(descriptor: int, offset: int, size: int) -> bytes:
     if offset >= 2**63 - size:
         return b""
     return bytes(data[: read_at(descriptor, memoryview(data), offset)])
+
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+"""How a file of HDF5 begins."""
+
+_HEAP = re.compile(rb"GCOL\x01")
+_BEGIN = 5
+"""Bytes of that beginning."""
+
+_LENGTH = 8
+"""Bytes of a length, in the files that byname writes."""
+
+_HEADER = 16
+"""Bytes before the objects of a heap, and before the content of an object, with lengths of 8 bytes."""
+
+_LOOKED_AT = 1 << 16
+"""Reads of more bytes are of values: HDF5 reads the first 4,096 bytes of a heap, and then the rest."""
+
+
+class Heaps:
+    """The heaps of one file.
+
+    Args:
+        read: ``read(offset, size)``, the bytes of the file; those that it does not have are 0.
+        end: the size of the file.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytearray], end: int) -> None:
+        self._read = read
+        self._end = end
+        self._walked = set[int]()
+        self._left = end  # the heaps of a whole file have no byte in common
+
+    def check(self, offset: int, size: int) -> None:
+        """Walks the heaps that begin in this part of the file, or just before it.
+
+        Raises:
+            RecordingError: an object of one takes no bytes, or more than its heap has.
+        """
+        if size > _LOOKED_AT:
+            return
+        first = max(0, offset - _BEGIN + 1)
+        part = self._read(first, offset + size - first)
+        for found in _HEAP.finditer(part):
+            if first + found.start() not in self._walked:
+                self._walked.add(first + found.start())
+                self._walk(first + found.start())
+
+    @cached_property
+    def _walkable(self) -> bool:
+        """Whether a length has 8 bytes in this file, if it is one of HDF5: its beginning may be at 0, 512, 1024, ..."""
+        at = 0
+        while at < self._end and self._read(at, len(SIGNATURE)) != SIGNATURE:
+            at = 2 * at or 512
+        head = self._read(at, _HEADER)
+        return at >= self._end or head[10 if head[8] > 1 else 14] == _LENGTH
+
+    def _walk(self, start: int) -> None:
+        if not self._walkable:
+            raise RecordingError(f"it has a heap of texts whose lengths are not of {_LENGTH} bytes, as byname's are")
+        size = int.from_bytes(self._read(start + 8, _LENGTH), "little")
+        if start + size > self._end:
+            return  # HDF5 refuses it
+        self._left -= size
+        if self._left < 0:
+            raise RecordingError("its heaps of texts lie over each other")
+        whole = memoryview(self._read(start, size))
+        at = _HEADER
+        while at + _HEADER <= size:
+            free, content = not any(whole[at : at + 2]), int.from_bytes(whole[at + 8 : at + _HEADER], "little")
+            takes = content if free else _HEADER + -(-content // 8) * 8
+            if takes < 8 or at + takes > size:
+                raise RecordingError(f"its heap of texts at byte {start:,} is damaged")
+            at += takes

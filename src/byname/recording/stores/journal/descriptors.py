@@ -1,4 +1,4 @@
-"""How are bytes of an open file read, written and locked, on every system?
+"""Descriptors: bytes of an open file read, written and locked, on every system.
 
 Locks are those of ``flock``, which HDF5 takes as well (``LOCK_SH`` for reading). A system or a file system without them
 (Windows, some network file systems) does without.

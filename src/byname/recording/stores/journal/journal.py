@@ -1,316 +1,199 @@
-"""How is an HDF5 file written so that no kill tears it? Every change of what was committed goes through a journal.
+"""Journal: the file beside a recording, how it is written, put back after a kill, and removed.
 
-HDF5 writes to a `JournaledFile` instead of to a path:
-
-- What lies behind the end of the last commit is written to the file at once. Nobody sees it: the superblock still says
-  the old end.
-- What changes bytes that were committed is kept in memory. `JournaledFile.commit` appends it as one frame to the
-  journal beside the file, then applies it in place, then removes the journal.
-
-Whatever moment the process is killed:
-
-- before the last byte of the frame: the file is as after the commit before; bytes behind its end, and a frame that is
-  not whole, count for nothing;
-- after it, until the journal is removed: `committed` reads the frame over the file, whichever part of it was applied;
-  only there may a program that knows nothing of the journal see half a change, for some microseconds;
-- after that: the file is as after this commit, by itself.
-
-The first commit is no exception: until then the superblock is in memory, so that the file is none of HDF5's.
-
-Readers lock the file (HDF5 itself does so too). While one reads, commits are appended to the journal and not applied:
-what it has seen stays as it is, and the writer waits for nobody. The bytes that a commit put behind the old end are
-from then on committed and change only through the journal as well. A journal that grows long meanwhile is replaced with
-one frame that holds all its changes.
-
-A writer holds a shared lock for as long as it has the file. Who can lock the file alone knows that its writer is gone
-and that nobody reads, and may put into place what the journal has (see `byname.recording.stores.journal.leftovers`).
-
-A program that opens the file just while a journal is applied is refused by HDF5, and may open it again: "unable to lock
-file", or "truncated file" where HDF5 (1.14) looked at the size before it took the lock. `committed` waits instead.
-
-This is about processes that die. After a loss of power the same holds as far as the file system keeps the order of
-writes; nothing is synchronised.
+Nothing that anybody else has made is touched.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
+import re
+import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from byname.errors import RecordingError
 from byname.reading.interrupts import defer_signals
-from byname.recording.stores.journal.descriptors import (
-    alone,
-    beside,
-    hold,
-    let_go,
-    opened,
-    read_at,
-    same_file,
-    write_at,
-)
-from byname.recording.stores.journal.extents import Extents
-from byname.recording.stores.journal.frames import IDENTITY, Frame, packed
-from byname.recording.stores.journal.guarded import SUPERBLOCK, FileCutError, GuardedFile
-from byname.recording.stores.journal.leftovers import is_foreign, new_name, remove_journal, remove_left
-from byname.recording.stores.journal.redo import Journal
+from byname.recording.stores.journal.committed import SIGNATURE, CommittedFile, journaled
+from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over, write_at
+from byname.recording.stores.journal.frames import MAGIC
 
-__all__ = ["JournaledFile"]
+__all__ = ["Journal", "is_foreign", "new_name", "put_back", "remove_journal", "remove_left"]
 
-LONG = 2**24
-"""Bytes of a journal from which on it is shortened, where that is worth it."""
-LARGEST_COPY = 2**30
-"""Bytes of a file that may be copied at the end, when a reader keeps it from being changed."""
-PATIENCE = 0.5
-"""Seconds that `JournaledFile.close` waits for readers."""
+Check = Callable[[CommittedFile, int], None]
 
 
-class JournaledFile(GuardedFile):
-    """A file for ``h5py.File(journaled, "w")`` whose content others see only as it was at a commit.
+def new_name(path: Path, identity: bytes) -> Path:
+    """What a file is called until it takes the name of an older one; nobody else chooses the same."""
+    return path.with_name(f"{path.name}.{identity.hex()[:12]}.new")
 
-    From the first error on nothing more is written, `commit` raises the error, and the file stays as after the last
-    commit. In a forked process nothing is written either.
+
+def is_foreign(path: Path) -> bool:
+    """Whether there is something under the name of a journal that no writer has made.
 
     Args:
-        path: the new file.
-        overwrite: whether it may take the place of an older one, which then stays until the first commit.
+        path: of the journal.
+    """
+    try:
+        descriptor = opened(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return path.is_symlink()  # that leads nowhere
+    try:
+        return not (stat.S_ISREG(os.fstat(descriptor).st_mode) and MAGIC.startswith(_start(descriptor)))
+    finally:
+        os.close(descriptor)
+
+
+def put_back(path: Path, check: Check, *, surely: bool) -> bool:
+    """Puts the journal of a file into it, whatever moment its writer was killed at, and removes the journal.
+
+    To be killed here does no harm either: the journal goes last.
+
+    Args:
+        path: of the file.
+        check: looks at what the file would be, and where its mark lies; raises if that is no recording.
+        surely: whether to leave everything as it is where there are no locks that tell whether its writer is gone.
+
+    Returns:
+        Whether there was a journal, and is none any more.
 
     Raises:
-        FileExistsError: the file exists.
-        FileNotFoundError: its directory does not.
+        RecordingError: the file is in use, or the journal is damaged.
+        OSError: the file or its folder may not be written.
+    """
+    if not beside(path).is_file():
+        return False
+    descriptor = opened(path, os.O_RDWR)
+    try:
+        alone = taken_over(descriptor)
+        if alone is False:
+            raise RecordingError(
+                f"{path} is in use: another process, or this one, writes or reads it. Try again when it has ended"
+            )
+        if (alone is None and surely) or not same_file(descriptor, path):
+            return False
+        last, changes = journaled(descriptor, path)
+        if last is not None:
+            changes.cut(last.end)
+            check(CommittedFile(descriptor, changes, last.end), last.marked_at)
+            with defer_signals():
+                for offset, piece in changes.runs():
+                    write_at(descriptor, piece, offset)
+                os.ftruncate(descriptor, last.end)
+        beside(path).unlink()
+        return True
+    finally:
+        os.close(descriptor)
 
-    Examples:
-        >>> import h5py, tempfile
-        >>> from byname.recording.stores.journal.committed import committed
-        >>> path = tempfile.mkdtemp() + "/run.h5"
-        >>> journaled = JournaledFile(path, overwrite=False)
-        >>> file = h5py.File(journaled, "w")
-        >>> journaled.sign(file)
-        >>> file["losses"] = [0.5, 0.25]
-        >>> file.flush(), journaled.commit()
-        (None, None)
-        >>> with committed(path) as source, h5py.File(source, "r") as seen:
-        ...     seen["losses"][:].tolist()
-        [0.5, 0.25]
-        >>> file.close(), journaled.commit(), journaled.close()
-        (None, None, None)
+
+def remove_journal(path: Path) -> None:
+    """Removes the journal of a file that is no longer there, if there is one.
+
+    Raises:
+        FileExistsError: what has this name is no journal, and was not touched.
+    """
+    if is_foreign(path):
+        raise FileExistsError(errno.EEXIST, "this is no journal of a recording; move it away", str(path))
+    path.unlink(missing_ok=True)
+
+
+def remove_left(path: Path) -> bool:
+    """Removes what killed writers have left of files that were to take this name; whether there was some.
+
+    Args:
+        path: of the file that is to be written.
+    """
+    shape = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.new")
+    with os.scandir(path.parent) as entries:
+        left = [Path(entry.path) for entry in entries if shape.fullmatch(entry.name)]
+    found = False
+    for one in left:
+        with suppress(OSError):  # somebody else removes it, or it may not be
+            found |= _remove_if_left(one)
+    half = beside(path)
+    half = half.with_name(half.name + ".new")
+    if not is_foreign(half):
+        half.unlink(missing_ok=True)
+    return found
+
+
+def _remove_if_left(path: Path) -> bool:
+    descriptor = opened(path, os.O_RDWR)
+    try:
+        start = _start(descriptor)
+        if start in (b"", bytes(8), SIGNATURE) and taken_over(descriptor) and same_file(descriptor, path):
+            path.unlink()
+            return True
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _start(descriptor: int) -> bytes:
+    start = bytearray(len(MAGIC))
+    return bytes(start[: read_at(descriptor, memoryview(start), 0)]) if _is_file(descriptor) else b""
+
+
+def _is_file(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+class Journal:
+    """Frames in a file, one after the other.
+
+    Args:
+        path: of the journal; it is created with the first frame.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-        self.path = Path(os.path.realpath(path))
-        self._identity = os.urandom(IDENTITY)
-        self._marked_at: int | None = None
-        self._written_as = self._name(overwrite)
-        super().__init__(opened(self._written_as, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-        hold(self._descriptor)
-        self._journal = Journal(beside(self.path))
-        self._commits = self._committed_end = 0
-
-    def _name(self, overwrite: bool) -> Path:
-        """Where to write until the first commit; all that can be refused is refused here."""
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "there is no such directory; create it first", str(self.path.parent))
-        journal = beside(self.path)
-        if is_foreign(journal):
-            raise FileExistsError(errno.EEXIST, "this is no journal of a recording; move it away", str(journal))
-        remove_left(self.path)
-        if not self.path.exists():
-            remove_journal(journal)  # of a file that is gone
-            return self.path
-        if not overwrite:
-            raise FileExistsError(errno.EEXIST, "the file exists; overwrite=True replaces it", str(self.path))
-        if not self.path.is_file():
-            raise FileExistsError(errno.EEXIST, "this is not a file, and is not replaced", str(self.path))
-        return new_name(self.path, self._identity)
-
-    def sign(self, file: Any) -> None:
-        """Puts the mark into the file (``/byname/identity``) by which it and its journal know each other.
-
-        Call it once, between opening the file with h5py and the first commit. Raw data of a contiguous dataset never
-        moves in a file.
-        """
-        mark = file.create_dataset("byname/identity", data=list(self._identity), dtype="uint8")
-        self._marked_at = mark.id.get_offset()
-
-    def commit(self) -> None:
-        """Makes all that was written seen by others, at once or not at all; call ``flush()`` of the h5py file before.
-
-        Raises:
-            OSError: it cannot be written (disk full, file gone or replaced); so does every later commit.
-        """
-        if self._closed or os.getpid() != self._process:
-            return
-        if self._error is None:
-            try:
-                with defer_signals(also_repeated=True):
-                    self._commit()
-            except OSError as error:
-                self._fail(error)
-        if self._error is not None:
-            raise self._error
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self.size = 0
 
     @property
-    def fence(self) -> int:
-        """Where what was committed ends: bytes before it change only through the journal."""
-        return self._fence
+    def gone(self) -> bool:
+        """Whether somebody else has put it into the file and removed it, though this writer is still there."""
+        return self._descriptor is not None and not same_file(self._descriptor, self._path)
 
-    def write_unseen(self, offset: int, data: Any) -> None:
-        """Writes bytes to the file at once, where HDF5 has made room and nothing committed leads.
+    def append(self, frame: bytes) -> None:
+        """Adds a frame; when it cannot be written whole, nothing of it is left."""
+        if self._descriptor is None:
+            self._descriptor = self._created(self._path)
+        try:
+            write_at(self._descriptor, frame, self.size)
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += len(frame)
 
-        Such are the rows behind the committed length of an array, in a chunk that was allocated behind the `fence` of
-        its time: no reader sees them before the commit of the new length, and no journal speaks of them.
-        """
-        if self._writable():
-            try:
-                self._put(memoryview(data), offset)
-            except OSError as error:
-                self._fail(error)
+    def restart(self, frame: bytes) -> None:
+        """Puts a journal of this one frame into the place of the one there is."""
+        name = self._path.with_name(self._path.name + ".new")
+        descriptor = self._created(name)
+        try:
+            write_at(descriptor, frame, 0)
+            name.replace(self._path)
+        except OSError:
+            os.close(descriptor)
+            name.unlink(missing_ok=True)
+            raise
+        self.close()
+        self._descriptor, self.size = descriptor, len(frame)
 
-    def cut_off(self) -> FileCutError | None:
-        """The error for a file that another program has emptied or written to; None while it is as it was written."""
-        if self._error is None:
-            try:
-                self._check_whole()
-            except FileCutError as error:
-                return error
-        return self._error if isinstance(self._error, FileCutError) else None
+    def _created(self, path: Path) -> int:
+        remove_journal(path)  # of an older file of this name
+        return opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def remove(self) -> None:
+        """Ends the journal: all of it is in the file."""
+        if self._descriptor is not None:
+            if same_file(self._descriptor, self._path):
+                self._path.unlink()
+            self.close()
 
     def close(self) -> None:
-        """Ends writing: what was not committed is dropped, and no journal is left. Once more does nothing.
-
-        A file to which nothing was ever committed is removed. While others still read, their file is replaced with a
-        whole one; one larger than a gigabyte keeps its journal instead.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if os.getpid() == self._process:
-                with defer_signals(also_repeated=True):
-                    self._finish()
-        except OSError as error:
-            self._fail(error)  # all that was committed is in the file and its journal
-        finally:
-            self._journal.close()
-            if os.getpid() == self._process:
-                let_go(self._descriptor)
-            os.close(self._descriptor)
-
-    def _commit(self) -> None:
-        self._check_whole()
-        if not self._fresh and self._end == self._committed_end:
-            return
-        if not same_file(self._descriptor, self._written_as):
-            raise FileNotFoundError(errno.ENOENT, "the file was deleted or replaced by others", str(self.path))
-        if os.fstat(self._descriptor).st_size < self._end:
-            self._set_size(self._end)
-        if not self._commits:
-            self._mark()
-        if self._written_as == self.path:
-            self._write_frame()
-            self._take_over()
-            self._apply()
-        else:
-            self._take_over()
-            self._put_in_place()
-            self._take_the_name()
-        self._commits += 1
-
-    def _check_whole(self) -> None:
-        super()._check_whole()
-        if self._commits and self._marked_at is not None:
-            mark = bytearray(IDENTITY)
-            if read_at(self._descriptor, memoryview(mark), self._marked_at) < IDENTITY or mark != self._identity:
-                raise FileCutError(errno.EIO, "another program has written to the file")
-
-    def _take_over(self) -> None:
-        """What was fresh is committed."""
-        self._committed_end = self._end
-        self._fence = max(self._fence, self._end)
-        self._unapplied.update(self._fresh)
-        self._unapplied.cut(self._end)
-        self._fresh = Extents()
-
-    def _mark(self) -> None:
-        """Writes the mark into the file before there is a journal that it could be compared with."""
-        if self._marked_at is None:
-            raise ValueError("sign(file) must be called before the first commit")
-        write_at(self._descriptor, self._identity, self._marked_at)
-
-    def _write_frame(self) -> None:
-        if self._journal.gone or (self._journal.size > LONG and self._journal.size > 8 * self._unapplied.size()):
-            both = Extents()
-            both.update(self._unapplied)
-            both.update(self._fresh)
-            both.cut(self._end)
-            self._journal.restart(packed(self._frame(both)))
-        else:
-            self._journal.append(packed(self._frame(self._fresh)))
-
-    def _frame(self, changes: Extents) -> Frame:
-        assert self._marked_at is not None
-        return Frame(self._identity, self._marked_at, self._commits + 1, self._end, changes)
-
-    def _apply(self, patience: float = 0.0) -> bool:
-        """Puts into place what was committed, unless somebody reads. What fails is tried again at the next commit."""
-        with alone(self._descriptor, patience) as free:
-            if not free:
-                return False
-            with suppress(OSError):  # the journal has it all
-                self._put_in_place()
-                self._journal.remove()
-                return True
-        return False
-
-    def _put_in_place(self) -> None:
-        for offset, piece in self._unapplied.runs():
-            write_at(self._descriptor, piece, offset)
-        self._set_size(self._committed_end)
-        self._unapplied = Extents()
-        self._fence = max(SUPERBLOCK, self._committed_end)
-
-    def _take_the_name(self) -> None:
-        self._written_as.replace(self.path)
-        self._written_as = self.path
-        with suppress(OSError):
-            remove_journal(beside(self.path))  # of the file that was here
-
-    def _finish(self) -> None:
-        if self.cut_off() is not None:
-            self._journal.remove()
-            return  # nothing that was in it can be put back
-        here = same_file(self._descriptor, self._written_as)  # or moved, or deleted
-        if not self._commits:
-            self._journal.remove()
-            if here:
-                self._written_as.unlink()
-            return
-        if self._unapplied and not self._apply(PATIENCE) and here and self._committed_end <= LARGEST_COPY:
-            self._through_a_copy()
-            return
-        os.ftruncate(self._descriptor, self._fence if self._unapplied else self._committed_end)
-        if not (self._unapplied and here):
-            self._journal.remove()
-
-    def _through_a_copy(self) -> None:
-        """Leaves the readers their file, and puts a whole one into its place."""
-        copy = new_name(self.path, self._identity)
-        try:
-            descriptor = opened(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            try:
-                hold(descriptor)
-                shutil.copyfile(self.path, copy)
-                shutil.copymode(self.path, copy)
-                for offset, piece in self._unapplied.runs():
-                    write_at(descriptor, piece, offset)
-                os.ftruncate(descriptor, self._committed_end)
-            finally:
-                os.close(descriptor)
-            copy.replace(self.path)
-        except OSError:
-            copy.unlink(missing_ok=True)
-            raise
-        self._journal.remove()
+        """Gives the descriptor back."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor, self.size = self._descriptor, None, 0
+            os.close(descriptor)

@@ -1,0 +1,239 @@
+"""Codec: nested values as text, JSON with tags for what JSON has not, and the bytes of tensors beside it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from byname.errors import NotStorableError, RecordingError
+
+__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "has_numbers", "size_of", "tensor_of"]
+
+_BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
+"""How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
+no operation for bits and for what is smaller than a byte, and a quantized tensor without its scale ends the process."""
+_EVERY = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
+_WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
+_DEEPEST = 200
+"""Containers within one another; deeper ones would reach Python's recursion limit while they are read."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor; PyTorch's operations take no more."""
+_LONGEST = 10_000
+"""Bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name by which a dtype is written: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def has_numbers(dtype: torch.dtype) -> bool:
+    """Whether PyTorch can read the elements of a tensor of this dtype; no other is written to a file, or read."""
+    return dtype in _WITH_NUMBERS
+
+
+def dtype_named(name: object) -> torch.dtype:
+    """The dtype of tensors that a file names.
+
+    Raises:
+        RecordingError: if PyTorch has none of that name, or cannot read its elements.
+    """
+    dtype = _dtype(name)
+    if not has_numbers(dtype):
+        raise RecordingError(f"{dtype} is the dtype of no recorded tensor: PyTorch cannot read its elements")
+    return dtype
+
+
+def _dtype(name: object) -> torch.dtype:
+    found = _EVERY.get(name) if type(name) is str else None
+    if found is None:
+        raise RecordingError(f"this PyTorch has no dtype {name!r:.60}; a newer version of PyTorch may have it")
+    return found
+
+
+def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
+    """The elements of a CPU tensor as bytes, in order and without a copy where they lie in order."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
+
+
+def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A tensor that owns its memory, from the bytes of its elements.
+
+    Args:
+        data: a buffer of bytes, as many as the shape needs.
+        dtype: of the elements.
+        shape: of the tensor.
+    """
+    raw = numpy.frombuffer(data, numpy.uint8)
+    if raw.size != math.prod(shape) * dtype.itemsize:
+        raise RecordingError(f"{raw.size} bytes are no {dtype} of shape {tuple(shape)}")
+    if not raw.size:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(bytearray(raw), dtype=dtype).view(tuple(shape))
+
+
+def encoded(value: Any) -> tuple[str, list[Tensor]]:
+    """A plain value as JSON, and the tensors in it, whose bytes are to be stored one after another.
+
+    Args:
+        value: None, a bool, number, text, bytes, tensor, dtype or device, or dicts, lists and tuples of these.
+
+    Raises:
+        NotStorableError: if something in it is none of these, or is nested deeper than 200 containers.
+
+    Examples:
+        >>> encoded({"k": (1, 2.5)})
+        ('{"dict":[["k",{"tuple":[1,2.5]}]]}', [])
+    """
+    tensors: list[Tensor] = []
+    size = 0
+
+    def keep(tensor: Tensor) -> int:
+        nonlocal size
+        tensors.append(tensor)
+        start, size = size, size + tensor.numel() * tensor.element_size()
+        return start
+
+    return json.dumps(_tagged(value, keep, 0), separators=(",", ":"), allow_nan=False), tensors
+
+
+def decoded(text: str | bytes, data: Any = b"") -> Any:
+    """The value that `encoded` wrote.
+
+    Args:
+        text: the JSON.
+        data: the bytes of its tensors, one after another.
+
+    Raises:
+        RecordingError: if the text is no value of this form, or speaks of bytes that are not there.
+    """
+    try:
+        return _untagged(json.loads(text), memoryview(data).cast("B"))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, RuntimeError, OverflowError) as reason:
+        if isinstance(reason, RecordingError):
+            raise
+        shown = text[:60]
+        raise RecordingError(f"a stored value cannot be read: {shown!r} ({type(reason).__name__})") from reason
+
+
+def _tagged(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _LONGEST else {"int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if kind in (list, tuple, dict):
+        return _tagged_container(value, keep, depth + 1)
+    if kind is Tensor:
+        return {"tensor": [dtype_name(value.dtype), list(value.shape), keep(value)]}
+    if kind is complex:
+        return {"complex": [_tagged(value.real, keep, depth), _tagged(value.imag, keep, depth)]}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if kind is torch.dtype:
+        return {"dtype": dtype_name(value)}
+    if kind is torch.device:
+        return {"device": str(value)}
+    raise NotStorableError(f"a value of type {kind.__module__}.{kind.__qualname__} has no form in a file")
+
+
+def _tagged_container(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise NotStorableError(f"a value is nested deeper than {_DEEPEST} containers; record a part of it")
+    if type(value) is dict:
+        return {"dict": [[_tagged(key, keep, depth), _tagged(one, keep, depth)] for key, one in value.items()]}
+    items = [_tagged(one, keep, depth) for one in value]
+    return items if type(value) is list else {"tuple": items}
+
+
+def _untagged(form: Any, data: memoryview) -> Any:
+    if type(form) is list:
+        return [_untagged(one, data) for one in form]
+    if type(form) is not dict:
+        return form
+    ((tag, inside),) = form.items()
+    return _READERS[tag](inside, data)
+
+
+def _tensor(inside: Any, data: memoryview) -> Tensor:
+    name, shape, start = inside
+    dtype = dtype_named(name)
+    sizes_fit = type(shape) is list and len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
+    if not sizes_fit or type(start) is not int or start < 0 or any(not 0 <= size < 2**63 for size in shape):
+        raise ValueError("a place or size of a tensor that no tensor can have")
+    length = math.prod(shape) * dtype.itemsize
+    if start + length > len(data):
+        raise ValueError("a tensor outside of the stored bytes")
+    return tensor_of(data[start : start + length], dtype, shape)
+
+
+def _dict(inside: Any, data: memoryview) -> dict[Any, Any]:
+    items = [(_untagged(key, data), _untagged(one, data)) for key, one in inside]
+    if len(items) > 2 * len({hash(key) for key, _ in items}) + 16:
+        raise ValueError("keys of one hash, which take the square of their number to be put into a dict")
+    return dict(items)
+
+
+def _complex(inside: Any, data: memoryview) -> complex:
+    real, imaginary = (_untagged(part, data) for part in inside)
+    return complex(real, imaginary)
+
+
+def _float(inside: Any, data: memoryview) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inside]
+
+
+def _bytes(inside: Any, data: memoryview) -> bytes:
+    try:
+        return base64.b64decode(inside, validate=True)
+    except binascii.Error as wrong:
+        raise ValueError("not base64") from wrong
+
+
+_READERS: dict[str, Callable[[Any, memoryview], Any]] = {
+    "tensor": _tensor,
+    "tuple": lambda inside, data: tuple(_untagged(one, data) for one in inside),
+    "dict": _dict,
+    "float": _float,
+    "int": lambda inside, data: int(inside, 16),
+    "bytes": _bytes,
+    "complex": _complex,
+    "dtype": lambda inside, data: _dtype(inside),
+    "device": lambda inside, data: torch.device(inside),
+}
+
+
+def size_of(copy: Any) -> int:
+    """About how many bytes of memory a copy takes.
+
+    Args:
+        copy: what `plain_copy` returned; a container that stands in it twice counts once.
+
+    >>> size_of({"k": torch.ones(1024)}) // 4096
+    1
+    """
+    size, seen, left = 0, set(), [copy]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind in (dict, list, tuple):
+            if id(one) in seen:  # the copy holds its parts, so that no id is given twice meanwhile
+                continue
+            seen.add(id(one))
+            size += 64
+            left += [*one, *one.values()] if kind is dict else one
+        else:
+            size += 64 + one.nbytes if kind is torch.Tensor else 48 + len(one) if kind in (str, bytes) else 32
+    return size

@@ -1,0 +1,312 @@
+"""Export: a series as numpy arrays, as pandas tables and as text."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from byname.errors import NotInstalledError
+from byname.recording.lazy import Values, cropped, read, tail_of
+from byname.recording.sampling import Sampling
+from byname.table import Row, counted
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "NUMBERS",
+    "Range",
+    "Records",
+    "SHOWN",
+    "SPARE",
+    "common_type",
+    "numpy_of",
+    "row",
+    "shown",
+    "title",
+    "to_numpy",
+    "to_pandas",
+]
+
+AnyArray: TypeAlias = NDArray[Any]
+
+NUMBERS: tuple[type, ...] = (bool, int, float, complex)
+"""The plain numbers."""
+
+_WITHIN_NUMPY = frozenset(
+    (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    )
+)
+
+
+def numpy_of(tensor: Tensor) -> AnyArray:
+    """The tensor as numpy has it, on its own memory where that is possible.
+
+    bfloat16 and float8 become float32 and complex32 becomes complex64, which hold each of their values exactly.
+    """
+    with torch.no_grad():
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if plain.dtype not in _WITHIN_NUMPY:
+            plain = plain.to(torch.complex64 if plain.is_complex() else torch.float32)
+    array: AnyArray = plain.numpy()
+    return array
+
+
+def to_numpy(values: Values, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
+    """All values as one array, the record first; an array of objects where shapes or types have nothing in common."""
+    if isinstance(values, Tensor):
+        return numpy_of(values).copy()
+    if len(values) == 0:
+        return np.zeros(0)
+    if len(set(shapes)) == 1 and tail_of(values) is not None:
+        return read(values, np.arange(len(values)))
+    return array_from(list(values))
+
+
+def array_from(values: Sequence[Any]) -> AnyArray:
+    """One array of these, an own copy; of objects where they differ in shape or in kind."""
+    if (
+        all(issubclass(type(value), Tensor) for value in values)
+        and len({(one.dtype, one.shape) for one in values}) == 1
+    ):
+        with torch.no_grad():
+            return numpy_of(torch.stack(list(values)))
+    elements = [numpy_of(value) if issubclass(type(value), Tensor) else value for value in values]
+    tensors = [type(element) is np.ndarray for element in elements]
+    if all(tensors):
+        dtype = common_type(element.dtype for element in elements)
+        if dtype is not None and len({element.shape for element in elements}) == 1:
+            return np.stack(elements).astype(dtype, copy=False)
+    elif not any(tensors):
+        dtype = plain_type(values)
+        if dtype is not None:
+            return np.array(values, dtype)
+    return objects(element.copy()[()] if type(element) is np.ndarray else element for element in elements)
+
+
+def common_type(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """The type that holds every value of these exactly; there is one within floats, within signed integers ..."""
+    found = set(dtypes)
+    return np.result_type(*found) if len({dtype.kind for dtype in found}) == 1 else None
+
+
+def plain_type(values: Sequence[Any]) -> np.dtype[Any] | None:
+    """The type of an array that holds these plain numbers exactly; None if there is none."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return np.dtype(bool)
+    if not kinds <= {int, float, complex}:
+        return None
+    if kinds == {int}:
+        return np.dtype(np.int64) if all(-(2**63) <= value < 2**63 for value in values) else None
+    if any(type(value) is int and abs(value) > 2**53 for value in values):
+        return None  # a float would round it
+    return np.dtype(np.complex128 if complex in kinds else np.float64)
+
+
+def objects(values: Iterable[Any]) -> AnyArray:
+    """An array of objects with one dimension, whatever the objects are: numpy would take equal shapes apart."""
+    every = list(values)
+    array = np.empty(len(every), dtype=object)
+    for number, value in enumerate(every):
+        array[number] = value
+    return array
+
+
+class Records(Protocol):
+    """A series, as far as its columns go."""
+
+    @property
+    def path(self) -> str:
+        """The place."""
+
+    @property
+    def values(self) -> Values:
+        """One a record."""
+
+    @property
+    def iterations(self) -> Sequence[int]:
+        """One a record."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """One a record."""
+
+    @property
+    def calls(self) -> Sequence[int]:
+        """One a record."""
+
+    @property
+    def modes(self) -> Sequence[str]:
+        """One a record."""
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How they were taken, if that is known."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """One a record."""
+
+
+def to_pandas(series: Records) -> pandas.DataFrame:
+    """The columns of a series, and its values in one more."""
+    try:
+        import pandas
+    except ImportError as missing:
+        raise NotInstalledError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+    values = _column(series)
+    # Said to be objects: pandas 3 would otherwise turn strings into its own type, and None into NaN.
+    column = pandas.Series(values, dtype=object if values.dtype == object else None)
+    return pandas.DataFrame(
+        {
+            "iteration": np.array(series.iterations, np.int64),
+            "mode": list(series.modes),
+            "rank": np.array(series.ranks, np.int64),
+            "call": np.array(series.calls, np.int64),
+            "value": column,
+        }
+    )
+
+
+def _column(series: Records) -> AnyArray:
+    """Numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
+    values = [cropped(value, shape) for value, shape in zip(series.values, series.shapes, strict=True)]
+    if all(torch.Size(shape).numel() == 1 for shape in series.shapes):
+        return array_from([value.reshape(()) if issubclass(type(value), Tensor) else value for value in values])
+    return objects(_cell(value) for value in values)
+
+
+def _cell(value: Any) -> Any:
+    return numpy_of(value).copy()[()] if issubclass(type(value), Tensor) else value
+
+
+SPARE = ("mode", "rank", "call", "mean", "type")
+"""The columns that a narrow terminal may do without."""
+
+SHOWN = 20
+"""Records of a long series that are shown: half of them the first ones, half the last. No other value is read."""
+
+
+def row(series: Records, number: int, value: Any) -> Row:
+    """One record as plain values. A tensor of one element is its number; of a larger one the range is told."""
+    shape = tuple(series.shapes[number])
+    return {
+        "iteration": series.iterations[number],
+        "mode": series.modes[number],
+        "rank": series.ranks[number],
+        "call": series.calls[number],
+        "shape": shape,
+        **_facts(cropped(value, shape)),
+    }
+
+
+def _facts(value: Any) -> Row:
+    none: Row = {"value": None, "mean": None, "min": None, "max": None}
+    if not issubclass(type(value), Tensor):
+        return {"type": type(value).__name__, **none, "value": value}
+    name = str(value.dtype).removeprefix("torch.")
+    if value.numel() == 1:
+        return {"type": name, **none, "value": numpy_of(value).item()}
+    return {"type": name, **none, **(_range(numpy_of(value)) if value.numel() else {})}
+
+
+def _range(array: AnyArray) -> Row:
+    with np.errstate(all="ignore"):
+        if array.dtype.kind == "c":
+            return {"mean": array.mean(dtype=np.complex128).item()}
+        return {"mean": array.mean(dtype=np.float64).item(), "min": array.min().item(), "max": array.max().item()}
+
+
+def shown(series: Records, most: int = SHOWN) -> tuple[list[Row], list[str]]:
+    """The rows that a table has room for, and what it does not show, in words."""
+    size = len(series.iterations)
+    last = most // 2
+    numbers = range(size) if size <= most else [*range(most - last), *range(size - last, size)]
+    rows = [_shortened(row(series, number, series.values[number])) for number in numbers]
+    between = size - len(rows)
+    notes = [
+        f"{counted(between, 'record')} between the first {most - last} and the last {last} not shown; .rows() has them"
+    ]
+    return rows, notes if between else []
+
+
+def _shortened(whole: Row) -> Row:
+    short = {key: _brief(value) if key in ("value", "mean", "min", "max") else value for key, value in whole.items()}
+    return short if type(whole["value"]) in _WITH_SHAPE and whole["type"] != "NoneType" else short | {"shape": None}
+
+
+_WITH_SHAPE = (type(None), *NUMBERS)
+"""Values in a row that have a shape: numbers, and tensors, of which only the range is told."""
+
+
+def _brief(value: Any) -> Any:
+    if type(value) is float and math.isfinite(value):
+        return float(f"{value:.6g}")
+    return value if value is None or type(value) in (bool, int, float) else _texts.repr(value)
+
+
+class _Texts(reprlib.Repr):
+    """Short texts of values, also of containers with tensors in them."""
+
+    maxstring = maxother = 60
+
+    def repr_Tensor(self, tensor: Tensor, level: int) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')} {'×'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
+_texts = _Texts()
+
+
+def title(series: Records) -> str:
+    """One line: how many records, from when to when, of what."""
+    size = len(series.iterations)
+    if not size:
+        return f"{series.path}: no records"
+    first, last = min(series.iterations), max(series.iterations)
+    when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
+    ranks = sorted(set(series.ranks))
+    among = f", {len(ranks)} ranks" if len(ranks) > 1 else ""
+    how = f"; {series.sampling}" if series.sampling is not None and str(series.sampling) else ""
+    return f"{series.path}: {counted(size, 'record')}, {when}, {' and '.join(sorted(set(series.modes)))}{among}{how}"
+
+
+class Range:
+    """The range of all numbers that were added; NaN is only counted, complex numbers count by their size."""
+
+    def __init__(self) -> None:
+        self.smallest, self.largest = math.inf, -math.inf
+        self.total, self.count, self.nan = 0.0, 0, 0
+
+    def add(self, value: Any) -> None:
+        """Takes a tensor or a number, and nothing of other values."""
+        if type(value) in (bool, int, float, complex):
+            value = torch.tensor(abs(value) if type(value) is complex else float(value), dtype=torch.float64)
+        if type(value) is not Tensor or not value.numel():
+            return
+        numbers = (value.to(torch.complex128).abs() if value.is_complex() else value.to(torch.float64)).reshape(-1)
+        of_all = numbers.numel()
+        numbers = numbers[~numbers.isnan()]
+        self.nan += of_all - numbers.numel()
+        if numbers.numel():
+            low, high = torch.aminmax(numbers)
+            self.smallest, self.largest = min(self.smallest, low.item()), max(self.largest, high.item())
+            self.total, self.count = self.total + numbers.sum().item(), self.count + numbers.numel()
+
+    def row(self) -> Row:
+        """The figures as columns of a table; None where there was no number."""
+        nan = {"nan": self.nan} if self.nan else {}
+        if not self.count:
+            return {"min": None, "max": None, "mean": None, **nan}
+        figures = {"min": self.smallest, "max": self.largest, "mean": self.total / self.count}
+        return {name: float(f"{figure:.6g}") for name, figure in figures.items()} | nan

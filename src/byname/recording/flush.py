@@ -1,0 +1,389 @@
+"""Flush: what came at each place since the last window, and when a window closes and where it goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from byname.errors import RecordingError, RecordingWarning
+from byname.reading.interrupts import defer_signals
+from byname.recording.callbacks import Callbacks, applied
+from byname.recording.clock import Numbers
+from byname.recording.distributed.dtensor import Shard
+from byname.recording.distributed.gather import Gatherer
+from byname.recording.sampling import Sampling, Time
+from byname.recording.series import Series
+from byname.recording.stores.memory import MemoryStore, Store
+from byname.recording.values.change import NOTHING, Last, same
+from byname.recording.values.copy import Copies, plain_copy
+from byname.source.tracebacks import warn
+
+__all__ = ["Column", "Record", "Windows"]
+
+
+class Record(NamedTuple):
+    """One value that was recorded.
+
+    Attributes:
+        time: its iteration.
+        call: which of several values of the iteration it is, or what will tell it, see `Numbers`.
+        value: a copy.
+        shard: the part of a distributed tensor that it is.
+        before: the copy stored before it, where only the content tells whether the value is another, and was not there
+            to be asked (on a GPU); else `NOTHING`.
+    """
+
+    time: Time
+    call: Any
+    value: Any
+    shard: Shard | None
+    before: Any = NOTHING
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the value differs from the one before; asked once the copies are there."""
+        return self.before is NOTHING or not same(self.value, self.before)
+
+
+class Column:
+    """The values of one place, in one listener.
+
+    Args:
+        path: the place.
+        last: tells whether a value is another than the one stored last; None where each is stored.
+        form: what is made of a value before it is copied; None for nothing.
+        exact: whether it was asked for by this very path, not by a wildcard.
+        gradient: whether the values are gradients.
+        by_forward: whether a value belongs to the iteration of the forward that it was told of, and not to the latest.
+        numbers: numbers the values of an iteration, where its forwards do not.
+
+    Attributes:
+        records: those of the open window.
+        stored: whether anything ever was.
+        refused: whether the place turned out to hold what cannot be stored.
+    """
+
+    __slots__ = (
+        "by_forward",
+        "exact",
+        "form",
+        "gradient",
+        "last",
+        "numbers",
+        "path",
+        "records",
+        "refused",
+        "sampling",
+        "stored",
+    )
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        last: Last | None,
+        form: Callable[[Any], Any] | None,
+        exact: bool,
+        gradient: bool,
+        by_forward: bool,
+        numbers: Numbers | None,
+        sampling: Sampling,
+    ) -> None:
+        self.path = path
+        self.last = last
+        self.form = form
+        self.exact = exact
+        self.gradient = gradient
+        self.by_forward = by_forward
+        self.numbers = numbers
+        self.sampling = sampling
+        self.records: list[Record] = []
+        self.stored = False
+        self.refused = False
+
+    def closed(self, rank: int) -> Series | None:
+        """The window as a series, and a new one begins; None if nothing came. Its copies must be there."""
+        records, self.records = [record for record in self.records if record.is_another], []
+        if not records:
+            return None
+        if self.numbers is not None:
+            calls = self.numbers.settled([(record.time, record.call) for record in records])
+            records = [record._replace(call=call) for record, call in zip(records, calls, strict=True)]
+        if self.gradient and self.by_forward and len({record.time.mode for record in records}) == 1:
+            # a backward comes to the last call first
+            records.sort(key=lambda record: (record.time.iteration, record.call))
+        return Series(
+            path=self.path,
+            values=[record.value for record in records],
+            iterations=[record.time.iteration for record in records],
+            ranks=[rank] * len(records),
+            calls=[record.call for record in records],
+            modes=[record.time.mode for record in records],
+            shapes=[tuple(record.value.shape) if isinstance(record.value, Tensor) else () for record in records],
+            shards=[record.shard for record in records],
+            sampling=self.sampling,
+        )
+
+
+_SECONDS = 1.0
+_HURRY = 5.0
+_BYTES = 8 << 20
+_SAID = 8
+"""Windows of one place whose loss is told each by a sentence of its own."""
+
+
+class Windows:
+    """Gathers what the listeners record, and hands it on.
+
+    Args:
+        rank: of this process.
+        gather_every: the iterations of a window; None has it end when it holds 8 MiB or is a second old, or, if there
+            are callbacks for windows, with the run.
+        before, after: the callbacks for a window, as recorded and as gathered.
+
+    Attributes:
+        store: where it goes.
+        own: makes a store for what did not come to rank 0.
+        gatherer: brings it to rank 0 first, where it is asked to.
+        columns: the places, each with what came since the last window.
+        copies: makes the copies.
+        bytes: how much the open window holds.
+        lost: what is missing, in sentences.
+        excused: what is missing if the program goes on, in sentences: else the error that ends it says so.
+        tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
+    """
+
+    def __init__(self, rank: int, gather_every: int | None, before: Callbacks = (), after: Callbacks = ()) -> None:
+        self.store: Store = MemoryStore()
+        self.columns: dict[str, Column] = {}
+        self.copies = Copies()
+        self.bytes = 0
+        self.lost: dict[str, None] = {}
+        self.excused: dict[str, None] = {}
+        self.tell: Callable[[Exception], None] | None = None
+        self._rank = rank
+        self._every = gather_every
+        self._before = before
+        self._after = after
+        self.own: Callable[[], Store] | None = None
+        self.gatherer: Gatherer | None = None
+        self._raised: list[BaseException] = []
+        self._failed: dict[str, int] = {}
+        self._number = 0
+        self._begun = 0
+        self._opened = time.monotonic()
+        self._lock: AbstractContextManager[object] = threading.RLock()
+        self._process = os.getpid()
+
+    def iteration(self) -> None:
+        """An iteration begins: the window of those before may be closed."""
+        self._begun += 1
+        if self.excused:
+            self.went_on()
+        if self._every is not None:
+            if self._begun > 1 and not (self._begun - 1) % self._every:
+                self.close()
+        elif self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS:
+            self.close_early()
+
+    def went_on(self) -> None:
+        """The program has caught an error of its callback and goes on."""
+        for sentence in [*self.excused]:
+            self.lose(sentence)
+        self.excused.clear()
+
+    def close_early(self) -> None:
+        """The same, unless callbacks or other processes wait for whole windows."""
+        if self._every is None and not (self._before or self._after):
+            self.close()
+
+    def close(self) -> None:
+        """Hands on what came since the last window; then raises what a callback has raised."""
+        with self._alone(), defer_signals():
+            self._close()
+            self._raise()
+
+    def flush(self) -> None:
+        """Has what was recorded so far outlive the process, as far as windows may be closed.
+
+        Raises:
+            RecordingError: if the file cannot be written.
+        """
+        with self._alone(), defer_signals():
+            self.close_early()
+            self.store.flush()
+
+    def results(self, *, early: bool) -> Mapping[str, Series]:
+        """What was recorded so far, with the open window if it is still filled and may be closed.
+
+        The series of a place is made when it is asked for: one costs the same however many there are.
+        """
+        with self._alone(), defer_signals():
+            if early:
+                self.close_early()
+            return _OneAtATime(self.store.results(), self._alone)
+
+    def close_store(self, *, complete: bool) -> None:
+        """Nothing comes any more."""
+        with self._alone(), defer_signals():
+            self.store.close(complete=complete)
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """One thread at a time: a program may flush and read results in another than the one that trains."""
+        if os.getpid() != self._process:  # a fork does not take along the thread that may hold the lock
+            self._process, self._lock = os.getpid(), threading.RLock()
+        return self._lock
+
+    def _close(self) -> None:
+        self.copies.settle()
+        window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
+        self.bytes = 0
+        self._opened = time.monotonic()
+        window = self._through(self._before, window, "before_gather")
+        if self.gatherer is None:
+            self._hand_on(window)
+        else:
+            self.gatherer.offer(self._number, window)
+            self._number += 1
+            self._collect(self.gatherer.ready())
+
+    def end(self, *, hurry: bool = False) -> None:
+        """The last window, which may be a short one, and what other processes still have to send.
+
+        Args:
+            hurry: whether to wait for them for a few seconds only, for somebody waits to see an error.
+        """
+        with self._alone(), ExitStack() as steps:
+            steps.callback(self._raise)
+            if self.gatherer is not None:
+                steps.callback(self._account)
+                steps.callback(self.gatherer.close)
+            self.close()
+            if self.gatherer is not None:
+                self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None))
+
+    def _collect(self, windows: Iterable[dict[str, Series]]) -> None:
+        """Hands on the windows of all processes that have come together."""
+        assert self.gatherer is not None
+        for window in windows:
+            self._hand_on(window)
+            if self.store.failed:
+                self.gatherer.close()  # so that the other processes keep theirs in files of their own
+                break
+        else:
+            self.gatherer.stored()
+        self._account()
+
+    def _account(self) -> None:
+        """What did not come to rank 0 is kept here, and what went wrong is said."""
+        assert self.gatherer is not None
+        for kept in self.gatherer.undelivered():
+            if self.own is not None:
+                self.store, self.own = self.own(), None
+            self._hand_on({**kept})
+        for sentence in self.gatherer.lost():
+            self.warn(sentence)
+
+    def _hand_on(self, window: dict[str, Series]) -> None:
+        gathered = self._through(self._after, window, "after_gather")
+        if gathered:
+            self.store.append(gathered)
+            with suppress(RecordingError):  # the store has warned; the program goes on, and closing raises it
+                self.store.flush()
+
+    def _through(self, callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
+        """What the callbacks make of a window. A place whose callback raises is missing in it; the others go on."""
+        if not callbacks:
+            return window
+        made = {}
+        for path, series in window.items():
+            try:
+                made[path] = _kept(series, applied(callbacks, path, series, moment))
+            except BaseException as error:  # noqa: BLE001 - the user's own code; raised when the others are stored
+                self._raised.append(error)
+                self._lose_window(series, moment, error)
+        return made
+
+    def _lose_window(self, series: Series, moment: str, error: BaseException) -> None:
+        """Says which records are missing; of a callback that raises again and again the first windows only."""
+        first, last = min(series.iterations), max(series.iterations)
+        often = self._failed[series.path] = self._failed.get(series.path, 0) + 1
+        which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
+        if often > _SAID:
+            which = f"more windows, from iteration {first} on, are"
+        if often <= _SAID + 1:
+            self.lose(f"`{series.path}`: {which} missing, since its {moment} callback raised {type(error).__name__}")
+
+    def _raise(self) -> None:
+        """Raises the first of what callbacks have raised; of the others there are sentences."""
+        raised, self._raised = self._raised, []
+        if not raised:
+            return
+        if self.tell is None or not isinstance(raised[0], Exception):
+            raise raised[0]
+        self.tell(raised[0])
+
+    def warn(self, sentence: str) -> None:
+        """Notes it, and says so at once."""
+        if self.lose(sentence):
+            self.tell_of([sentence])
+
+    def tell_of(self, sentences: Sequence[str]) -> None:
+        """Warns of these, if there are any, at once."""
+        if sentences and self.tell is None:
+            warn("; ".join(sentences), RecordingWarning)
+        elif self.tell is not None:
+            for sentence in sentences:
+                self.tell(RecordingWarning(sentence))
+
+    def lose(self, sentence: str) -> bool:
+        """Notes that something is missing; whether that is new."""
+        if sentence in self.lost:
+            return False
+        self.lost[sentence] = None
+        self.store.lose(sentence)
+        return True
+
+
+class _OneAtATime(Mapping[str, Series]):
+    """The series of a store, made while nothing is written to it."""
+
+    def __init__(self, found: Mapping[str, Series], alone: Callable[[], AbstractContextManager[object]]) -> None:
+        self._found = found
+        self._alone = alone
+        self._paths = dict.fromkeys(found)
+
+    def __getitem__(self, path: str) -> Series:
+        with self._alone(), defer_signals():
+            return self._found[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def _through(callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
+    if not callbacks:
+        return window
+    return {path: _kept(series, applied(callbacks, path, series, moment)) for path, series in window.items()}
+
+
+def _kept(given: Series, returned: Series) -> Series:
+    """What a callback returned, with copies of its own: it may be anything, and the program may go on changing it."""
+    if returned is given:
+        return given
+    values, path = returned.values, returned.path
+    copies = plain_copy(values, path=path) if type(values) is Tensor else [plain_copy(one, path=path) for one in values]
+    return replace(returned, values=copies, sampling=given.sampling)

@@ -1,0 +1,202 @@
+"""Lazy values: sequences of values that are read when they are asked for, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from byname.errors import BadArgumentError
+from byname.table import counted
+
+__all__ = [
+    "Array",
+    "after_each_other",
+    "array_of",
+    "cropped",
+    "one_each",
+    "Picked",
+    "Positions",
+    "read",
+    "tail_of",
+    "taken",
+    "Values",
+]
+
+_NEAR = 4
+"""Records this near to each other are read in one piece, with what lies between them."""
+
+
+Values: TypeAlias = Sequence[Any] | Tensor
+Positions: TypeAlias = NDArray[np.int64]
+
+
+class Array(Protocol):
+    """What values of one shape offer as their ``array``: numbers on which slices are read, such as an HDF5 dataset."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all values: the number of records, then the shape of each."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy has it."""
+
+    def __getitem__(self, which: Any) -> Any:
+        """Reads the records of a slice."""
+
+
+class Picked(Sequence[Any]):
+    """Values out of one or several sequences, in an order of its own. Nothing is read before it is asked for.
+
+    Args:
+        parts: the sequences.
+        part, position: for each value the sequence it is in, and its place there.
+    """
+
+    __slots__ = ("part", "parts", "position")
+
+    def __init__(self, parts: Sequence[Values], part: Positions, position: Positions) -> None:
+        self.parts = parts
+        self.part = part
+        self.position = position
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> Picked: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return Picked(self.parts, self.part[which], self.position[which])
+        return self.parts[int(self.part[which])][int(self.position[which])]
+
+    def __iter__(self) -> Iterator[Any]:
+        """One after another, each sequence in runs: a file is then not opened anew for each of its values."""
+        streams = {number: self._runs(number) for number in np.unique(self.part).tolist()}
+        return (next(streams[number]) for number in self.part.tolist())
+
+    def _runs(self, number: int) -> Iterator[Any]:
+        positions = self.position[self.part == number]
+        for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
+            yield from self.parts[number][int(run[0]) : int(run[-1]) + 1]
+
+    @classmethod
+    def of(cls, parts: Sequence[Values]) -> Picked:
+        """All values of the sequences, one after the other; those that are picked already are not picked twice."""
+        flat: list[Values] = []
+        part, position = [], []
+        for values in parts:
+            inner = values if isinstance(values, Picked) else None
+            part.append(np.full(len(values), len(flat)) if inner is None else inner.part + len(flat))
+            position.append(np.arange(len(values)) if inner is None else inner.position)
+            flat.extend([values] if inner is None else inner.parts)
+        return cls(flat, _together(part), _together(position))
+
+    def within(self, which: slice | Positions) -> Picked:
+        """The values at these positions."""
+        return Picked(self.parts, self.part[which], self.position[which])
+
+
+def _together(pieces: list[NDArray[Any]]) -> Positions:
+    return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
+
+
+def array_of(values: Values) -> Array | None:
+    """The numbers of a sequence that keeps them in one array; None where it does not."""
+    if isinstance(values, (list, tuple, Tensor)):
+        return None
+    found: Array | None = getattr(values, "array", None)
+    return found
+
+
+def tail_of(values: Values) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """The shape and the type that all values have, where `read` can give them without looking at each."""
+    parts = [values.parts[number] for number in np.unique(values.part)] if isinstance(values, Picked) else [values]
+    arrays = [array_of(part) for part in parts]
+    tails = {None if array is None else (tuple(array.shape[1:]), array.dtype) for array in arrays}
+    return tails.pop() if len(tails) == 1 else None
+
+
+def read(values: Values, positions: Positions) -> NDArray[Any]:
+    """The values at these positions as one array, neighbours read at once. Only for values that have a `tail_of`."""
+    tail = tail_of(values)
+    assert tail is not None, "only asked where the values lie in arrays"
+    out = np.empty((len(positions), *tail[0]), tail[1])
+    if not isinstance(values, Picked):
+        _read_into(out, np.arange(len(positions)), array_of(values), positions)
+        return out
+    part, position = values.part[positions], values.position[positions]
+    for number in np.unique(part):
+        here = np.flatnonzero(part == number)
+        _read_into(out, here, array_of(values.parts[number]), position[here])
+    return out
+
+
+def _read_into(out: NDArray[Any], rows: Positions, array: Array | None, positions: Positions) -> None:
+    """Reads neighbours at once: a slice of a file costs little more than one record."""
+    assert array is not None, "only asked where the values lie in arrays"
+    order = np.argsort(positions, kind="stable")
+    rows, positions = rows[order], positions[order]
+    for run in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(positions) > _NEAR) + 1):
+        if len(run):
+            first = int(positions[run[0]])
+            piece = np.asarray(array[first : int(positions[run[-1]]) + 1])
+            out[rows[run]] = piece[positions[run] - first]
+
+
+def cropped(value: Any, shape: tuple[int, ...]) -> Any:
+    """The value without the padding behind it."""
+    if issubclass(type(value), Tensor) and tuple(value.shape) != tuple(shape) and value.ndim == len(shape):
+        return value[tuple(slice(0, size) for size in shape)]
+    return value
+
+
+def taken(values: Values, which: slice | Positions) -> Values:
+    """Some of the values, without reading them from a file."""
+    if isinstance(values, Tensor):
+        if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
+            which = np.array(range(len(values))[which], np.int64)
+        return values[which if isinstance(which, slice) else torch.from_numpy(which)]
+    if isinstance(values, (list, tuple)):
+        return values[which] if isinstance(which, slice) else [values[number] for number in which]
+    return Picked.of([values]).within(which)
+
+
+def after_each_other(parts: Sequence[Values], shapes: Sequence[Sequence[tuple[int, ...]]]) -> Values:
+    """The values of several series: one tensor where all are and fit, a list in memory, else read when asked for."""
+    every = [values for values in parts if len(values)]
+    tensors = [values for values in every if isinstance(values, Tensor)]
+    if every and len(tensors) == len(every) and len({(one.dtype, one.shape[1:]) for one in tensors}) == 1:
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    if all(isinstance(values, (list, tuple, Tensor)) for values in every):
+        return [one for values, own in zip(parts, shapes, strict=True) for one in _apart(values, own)]
+    return every[0] if len(every) == 1 else Picked.of(every)
+
+
+def _apart(values: Values, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+    if isinstance(values, Tensor):
+        return [cropped(value, shape) for value, shape in zip(values, shapes, strict=True)]
+    return values
+
+
+def one_each(values: Any, size: int, path: str) -> Any:
+    """The values, as a tensor or a sequence of this size; anything else is refused."""
+    kind = type(values)
+    if issubclass(kind, np.ndarray):
+        values, kind = torch.from_numpy(values), Tensor
+    several = values.ndim > 0 if issubclass(kind, Tensor) else issubclass(kind, Sequence)
+    if not several or issubclass(kind, str | bytes):
+        raise BadArgumentError(f"values of {path} are a sequence or a tensor with one a record, not {kind.__name__}")
+    if len(values) != size:
+        raise BadArgumentError(
+            f"{path} has {counted(size, 'record')} and was given {counted(len(values), 'value')}: "
+            "with_values takes one for each; a callback may return a single value that stands for all"
+        )
+    return list(values) if issubclass(kind, list | tuple) else values

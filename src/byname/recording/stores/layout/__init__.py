@@ -1,1 +1,0 @@
-"""How values lie in an HDF5 file."""

@@ -1,0 +1,439 @@
+"""Reader: an HDF5 file as it is opened, and the series of the places in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from byname.codec import dtype_named
+from byname.errors import NotARecordingError, NotPermittedError, RecordingError
+from byname.recording.distributed.dtensor import Shard, checked
+from byname.recording.lazy import Picked
+from byname.recording.sampling import Sampling
+from byname.recording.series import Series
+from byname.recording.stores.arrays import ASKED, FORMAT, VERSION, group_name, modes, numbers, place_of
+from byname.recording.stores.journal.committed import SIGNATURE, committed
+from byname.recording.stores.journal.file_objects import read_by_hdf5
+from byname.recording.stores.journal.journal import put_back
+from byname.recording.stores.parts import Form
+from byname.recording.stores.stored_values import PartAt, Source, StoredValues
+from byname.recording.stores.validate import (
+    attribute,
+    broken,
+    check_packed,
+    dataset_in,
+    flat_shape,
+    group_in,
+    names_in,
+    row_shape,
+    storage,
+    stored,
+    within_size,
+)
+from byname.table import counted, listed, printable
+
+__all__ = ["FileSource", "Stored", "StoredPlaces", "is_whole"]
+
+_COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
+_FACTS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
+_NOTHING: Any = object()
+_KINDS = {"rows": ("tensor", "int", "float", "bool", "complex", "str"), "flat": ("tensor",), "nested": ("nested",)}
+"""Of the values that each layout has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A place in a file.
+
+    Attributes:
+        path: the place.
+        parts: of its values.
+        sampling: how they were taken; None in a file of an older byname.
+    """
+
+    path: str
+    parts: tuple[PartAt, ...]
+    sampling: Sampling | None = None
+
+    @property
+    def count(self) -> int:
+        """Of its records."""
+        return sum(part.count for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The records of a place, without their values; one array a column.
+
+    Attributes:
+        iterations: of each record.
+        ranks: of each record.
+        calls: of each record.
+        modes: 0 for train, 1 for eval.
+        part: the number of the part that it is in.
+        row: its number there.
+    """
+
+    iterations: Any
+    ranks: Any
+    calls: Any
+    modes: Any
+    part: Any
+    row: Any
+
+
+class StoredPlaces(Mapping[str, Series]):
+    """The places of a file, as they were when this was made.
+
+    Args:
+        source: the file.
+        places: what is in it, where that is known without a look.
+
+    Attributes:
+        places: by their paths.
+        missing: those that were left out, in words.
+
+    Raises:
+        RecordingError: if the file is none that a recorder has written.
+    """
+
+    def __init__(self, source: Source, places: Iterable[Stored] | None = None) -> None:
+        self._source = source
+        self.missing: tuple[str, ...] = ()
+        if places is not None:
+            self.places = {place.path: place for place in places}
+            return
+        with source.reading() as file:
+            with within_size(file):
+                self.places, self.missing = _places(file)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __getitem__(self, path: str) -> Series:
+        place = self.places[path]
+        index = self.index(path)
+        values = [StoredValues(self._source, part) for part in place.parts]
+        several = len(values) > 1
+        named = numpy.where(index.modes == 1, "eval", "train").tolist()
+        shapes, shards = self._shapes(place), [part.form.shard for part in place.parts]
+        numbered = list(zip(index.part.tolist(), index.row.tolist(), strict=True))
+        return Series(
+            path,
+            Picked(values, index.part, index.row) if several else values[0],
+            index.iterations.tolist(),
+            index.ranks.tolist(),
+            index.calls.tolist(),
+            named,
+            [shapes[part][row] for part, row in numbered],
+            [shards[part] for part, _ in numbered] if any(shards) else (),
+            place.sampling,
+        )
+
+    def index(self, path: str) -> Index:
+        """When, where and how often the values of a place came."""
+        parts = self.places[path].parts
+        with self._source.reading() as file:
+            groups = [part.group(file) for part in parts]
+            for part, group in zip(parts, groups, strict=True):
+                StoredValues(self._source, part).check(group)  # first: many places may lead to the same columns
+            columns = [_columns(part, group, len(parts)) for part, group in zip(parts, groups, strict=True)]
+            order = numpy.concatenate([one.pop("order") for one in columns])
+            if len(columns) > 1 and (numpy.sort(order) != numpy.arange(len(order))).any():
+                raise broken(f"the records of {path} have no order")
+        rows = [numpy.arange(part.count) for part in parts]
+        numbered = [numpy.full(part.count, number) for number, part in enumerate(parts)]
+        sorting = numpy.argsort(order, kind="stable")
+        whole = {name: numpy.concatenate([one[name] for one in columns])[sorting] for name in columns[0]}
+        return Index(**whole, part=numpy.concatenate(numbered)[sorting], row=numpy.concatenate(rows)[sorting])
+
+    def size(self, path: str) -> int:
+        """How many bytes the values of a place take in the file; of text, without the letters."""
+        with self._source.reading() as file:
+            groups = [part.group(file) for part in self.places[path].parts]
+            names = [(group, name) for group in groups for name in ("values", "bytes") if name.encode() in group.id]
+            return sum(int(storage(group, name)) for group, name in names)
+
+    def _shapes(self, place: Stored) -> list[list[tuple[int, ...]]]:
+        shapes = []
+        for part in place.parts:
+            form = part.form
+            if not (form.padded or form.layout == "flat"):
+                shapes.append([form.shape] * part.count)
+                continue
+            with self._source.reading() as file:
+                found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
+                shapes.append([tuple(shape) for shape in _read(found, part.count).tolist()])
+        return shapes
+
+
+def _places(file: Any) -> tuple[dict[str, Stored], tuple[str, ...]]:
+    """The places by their paths, in order, and in words what else there should be."""
+    names, links = names_in(file)
+    missing = [
+        f"what was recorded at `{place_of(name)}`: there is {kind}, which is not followed"
+        for name, kind in links.items()
+    ]
+    numbered: dict[str, tuple[int, str, Stored]] = {}
+    last = -1
+    for name in names:
+        if name == "byname":
+            continue  # the mark by which the file and its journal know each other
+        number, place = _place_at(file, name)
+        other = numbered.get(place.path)
+        if other is not None:
+            kept, left_out = (name, other[1]) if group_name(place.path) == name else (other[1], name)
+            missing.append(
+                f"what was recorded at `{place_of(left_out)}`: it says that it is `{place.path}`, as does {kept}"
+            )
+        if other is None or kept == name:
+            numbered[place.path] = number, name, place
+        last = max(last, number)
+    gone = last + 1 - len(numbered) - len(missing)
+    if gone > 0:
+        missing.append(f"{counted(gone, 'place')} that the file had: its numbers of places lead to {last}")
+    in_order = sorted(numbered.values(), key=lambda one: one[0])
+    return {place.path: place for _, _, place in in_order}, tuple(map(printable, missing))
+
+
+def _place_at(file: Any, name: str) -> tuple[int, Stored]:
+    """A place by the name of its group, and the number that it has among all places."""
+    group = group_in(file, name)
+    parts = [_part_at(group, (name,))]
+    if b"more" in group.id:
+        further = group_in(group, "more")
+        inside, links = names_in(further)
+        if links:
+            raise broken(f"{next(iter(links))} in {further.name} is a link, which is not followed")
+        inside.sort(key=lambda one: (len(one), one))
+        parts += [_part_at(group_in(further, one), (name, "more", one)) for one in inside]
+    return attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts), _sampling(group))
+
+
+def _sampling(group: Any) -> Sampling | None:
+    if "every" not in group.attrs:
+        return None
+    read: dict[str, Any] = {}
+    for name, kind in _FACTS.items():
+        found = attribute(group, ASKED.get(name, name), kind, _NOTHING)
+        if found is not _NOTHING:
+            read[name] = printable(found) if kind is str else found
+    try:
+        return Sampling.of(read)
+    except (TypeError, KeyError) as reason:
+        raise broken(f"{group.name} does not say how its values were taken") from reason
+
+
+def _part_at(group: Any, names: tuple[str, ...]) -> PartAt:
+    layout, kind = attribute(group, "layout", str), attribute(group, "kind", str)
+    if kind not in _KINDS.get(layout, ()):
+        raise broken(f"{group.name} has the layout {layout} and the kind {kind}, which this version does not know")
+    shape: tuple[int, ...] = ()
+    dtype = attribute(group, "dtype", str, "")
+    if kind == "tensor":
+        dtype_named(dtype)
+        shape = flat_shape(group) if layout == "flat" else row_shape(group, "values")
+    elif dtype:
+        raise broken(f"{group.name} has the kind {kind} and the dtype {dtype}, which only tensors have")
+    iterations = dataset_in(group, "iterations", numbers("<i8"), (None,))
+    padded = layout == "rows" and b"shapes" in group.id
+    return PartAt(names, Form(layout, kind, dtype, shape, _shard(group), padded), len(iterations))
+
+
+def _shard(group: Any) -> Shard | None:
+    text = attribute(group, "shard", str, "")
+    if not text:
+        return None
+    try:
+        facts = {name: tuple(fact) for name, fact in json.loads(text).items()}
+        return checked(Shard(**facts))
+    except (ValueError, TypeError, AttributeError, RecursionError) as reason:
+        raise broken(f"{group.name} is a part of a distributed tensor, and which cannot be read") from reason
+
+
+def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:
+    columns = {}
+    for name, code in _COLUMNS.items():
+        dataset = dataset_in(group, name, numbers(code), (None,))
+        columns[name] = _read(dataset, part.count, whole=name == "iterations")
+    columns["modes"] = _read(dataset_in(group, "modes", modes(), (None,)), part.count, whole=False)
+    columns["order"] = numpy.arange(part.count)
+    if parts > 1 and b"order" in group.id:
+        order = dataset_in(group, "order", numbers("<i8"), (None,))
+        columns["order"] = _read(order, part.count)
+    return columns
+
+
+def _read(dataset: Any, count: int, *, whole: bool = True) -> Any:
+    """The first records of an array that has them; only `ranks`, `calls` and `modes` need not have been written."""
+    if len(dataset) < count:
+        raise broken(f"{dataset.name} has {len(dataset)} records of {count}")
+    if whole and stored(dataset) < count * dataset.id.get_type().get_size() * math.prod(dataset.shape[1:]):
+        raise broken(f"{dataset.name} says that it has {count} records, and the file does not hold them")
+    check_packed(dataset, 0, count)
+    return dataset[:count]
+
+
+_FILES = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+_OWN = ("format", "version", "closed", "complete", "json", "missing", "last_iteration")
+
+
+class FileSource:
+    """A recording's file, to be read.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        NotARecordingError: if it is something else.
+        RecordingError: if it is cut off or damaged, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shown = printable(str(path))
+        self._held = ExitStack()
+        self._file: Any = None
+        self._closed = False
+        self._mark = ""
+        _put_back_if_left(path)
+        with self._described(), self._opened() as file, within_size(file):
+            self.run, self.complete, self.ended, self.missing = _facts(file, self.shown)
+            self._mark = _mark(file)
+        if self.ended:
+            self._file = self._held.enter_context(self._opened())
+
+    @property
+    def opens_each_time(self) -> bool:
+        """Whether it still may be written, and is not held open, which would be in its writer's way."""
+        return self._file is None and not self._closed
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """The file, for as long as the context lasts."""
+        if self._closed:
+            raise RecordingError(f"{self.shown} was closed; open it again with byname.open")
+        with self._described():
+            if self._file is not None:
+                yield self._file
+                return
+            with self._opened() as file:
+                yield file
+
+    def close(self) -> None:
+        """Closes the file; once more does nothing."""
+        self._closed, self._file = True, None
+        self._held.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        _check_start(self.path)
+        with committed(self.path) as source, read_by_hdf5(source) as file:
+            if self._mark and _mark(file) != self._mark:
+                raise RecordingError(f"{self.shown} was replaced by another recording; open it again with byname.open")
+            yield file
+
+    @contextmanager
+    def _described(self) -> Iterator[None]:
+        """What goes wrong in HDF5 is said in one form, with the file."""
+        try:
+            yield
+        except (NotARecordingError, RecordingError) as reason:
+            if self.shown in str(reason):
+                raise
+            raise type(reason)(f"{self.shown}: {reason}") from reason.__cause__
+        except PermissionError as reason:
+            raise NotPermittedError(f"{self.shown} may not be read: {printable(str(reason.strerror))}") from reason
+        except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as reason:  # also of HDF5
+            raise RecordingError(f"{self.shown} is damaged or cut off: {printable(str(reason))}") from reason
+
+
+def _put_back_if_left(path: Path) -> None:
+    """What a killed writer left is put into the file for other readers, if that is sure and allowed; see `repair`."""
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):  # whoever opens it says what is wrong
+        if os.access(path, os.W_OK) and os.access(os.path.realpath(path.parent), os.W_OK):
+            put_back(path, is_whole, surely=True)
+
+
+def is_whole(source: Any, marked_at: int) -> None:
+    """Looks at what a file would be with its journal, before that is put into it.
+
+    Raises:
+        NotARecordingError, RecordingError: if that is no recording, or the journal is not that of it.
+    """
+    import h5py
+
+    with read_by_hdf5(source) as file:
+        _facts(file, "it")
+        own = group_in(file, "byname")
+        mark = own["identity"] if "identity" in names_in(own)[0] else None
+        if not isinstance(mark, h5py.Dataset) or mark.id.get_offset() != marked_at:
+            raise broken("its journal is that of another file")
+
+
+def _check_start(path: Path) -> None:
+    """Whether this is a file of HDF5 at all, before HDF5 has a look."""
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind):  # to open a pipe would wait for somebody who writes to it
+        raise NotARecordingError(f"{printable(str(path))} is {_FILES.get(stat.S_IFMT(kind), 'a device')}, and no file")
+    with path.open("rb", buffering=0) as file:
+        start = file.read(len(SIGNATURE))
+        size = os.fstat(file.fileno()).st_size
+    if not size:
+        raise NotARecordingError(f"{printable(str(path))} is empty: nothing was written to it yet, or it was cut off")
+    if start != SIGNATURE and any(start):
+        found = (
+            "Python's pickle or a zip file"
+            if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
+            else "no HDF5"
+        )
+        raise NotARecordingError(f"{printable(str(path))} is no recording: it begins as {found}, with {start!r}")
+
+
+def _mark(file: Any) -> str:
+    """What tells this recording from others that were written to the same file."""
+    return f"{attribute(file, 'started', str)} {attribute(file, 'run_id', str, '')}"
+
+
+def _facts(file: Any, shown: str) -> tuple[dict[str, Any], bool, bool, list[str]]:
+    """The attributes of the run, whether it came to its end, and what it is known to have lost."""
+    if attribute(file, "format", object, "") != FORMAT:
+        inside = listed(list(file), 8)
+        raise NotARecordingError(f"{shown} is HDF5, but no recording of byname; in it: {printable(inside)}")
+    version = attribute(file, "version", int)
+    if version > VERSION:
+        raise RecordingError(f"it was written in version {version} of the format, and this byname reads {VERSION}")
+    coded = _json(attribute(file, "json", str), list)
+    run = {name: attribute(file, name, object) for name in file.attrs if name not in _OWN}
+    run.update({name: _json(run[name], object) for name in {*coded} if name in run})
+    complete, ended = attribute(file, "complete", bool), attribute(file, "closed", bool)
+    missing = [str(one) for one in _json(attribute(file, "missing", str), list)]
+    if not ended:
+        last = attribute(file, "last_iteration", int)
+        after = f"what came after iteration {last}" if last >= 0 else "what was recorded"
+        missing.append(
+            f"the recording was not closed: it still runs, or its process ended before; {after} is not in the file"
+        )
+    return run, complete, ended, [printable(one) for one in missing]
+
+
+def _json(text: Any, kind: type) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as reason:
+        raise broken(f"an attribute that is not JSON: {text!r:.60}") from reason
+    if not isinstance(found, kind):
+        raise broken(f"an attribute that is not a {kind.__name__}: {text!r:.60}")
+    return found

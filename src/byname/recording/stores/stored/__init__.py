@@ -1,1 +1,0 @@
-"""What is read back from a file, of which nothing is believed."""

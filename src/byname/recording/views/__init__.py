@@ -1,1 +1,0 @@
-"""Series as arrays, tables and text: numpy, pandas, xarray."""
