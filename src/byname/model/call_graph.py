@@ -1,4 +1,4 @@
-"""The call graph of one run: the calls of modules and functions, and which tensors go from one to the next."""
+"""Call graph: the calls of modules and functions in one run, and the tensors that pass from one to the next."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ __all__ = ["Call", "Flow", "is_place"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module or of a PyTorch function. It holds the module, and numbers in place of tensors.
+    """One call of a module or of a PyTorch function. Holds the module, but tensor ids instead of tensors.
 
     Attributes:
         path: the place: ``layers.0.attn``, ``layers.0.attn.softmax_1``; empty for the model itself. The second call of
             a shared module has the same path.
-        operation: the class of the module (``Linear``), or the function's name (``softmax``).
+        operation: the class name of the module (``Linear``) or the name of the function (``softmax``).
         kind: ``module`` or ``operation``.
-        module: the module called, or the one that runs the operation.
-        parent: which of `Flow.calls` is the module call in which it happened; None for the model's own call.
-        call: how many calls this place had before.
-        inputs: the numbers of the tensors that go in. A tensor has one number for each state: a change in place gives
-            it a new one.
-        outputs: the numbers of the tensors that come out.
-        shapes: the sizes of these.
+        module: the module called, or the module that runs the operation.
+        parent: the index in `Flow.calls` of the module call around this one; None for the model's own call.
+        call: the number of earlier calls of this place.
+        inputs: the ids of the input tensors. A tensor gets a new id whenever it is changed in place.
+        outputs: the ids of the output tensors, and of the tensors that the call changed in place.
+        shapes: the shapes of the outputs.
         function: the PyTorch function called; None for a module.
-        elementary: whether it is one step of the flow of data: an operation, or a module of ``torch.nn`` in which no
-            other module ran. What happens inside such a module is no step of its own.
+        elementary: whether the call is one step of the data flow: a leaf module, or an operation outside leaf modules.
     """
 
     path: str
@@ -51,10 +49,10 @@ class Flow:
     """The calls of one run, in the order in which they began.
 
     Attributes:
-        calls: all of them.
-        sources: what the tensors are that no call made, by number: ``input x``, ``layers.0.weight``.
-        unseen: for tensors made where no function mode sees it, such as in an autograd function of the user: the
-            numbers of those that they were made from.
+        calls: all calls.
+        sources: by tensor id, the names of the tensors that no call made: ``input x``, ``layers.0.weight``.
+        unseen: by tensor id, for tensors made where no function mode sees it, such as in a custom
+            `torch.autograd.Function`: the ids of the tensors that they were made from.
     """
 
     calls: tuple[Call, ...]
@@ -63,5 +61,5 @@ class Flow:
 
 
 def is_place(call: Call) -> bool:
-    """Whether a call is a place of its own: not so what a module of ``torch.nn`` calls inside."""
+    """Return whether a call is a place of its own: a module, or an operation outside leaf modules."""
     return call.kind == "module" or not is_elementary(call.module)

@@ -1,4 +1,4 @@
-"""What does the data of one call reach next? Distances along the edges of a flow, counted in elementary calls."""
+"""Data flow: the calls that the data of another call reaches; distances are counted in elementary calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["after", "before"]
 
 
 def after(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
-    """Those of some calls that data from one of the others reaches.
+    """Return the indices of those of `these` that data from one of `others` reaches.
 
-    A call is at distance 1 of another when a tensor that comes out of the other goes into it, and one further for every
-    elementary call on the way.
+    A call is at distance 1 from another if an output of the other is one of its inputs; each elementary call in between
+    adds 1.
 
     Args:
-        flow: the run.
+        flow: the call graph of one run.
         these: indices of calls.
         others: indices of calls.
         within: the largest distance; None for any.
@@ -37,7 +37,7 @@ def after(flow: Flow, these: Collection[int], others: Collection[int], within: i
 
 
 def before(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
-    """Those of some calls whose data reaches one of the others; see `after`."""
+    """Return the indices of those of `these` whose data reaches one of `others`; see `after` for the arguments."""
     distances = _Distances(flow)
     found = set()
     for index, begins in reversed(list(_moments(flow.calls))):
@@ -60,19 +60,19 @@ _UNREACHED = 1 << 60
 
 
 class _Distances:
-    """How far each tensor is from where the count began. What was made unseen is a step from what it was made of."""
+    """The distance of each tensor from the start; a tensor made unseen is one step from those it was made from."""
 
     def __init__(self, flow: Flow) -> None:
         self._unseen = flow.unseen
         self._of: dict[int, int] = {}
 
     def least(self, numbers: Collection[int]) -> int:
-        """The least distance of some tensors, going forward."""
+        """Return the least distance of some tensors, going forward."""
         return min((self._at(number) for number in numbers), default=_UNREACHED)
 
     def _at(self, number: int) -> int:
         known: dict[int, int] = {}
-        for one in sorted(self._unseen_behind(number)):  # what a tensor was made of has a smaller number
+        for one in sorted(self._unseen_behind(number)):  # the tensors that a tensor was made from have smaller ids
             origins = [known.get(origin, self._of.get(origin, _UNREACHED)) + 1 for origin in self._unseen[one]]
             known[one] = min(self._of.get(one, _UNREACHED), *origins)
         return known.get(number, self._of.get(number, _UNREACHED))
@@ -88,16 +88,16 @@ class _Distances:
         return found
 
     def lower(self, numbers: Collection[int], distance: int) -> None:
-        """Notes that tensors are at most so far."""
+        """Lower the distance of tensors to at most `distance`."""
         for number in numbers:
             self._of[number] = min(self._of.get(number, _UNREACHED), distance)
 
     def least_back(self, numbers: Collection[int]) -> int:
-        """The least distance of some tensors, going back."""
+        """Return the least distance of some tensors, going backward."""
         return min((self._of.get(number, _UNREACHED) for number in numbers), default=_UNREACHED)
 
     def lower_back(self, numbers: Collection[int], distance: int) -> None:
-        """Notes that tensors, and what they were made of, are at most so far."""
+        """Lower the distance of tensors, and of the tensors that they were made from, going backward."""
         waiting = [(number, distance) for number in numbers]
         while waiting:
             number, far = waiting.pop()
@@ -107,12 +107,12 @@ class _Distances:
 
 
 def _own(call: Call) -> Collection[int]:
-    """What comes out of a call, without what it only passes on; all of it where it does nothing else."""
+    """Return the outputs of a call without the inputs that it passes on; all outputs if it only passes inputs on."""
     return [number for number in call.outputs if number not in call.inputs] or call.outputs
 
 
 def _moments(calls: tuple[Call, ...]) -> Iterator[tuple[int, bool]]:
-    """The beginning and the end of every call, in the order of the run."""
+    """Yield (index, True) when a call begins and (index, False) when it ends, in the order of the run."""
     running: list[int] = []
     for index, call in enumerate(calls):
         while running and running[-1] != call.parent:

@@ -1,6 +1,6 @@
-"""Items: reading and replacing items and attributes of a value, and saying which of them it lacks and why.
+"""Items: reads and replaces the items and attributes of a value, and describes which of them it lacks.
 
-Reading runs nobody's code: attributes come from ``__dict__`` and slots, items from Python's own containers.
+Reading never runs the user's code: attributes come from ``__dict__`` and slots, items from Python's own containers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _DEEPEST = 20
 
 
 def items_in(value: Any, pattern: Sequence[Segment], without: Sequence[Segments] = ()) -> list[tuple[Segments, Any]]:
-    """The items of a value that a pattern means, each with its own segments.
+    """Return the items of a value that match a pattern, each with its own segments.
 
-    An index from the end stays one in the segments: the last item is the last, however many there are.
+    An index from the end stays in the segments: ``[-1]`` is the last item of a list of any length.
+
+    >>> [one for _, one in items_in({"h": [1, 2]}, (Item("h"), Item(-1)))]
+    [2]
 
     Args:
         value: a container or an object.
         pattern: segments such as those of ``['k'][0]``, ``[-1]`` or ``.cache.*``.
-        without: patterns of items that are left out.
+        without: patterns of items to leave out.
     """
     found: dict[Segments, tuple[Segments, Any]] = {}
     for segments, counted, one in _items(value, tuple(pattern), (), ()):
@@ -47,7 +50,7 @@ def items_in(value: Any, pattern: Sequence[Segment], without: Sequence[Segments]
 
 
 def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> Iterator[tuple[Segments, Segments, Any]]:
-    """The items, each also with its segments counted from the beginning."""
+    """Yield the items, each with its segments as the pattern wrote them and counted from the beginning."""
     if not pattern:
         yield at, counted, value
         return
@@ -65,7 +68,7 @@ def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> It
 
 
 def _from_the_beginning(segment: Segment, value: Any) -> Segment:
-    """An index from the end of a list or tuple as one from its beginning."""
+    """Return an index from the end of a list, tuple or deque as an index from its beginning."""
     for family in (list, tuple, deque) if isinstance(segment, Item) else ():
         if issubclass(type(value), family):
             return segment.counted(family.__len__(value))  # type: ignore[union-attr]
@@ -79,7 +82,7 @@ def _named(value: Any, name: Name) -> Iterator[tuple[Segment, Any]]:
 
 
 def inside(value: Any) -> Iterator[tuple[Segment, Any]]:
-    """All that a value holds, by item and by attribute."""
+    """Yield the items and attributes of a value, each with its segment; nothing for a tensor."""
     kind = type(value)
     if is_tensor(value):
         return
@@ -106,7 +109,7 @@ _NOTHING = object()
 
 
 def attribute(value: Any, name: str) -> Any:
-    """What an object has under a name in its ``__dict__``, registries, slots or fields; a mark if there is nothing."""
+    """Return an attribute from an object's ``__dict__``, registries, slots or fields; `_NOTHING` if there is none."""
     held = attributes_of(value)
     if name in held:
         return held[name]
@@ -118,7 +121,7 @@ def attribute(value: Any, name: str) -> Any:
     if isinstance(in_class, types.MemberDescriptorType | _FIELD):
         try:
             return in_class.__get__(value)
-        except AttributeError:  # a slot that nothing was put in
+        except AttributeError:  # an empty slot
             return _NOTHING
     return _NOTHING
 
@@ -128,12 +131,15 @@ _FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
 
 
 def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
-    """Puts something in the place of an item; the value with it, which is another object where it is a tuple.
+    """Return `value` with one item replaced: in place for lists, dicts and objects; a new tuple for tuples.
+
+    >>> put({"h": (1, 2)}, (Item("h"), Item(0)), 5)
+    {'h': (5, 2)}
 
     Args:
-        value: what `items_in` looked into.
+        value: the value given to `items_in`.
         segments: the segments of the item, from `items_in`.
-        new: what is put there.
+        new: the new item.
     """
     if not segments:
         return new
@@ -172,7 +178,7 @@ def _tuple_with(value: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
 
 
 def tensors_in(value: Any) -> list[tuple[Segments, torch.Tensor]]:
-    """The tensors in a value: itself, or those in its containers, at any depth."""
+    """Return the tensors in a value, with their segments: the value itself, or those in its containers at any depth."""
     found: list[tuple[Segments, torch.Tensor]] = []
     _collect(value, (), found)
     return found
@@ -188,15 +194,15 @@ def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]
 
 
 def lacking(value: Any, pattern: Sequence[Segment], path: str) -> str:
-    """What a value holds that has none of the items that a pattern means, in a sentence.
+    """Return a sentence about a value in which nothing matches a pattern: the part that is missing, and what is there.
 
     >>> lacking({"h": {"relu": 1, "w": 2}}, (Item("h"), Item("nope")), "forward.cache")
     "`forward.cache['h']` holds a dict without 'nope'; it has 'relu', 'w'"
 
     Args:
         value: the value.
-        pattern: as for `items_in`; nothing of the value fits it.
-        path: of the value.
+        pattern: as for `items_in`.
+        path: the path of the value.
     """
     at, held, rest = _deepest(value, tuple(pattern))
     where = path + _joined(at)
@@ -204,12 +210,12 @@ def lacking(value: Any, pattern: Sequence[Segment], path: str) -> str:
 
 
 _MOST = 1000
-"""Items that are looked at."""
+"""The number of items that a message looks at."""
 _SHOWN = 8
 
 
 def _deepest(value: Any, pattern: Segments) -> tuple[Segments, Any, Segments]:
-    """The item to which the longest beginning of a pattern leads, and what is left of the pattern there."""
+    """Return the item that the longest matching start of a pattern leads to, and the rest of the pattern."""
     for length in range(len(pattern) - 1, 0, -1):
         if isinstance(pattern[length - 1], AnyDepth):
             continue
@@ -249,7 +255,7 @@ def _has(value: Any, word: str) -> str:
 
 
 def _as_item(wanted: Segment, rest: Segments, where: str) -> str:
-    """How an item is asked for, where a path has asked for an attribute or for the key ``*``."""
+    """Return a hint at the path of an item, if the pattern asked for an attribute or for the key ``*``; else empty."""
     if isinstance(wanted, Name):
         item = "*" if is_wild(wanted) else repr(wanted.plain)
     elif isinstance(wanted, Item) and isinstance(wanted.key, str) and is_wild(Name(wanted.key)):
@@ -260,7 +266,7 @@ def _as_item(wanted: Segment, rest: Segments, where: str) -> str:
 
 
 def _how_computed(value: Any, name: str) -> str:
-    """How an attribute may come about that is not there as a value; empty where it cannot."""
+    """Return how a missing attribute may be computed (a property, ``__getattr__``); empty if it cannot be."""
     kind = type(value)
     if issubclass(kind, nn.Module):
         return ""
@@ -270,7 +276,7 @@ def _how_computed(value: Any, name: str) -> str:
 
 
 def _key(segment: Segment) -> str:
-    """An item's key or an attribute's name, for messages; a key of a class of somebody else's is told by its class."""
+    """Return the text of a key or attribute name; a key of a foreign class is described by its class."""
     if not isinstance(segment, Item):
         return printable(str(segment))
     if type(segment.key) in (str, int, bool, float, bytes, type(None)):

@@ -1,4 +1,4 @@
-"""Methods: the methods of a module, the Python function behind each, and which of them a forward may come to."""
+"""Methods: the methods of a module, the Python function behind each, and which of them a forward may call."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
-    """The innermost Python function behind ``module.<name>``; None where the module has no method of that name.
+    """Return the innermost Python function behind ``module.<name>``; None if the module has no method of that name.
 
     The module's own ``__dict__`` comes first, then its classes. Bound methods, properties, partial methods and
-    decorators are looked through: ``__wrapped__``, or else a function of that name in the decorator's closure. Nothing
-    of the user's runs.
+    decorators are unwrapped: ``__wrapped__``, or else a function of that name in the decorator's closure. Never runs
+    the user's code.
 
     Raises:
-        BadArgumentError: what is there has no Python code that gets the module: it is compiled by ``torch.jit``, a
+        BadArgumentError: the method has no Python code that gets the module: it is compiled by ``torch.jit``, a
             static or class method, written in C, or another callable object.
 
     Example:
@@ -62,13 +62,13 @@ def method_of(module: nn.Module, name: str) -> FunctionType | None:
 
 
 def gets_no_owner(function: FunctionType, owner: object) -> bool:
-    """Whether a function was put on the instance itself, to be called without the instance as first argument."""
+    """Return whether a function is stored on the instance, so that it is called without the instance."""
     own = vars(owner).values() if isinstance(owner, nn.Module) else ()
     return any(one is function for one in own)
 
 
 def _raw(module: nn.Module, name: str) -> Any:
-    """What the attribute is, unread: neither properties nor ``__getattr__`` run."""
+    """Return the raw attribute; neither properties nor ``__getattr__`` run."""
     ofs = [vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls)]
     if ofs and isinstance(ofs[0], property):
         return ofs[0]
@@ -77,7 +77,7 @@ def _raw(module: nn.Module, name: str) -> Any:
 
 
 def _one_inside(raw: Any, name: str) -> Any:
-    """The function that a callable is about; None where there is none inside."""
+    """Return the function that a callable wraps; None if it wraps none."""
     if isinstance(raw, MethodType):
         return raw.__func__
     if isinstance(raw, property):
@@ -96,7 +96,7 @@ def _one_inside(raw: Any, name: str) -> Any:
 
 
 def _wrapped(raw: Any) -> Any:
-    """What `functools.wraps` noted, read past the object's own ``__getattr__``."""
+    """Return the ``__wrapped__`` that `functools.wraps` set, without calling the object's own ``__getattr__``."""
     try:
         return object.__getattribute__(raw, "__dict__").get("__wrapped__")
     except AttributeError:  # an object without __dict__
@@ -104,7 +104,7 @@ def _wrapped(raw: Any) -> Any:
 
 
 def _of_that_name(function: FunctionType, name: str) -> Iterator[Any]:
-    """The functions of a name that a decorator without ``functools.wraps`` keeps in its closure."""
+    """Yield the functions of a name that a decorator without ``functools.wraps`` has in its closure."""
     for cell in function.__closure__ or ():
         content = _content(cell)
         inner = content.__func__ if isinstance(content, MethodType) else content
@@ -135,7 +135,7 @@ def _no_python(module: nn.Module, name: str, why: str) -> BadArgumentError:
 
 
 def methods_of(module: nn.Module) -> list[str]:
-    """The methods and properties that the classes of a module's own define, other than those between underscores."""
+    """Return the names of the methods and properties of a module's classes, up to `nn.Module`, except ``__names__``."""
     held: dict[str, None] = {}
     for kind in parents_of(type(module)):
         if kind is nn.Module:
@@ -147,14 +147,14 @@ def methods_of(module: nn.Module) -> list[str]:
 
 
 def callable_instead(module: nn.Module) -> list[str]:
-    """The methods of its own that a program may call instead of the module: none that PyTorch's classes have, too."""
+    """Return the names of the module's methods that a program may call instead of the module: none of PyTorch's own."""
     kinds = [namespace_of(kind) for kind in parents_of(type(module))]
     of_torch = {name for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch" for name in kind}
     return [name for name in methods_of(module) if name not in of_torch]
 
 
 def function_of(module: nn.Module, name: str) -> FunctionType | None:
-    """The Python function of a method; None where it has none."""
+    """Return the Python function of a method; None if it has none."""
     try:
         return method_of(module, name)
     except BadArgumentError:  # it has no Python code
@@ -162,10 +162,10 @@ def function_of(module: nn.Module, name: str) -> FunctionType | None:
 
 
 def names_reached(modules: Iterable[nn.Module]) -> set[str]:
-    """The names of the methods that forwards call, and those that these call.
+    """Return the names of the methods that forwards call, and of those that these call in turn.
 
-    A class may have hundreds of methods that have nothing to do with running it, such as those for loading a file. What
-    every module has, such as ``float``, is called on tensors.
+    A class may have hundreds of methods that do not belong to running it, such as those that load files. The methods of
+    `nn.Module` itself, such as ``float``, are left out: code mostly calls these names on tensors.
     """
     kinds: dict[type, nn.Module] = {type(module): module for module in modules if not is_elementary(module)}
     known = {name for module in kinds.values() for name in methods_of(module)} - set(vars(nn.Module))
@@ -184,7 +184,7 @@ def names_reached(modules: Iterable[nn.Module]) -> set[str]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """The attributes that code reads, also in the functions inside it."""
+    """Return the global and attribute names that code mentions, also in the functions inside it."""
     inside: list[Any] = [one for one in code.co_consts if isinstance(one, CodeType)]
     return set(code.co_names).union(*map(_names_in, inside))
 
@@ -193,11 +193,11 @@ _LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOA
 
 
 def note_on_function(path: str, modules: Callable[[], Mapping[str, nn.Module]]) -> str | None:
-    """What to say of a path that was read as a child, where the owner's forward calls such a function, too.
+    """Return a note if a path was read as a child module but could also mean a call of a function; else None.
 
     Args:
-        path: of the child.
-        modules: gives every module by its path.
+        path: the path of the child.
+        modules: returns every module by its path.
     """
     around, _, name = path.rpartition(".")
     plain, number = _NUMBERED.fullmatch(name).groups("0")  # type: ignore[union-attr]
@@ -214,7 +214,7 @@ _NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")
 
 
 def calls_function(owner: nn.Module, name: str, method: str = "forward") -> bool:
-    """Whether a method of a module reads a name from anywhere but the module itself."""
+    """Return whether a method of a module reads a name from an object other than the module itself."""
     function = function_of(owner, method)
     if function is None:
         return False

@@ -1,4 +1,4 @@
-"""Under which name does a call of a PyTorch function appear in a path? ``softmax``, ``matmul``, ``add_``, ``T``."""
+"""Operations: the names of PyTorch functions in paths, ``softmax``, ``matmul``, ``add_``, ``T``; and leaf modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 COMPUTED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-"""Properties of a tensor that give another tensor; reading any other property is no operation."""
+"""Properties of a tensor that return another tensor; reading another property is not an operation."""
 
 _QUIET = frozenset(
     "size stride dim ndimension numel nelement element_size storage_offset data_ptr dim_order get_device has_names "
@@ -35,13 +35,13 @@ _QUIET = frozenset(
     "__len__ __bool__ __float__ __int__ __index__ __complex__ __contains__ __hash__ __repr__ __str__ __format__ "
     "__dir__ __array__ __dlpack__ __dlpack_device__ __reduce_ex__ __setstate__ __set__ __delete__".split()
 )
-"""Functions that neither give nor change the values of a tensor."""
+"""Functions that neither return nor change the values of a tensor."""
 
 
 def operation_name(function: Any) -> str | None:
-    """The name that stands for a function in a path; None when a call of it is no operation.
+    """Return the name of a function in a path; None if a call of it is not an operation.
 
-    A method, a function of ``torch`` and one of ``torch.nn.functional`` that do the same bear the same name.
+    A tensor method and the functions of ``torch`` and ``torch.nn.functional`` that do the same have the same name.
 
     >>> operation_name(torch.nn.functional.softmax), operation_name(torch.Tensor.__rsub__)
     ('softmax', 'rsub')
@@ -49,13 +49,13 @@ def operation_name(function: Any) -> str | None:
     True
 
     Args:
-        function: what a function mode is given: a function, a method, or the ``__get__`` of a property.
+        function: the function that a function mode receives: a function, a method, or the ``__get__`` of a property.
     """
     return _known(function) if is_torchs(function) else _name_of(function)
 
 
 def is_torchs(function: Any) -> bool:
-    """Whether a function is PyTorch's own; one of the user's may hold anything, and must not be kept in a cache."""
+    """Return whether a function is PyTorch's own; a user's function may hold anything, so it must not enter a cache."""
     kind = type(function)
     if kind is FunctionType:
         return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"
@@ -84,14 +84,14 @@ def _name_of(function: Any) -> str | None:
 
 _BUILTINS = (type(len), type(str.join), type(str.__len__), type("".__len__))
 _OWNERS = (type, ModuleType, GetSetDescriptorType, MemberDescriptorType)
-"""What a function of C may be bound to that is no value of the user's."""
+"""The types to which PyTorch's own C functions may be bound."""
 
 PLAIN_FUNCTIONS = frozenset([FunctionType, *_BUILTINS])
-"""The types of functions whose hash is Python's own."""
+"""The types of functions that have Python's own hash."""
 
 
 def operation_path(owner: str, name: str, count: int, names_taken: Collection[str] = ()) -> str:
-    """The path of an operation: that of the module which runs it, the function's name, and a number from the second on.
+    """Return the path of an operation: its module's path, the function's name, and from the second call on a number.
 
     >>> operation_path("layers.0", "softmax", 0), operation_path("layers.0", "softmax", 1)
     ('layers.0.softmax', 'layers.0.softmax_1')
@@ -99,11 +99,11 @@ def operation_path(owner: str, name: str, count: int, names_taken: Collection[st
     ('relu_0', 'relu_01')
 
     Args:
-        owner: the module's path, empty for the model itself.
-        name: as `operation_name` gives it.
-        count: how many calls of a function of that name this call of the module has made before.
-        names_taken: what else may stand after the module's path, see `taken`. Where the name is among them the number
-            gets a leading zero, so that every place has a path of its own.
+        owner: the module's path; empty for the model itself.
+        name: the name that `operation_name` returns.
+        count: the number of earlier calls of that name in this call of the module.
+        names_taken: the other names after the module's path, see `taken`. If the name is one of them, the number gets a
+            leading zero, so that every place has a path of its own.
     """
     plain = f"{name}_{count}" if count else name
     if plain in names_taken:
@@ -112,10 +112,10 @@ def operation_path(owner: str, name: str, count: int, names_taken: Collection[st
 
 
 def taken(module: nn.Module) -> frozenset[str]:
-    """The names after a module's path that mean something else than an operation.
+    """Return the names after a module's path that do not mean an operation.
 
-    They are its children, parameters and buffers, and the methods of its class; not those that every module has, such
-    as ``float``.
+    These are its children, parameters and buffers, and the attributes of its classes below `nn.Module`; not those of
+    every module, such as ``float``.
     """
     held = object.__getattribute__(module, "__dict__")
     registries = ("_modules", "_parameters", "_buffers")
@@ -127,9 +127,9 @@ def taken(module: nn.Module) -> frozenset[str]:
 
 
 def is_elementary(module: nn.Module) -> bool:
-    """Whether a module is one step as a whole: it runs code of ``torch.nn`` and no other module.
+    """Return whether a module is a leaf module: PyTorch wrote its forward, and it has no children.
 
-    What happens inside is an operation that can be asked for by its path, and is no place of its own otherwise.
+    `nn.MultiheadAttention` is one too. An operation inside a leaf module is found by its own path only.
 
     >>> is_elementary(nn.ReLU()), is_elementary(nn.MultiheadAttention(4, 1)), is_elementary(nn.Sequential(nn.ReLU()))
     (True, True, False)
@@ -143,7 +143,7 @@ def is_elementary(module: nn.Module) -> bool:
 
 @lru_cache(maxsize=4096)
 def _runs_own_code(kind: type) -> bool:
-    """Whether the ``forward`` of a class was written by PyTorch."""
+    """Return whether PyTorch wrote the ``forward`` of a class."""
     owner = next((parent for parent in parents_of(kind) if "forward" in namespace_of(parent)), nn.Module)
     written_by = str(namespace_of(owner).get("__module__"))
     return owner is not nn.Module and written_by.startswith(("torch.nn.", "torch.ao.nn."))
@@ -151,7 +151,7 @@ def _runs_own_code(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_operation(name: str) -> bool:
-    """Whether PyTorch has a function or a tensor method of that name, so that a path may mean it.
+    """Return whether PyTorch has a function or a tensor method of that name, so that a path may mean it.
 
     >>> is_operation("softmax"), is_operation("matmul"), is_operation("sofmax")
     (True, True, False)
@@ -166,7 +166,7 @@ def is_operation(name: str) -> bool:
 
 
 def operations_like(name: str) -> list[str]:
-    """Names of operations that are spelled nearly like this one.
+    """Return the names of up to three operations with a similar spelling, the closest first.
 
     >>> operations_like("sofmax")[0]
     'softmax'

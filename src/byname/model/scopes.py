@@ -1,4 +1,4 @@
-"""Which variables does a function have, and which of its nested functions' do? Read from its syntax tree."""
+"""Scopes: the variables of a function and of the functions inside it, read from its syntax tree."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(slots=True)
 class Scope:
-    """A function, or a class inside of one, as the place where names are looked up.
+    """A function, or a class inside a function, as a scope in which names are looked up.
 
     Attributes:
-        path: what stands before the names of its variables: ``""``, ``"inner."``, ``"inner.deeper."``.
+        path: the prefix of the names of its variables: ``""``, ``"inner."``, ``"inner.deeper."``.
         names: its local variables; a class has none.
         outside: the names that it declares ``global``.
         enclosing: the names that it declares ``nonlocal``.
-        parent: the scope around it; None for the function itself.
-        run: the name under which its code finds the run of the innermost function around it.
+        parent: the scope around it; None for the outermost function.
+        run: the name of the variable in which rewritten code keeps the run of the innermost function around it.
+        wanted: the watched variables of the scope; empty until the rewriting fills it in.
     """
 
     path: str
@@ -51,7 +52,7 @@ class Scope:
     wanted: dict[str, str] = field(default_factory=dict)
 
     def owner(self, name: str) -> Scope | None:
-        """The function whose variable a name is here; None for a global and for what comes from further outside."""
+        """Return the scope of the function that owns the variable; None for a global or a name from further outside."""
         if name in self.outside:
             return None
         if name in self.names:
@@ -59,12 +60,12 @@ class Scope:
         return None if self.parent is None else self.parent.owner(name)
 
     def binds(self, name: str) -> bool:
-        """Whether an assignment here binds the variable of a function, and not a name of a class or of the module."""
+        """Return whether an assignment here binds a function's variable, not a name of a class or module."""
         return name in self.names or name in self.enclosing
 
 
 def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
-    """The scope that a definition opens."""
+    """Return the scope that a definition opens."""
     path = "" if parent is None else f"{parent.path}{node.name}."
     declared = list(_declarations(node.body))
     outside = frozenset(name for one in declared if isinstance(one, ast.Global) for name in one.names)
@@ -78,7 +79,7 @@ def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -
 
 
 def variables_in(node: Function) -> tuple[str, ...]:
-    """The variables of a function, in order, then those of its nested functions as ``inner.u``."""
+    """Return the variables of a function, in order; those of functions inside it as ``inner.u``."""
     return tuple(dict.fromkeys(_variables(node, None)))
 
 
@@ -90,27 +91,27 @@ def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[
 
 
 def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
-    """The functions and classes that a body defines, in order."""
+    """Yield the functions and classes that a body defines, in order."""
     for statement in _statements(body):
         if isinstance(statement, Function | ast.ClassDef):
             yield statement
 
 
 def arguments_of(node: Function) -> list[str]:
-    """The arguments in the order of the signature."""
+    """Return the names of the arguments in the order of the signature."""
     one = node.args
     stars = [[star] if star else [] for star in (one.vararg, one.kwarg)]
     return [part.arg for part in [*one.posonlyargs, *one.args, *stars[0], *one.kwonlyargs, *stars[1]]]
 
 
 def names_in(body: list[ast.stmt]) -> Iterator[str]:
-    """The names that a body binds in its own scope, in the order of the source."""
+    """Yield the names that a body binds in its own scope, in the order of the source."""
     for statement in _statements(body):
         yield from bound_by(statement)
 
 
 def bound_by(statement: ast.stmt | ast.ExceptHandler | ast.match_case) -> Iterator[str]:
-    """The names that a statement, or the head of one that has a body, binds (or deletes) in its own scope."""
+    """Yield the names that a statement, without the blocks in it, binds or deletes in its own scope."""
     if isinstance(statement, Function | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -122,7 +123,7 @@ def bound_by(statement: ast.stmt | ast.ExceptHandler | ast.match_case) -> Iterat
 
 
 def heads(statement: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a statement that are evaluated in its own scope and are not statements themselves."""
+    """Yield the parts of a statement that are evaluated in its own scope and are not statements themselves."""
     for part in ast.iter_child_nodes(statement):
         if part in (getattr(statement, "returns", None), *getattr(statement, "type_params", ())):
             continue
@@ -131,7 +132,7 @@ def heads(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _bound_in(node: ast.AST) -> Iterator[str]:
-    """The names that an expression, a target or a pattern binds outside of the scopes that it opens itself."""
+    """Yield the names that an expression, target or pattern binds, except in scopes that it opens itself."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     for part in [] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node):
@@ -142,14 +143,14 @@ def _bound_in(node: ast.AST) -> Iterator[str]:
 
 
 def captured_by(node: ast.AST) -> str | None:
-    """The name that a pattern captures what it matches under."""
+    """Return the name under which a pattern captures its match; None if it captures none."""
     if isinstance(node, ast.MatchMapping):
         return node.rest
     return node.name if isinstance(node, ast.MatchAs | ast.MatchStar) else None
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
-    """Every statement of a body in source order, into blocks and not into functions and classes."""
+    """Yield every statement of a body in source order, including nested blocks, but not functions or classes."""
     for statement in body:
         yield statement
         if isinstance(statement, Function | ast.ClassDef):
@@ -174,7 +175,7 @@ def _declarations(body: list[ast.stmt]) -> Iterator[ast.Global | ast.Nonlocal]:
 
 
 def definition_of(code: CodeType) -> Function | None:
-    """The syntax tree of the function with this code; None where the source is not to be had, or is not what runs."""
+    """Return the syntax tree of the function with this code; None if the source is missing, changed or ambiguous."""
     source = source_of(code)
     if source is None or source.tree is None:
         return None
@@ -184,7 +185,7 @@ def definition_of(code: CodeType) -> Function | None:
 
 @lru_cache(maxsize=64)
 def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
-    """The functions that a file defines, by name and first line, which is that of the first decorator."""
+    """Return the functions that a file defines, by name and first line (that of the first decorator, if any)."""
     found: dict[tuple[str, int], list[Function]] = {}
     for node in ast.walk(source.tree):
         if isinstance(node, Function):
@@ -194,9 +195,9 @@ def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
 
 
 def variables_of(function: FunctionType) -> tuple[str, ...]:
-    """The variables that can be listened to: arguments, locals in order, those of nested functions as ``inner.u``.
+    """Return the variables of a function that can be watched: arguments, locals, and ``inner.u`` of inner functions.
 
-    Without source, the arguments and locals that its code names.
+    Without source: the arguments and locals that the code object names.
 
     Example:
         >>> def f(x, *, k=1):

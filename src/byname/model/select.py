@@ -1,4 +1,4 @@
-"""Select: `byname.select`, and the selectors that it makes, which look at one call each."""
+"""Select: `byname.select`, and the selectors that decide from one call alone."""
 
 from __future__ import annotations
 
@@ -34,56 +34,67 @@ __all__ = [
 
 
 class Select:
-    """Makes selectors: values that say which places of a model are meant.
+    """Makes selectors: values that select places of a model.
 
-    Families cover modules, functions and methods of tensors alike, also those in place: ``select.relu`` means every
-    ``nn.ReLU``, and every ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()`` elsewhere. They are `activation`
-    and each activation by its name, ``arithmetic, attention, conv, distance, dropout, embedding, linear, loss, matmul,
-    norm, pad, pool, recurrent, shuffle, upsample``.
+    A family covers modules, functions and tensor methods alike, also in-place forms: ``select.relu`` selects every
+    ``nn.ReLU``, and every ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()`` elsewhere. The families are
+    `activation` and each activation by its name, ``arithmetic, attention, conv, distance, dropout, embedding, linear,
+    loss, matmul, norm, pad, pool, recurrent, shuffle, upsample``.
 
     >>> from torch import nn
     >>> from byname import select
     >>> select.relu & ~select.path("encoder.**")
     select.relu & ~select.path('encoder.**')
 
-    They are combined by ``& | ^ ~``, cut by positions in the order of the run, and by the flow of data:
+    Combine selectors with ``& | ^ ~``, with positions in the order of the run, and along the flow of data:
 
     >>> (select.conv | select.linear)[1:3], select.activation.last
     ((select.conv | select.linear)[1:3], select.activation[-1])
     >>> select.softmax.after(select.matmul, within=2)
     select.softmax.after(select.matmul, within=2)
 
-    Whatever looks from the end, or follows the flow of data, needs an ``example=`` where it is used.
+    A selector that counts from the end, or follows the flow of data, needs an ``example=`` where it is used.
     """
 
     __slots__ = ()
 
     @property
     def all(self) -> Selector:
-        """Every module, and every operation outside modules of ``torch.nn``."""
+        """Every module, and every operation outside leaf modules."""
         return Everything()
 
     @property
     def parametrized(self) -> Selector:
-        """Modules that have parameters of their own."""
+        """Every module that has parameters of its own."""
         return Parametrized()
 
     def path(self, pattern: str) -> Selector:
-        """Modules and operations whose path matches.
+        """Return a selector of the modules and operations whose path matches.
+
+        >>> from byname import select
+        >>> select.path("layers.*.attn")
+        select.path('layers.*.attn')
 
         Args:
-            pattern: such as ``"layers.*.attn"``, ``"**.softmax"``.
+            pattern: a path, such as ``"layers.*.attn"`` or ``"**.softmax"``.
 
         Raises:
-            BadPathError: when it is no path.
+            BadPathError: the path is malformed.
         """
         return AtPath(parse(pattern))
 
     def module(self, which: type | nn.Module) -> Selector:
-        """The modules of a class and of those derived from it, or one module.
+        """Return a selector of the modules of a class and its subclasses, or of one module.
+
+        >>> from byname import select
+        >>> select.module(torch.nn.Linear)
+        select.module(nn.Linear)
 
         Args:
             which: a class or a module.
+
+        Raises:
+            BadArgumentError: `which` is neither.
         """
         if isinstance(which, type):
             return OfClass(which)
@@ -95,11 +106,18 @@ class Select:
         )
 
     def op(self, which: str | Callable[..., Any]) -> Selector:
-        """The calls of one function, whether as a function or as a method; not those inside modules of ``torch.nn``.
+        """Return a selector of the calls of one function, also as a method, except those inside leaf modules.
+
+        >>> from byname import select
+        >>> select.op("add_"), select.op(torch.bmm)
+        (select.op('add_'), select.op('bmm'))
 
         Args:
-            which: its name (``"softmax"``, ``"add"``, ``"getitem"``), or the function (``torch.bmm``, ``F.softmax``).
-                The form in place is another function: ``"add_"``.
+            which: the name (``"softmax"``, ``"add"``, ``"getitem"``), or the function (``torch.bmm``, ``F.softmax``).
+                The in-place form is another function: ``"add_"``.
+
+        Raises:
+            BadArgumentError: `which` is not an operation.
         """
         name: str | None
         if isinstance(which, str):
@@ -114,11 +132,20 @@ class Select:
         return TheOperation(name)
 
     def where(self, function: Callable[[Call], bool]) -> Selector:
-        """The calls of which a function says yes.
+        """Return a selector of the places for which a function returns True.
+
+        >>> from byname import select
+        >>> def wide(call):
+        ...     return call.kind == "module" and getattr(call.module, "out_features", 0) > 100
+        >>> select.where(wide)
+        select.where(wide)
 
         Args:
-            function: called with each `Call`, which has ``path``, ``operation``, ``kind`` and ``module``; where an
-                ``example=`` is given also ``shapes`` and more.
+            function: called with a `Call`, which has ``path``, ``operation``, ``kind`` and ``module``; with an
+                ``example=`` also ``shapes`` and the other fields.
+
+        Raises:
+            BadArgumentError: `function` is not callable.
         """
         if not callable(function):
             raise BadArgumentError(f"select.where takes a function of a call, not {type(function).__name__}")
@@ -144,7 +171,7 @@ select = Select()
 
 
 class Predicate(Selector):
-    """Looks at one call alone."""
+    """A selector that decides from one call alone."""
 
     __slots__ = ()
 
@@ -158,7 +185,7 @@ class Predicate(Selector):
         return "" if any(map(self._takes, calls)) else self._where_hidden(calls)
 
     def _where_hidden(self, calls: Sequence[Call]) -> str:
-        """Which of these calls, none of which is meant, does the same in passing; empty where none is known."""
+        """Return which of these calls, none of them selected, contains the wanted operation; empty if none is known."""
         return ""
 
     @abstractmethod
@@ -178,7 +205,7 @@ class Everything(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class InFamily(Predicate):
-    """Modules and functions of one kind. What a module of the family calls inside is not meant too."""
+    """Modules and functions of one family, except functions inside a module of the family."""
 
     name: str
 
@@ -197,7 +224,7 @@ class InFamily(Predicate):
     def _where_hidden(self, calls: Sequence[Call]) -> str:
         family = family_named(self.name)
         for call in calls:
-            if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # and not taken
+            if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # but not selected
                 return (
                     f"the {call.operation} is a step of {type(call.module).__name__}, which is one place as a whole: "
                     f"select.op({call.operation!r})"
@@ -214,7 +241,7 @@ class Parametrized(Predicate):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return True
 
     def _takes(self, call: Call) -> bool:
@@ -226,7 +253,7 @@ class Parametrized(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OfClass(Predicate):
-    """Modules of a class or of one derived from it."""
+    """Modules of a class or of a subclass of it."""
 
     kind: type
 
@@ -235,7 +262,7 @@ class OfClass(Predicate):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return True
 
     def _wanted(self) -> str:
@@ -262,7 +289,7 @@ class TheModule(Predicate):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return True
 
     def _takes(self, call: Call) -> bool:
@@ -271,7 +298,7 @@ class TheModule(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TheOperation(Predicate):
-    """Calls of one function, other than those inside modules of ``torch.nn``."""
+    """Calls of one function, except those inside leaf modules."""
 
     name: str
 
@@ -290,7 +317,7 @@ class TheOperation(Predicate):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AtPath(Predicate):
-    """Calls whose path matches a pattern. An operation inside a module of ``torch.nn`` only where that one does not."""
+    """Calls whose path matches a pattern; an operation inside a leaf module only if the leaf module does not match."""
 
     pattern: Place
 
@@ -298,7 +325,7 @@ class AtPath(Predicate):
         return f"select.path({str(self.pattern)!r})"
 
     def reaches_into(self, path: str) -> bool:
-        """Whether an operation inside that module may match, and the module does not."""
+        """Return whether an operation inside that module may match while the module itself does not."""
         last, segments = self.pattern.segments[-1], _segments(path)
         if not isinstance(last, Name) or self._has(segments):
             return False
@@ -319,7 +346,7 @@ class AtPath(Predicate):
 
 
 _FORWARD = Name("forward")
-"""What may stand after the path of a module, and stands for that of the model itself."""
+"""An optional suffix of a module's path, and the path of the model itself."""
 
 
 def _segments(path: str) -> tuple[Segment, ...]:
@@ -328,7 +355,7 @@ def _segments(path: str) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Where(Predicate):
-    """Places of which a function of the user says yes."""
+    """Places for which a function of the user returns True."""
 
     function: Callable[[Call], bool]
 

@@ -1,4 +1,4 @@
-"""Selectors: values that say which calls of a model are meant, and print as the expression that made them."""
+"""Selectors: immutable values that select calls of a model, and print as the expression that made them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Either", "Look", "Online", "Selector", "Test", "bounds", "is_counted
 
 
 class Look:
-    """The calls of one flow, as selectors see them. What a selector finds is computed once."""
+    """The calls of one run for selectors. Caches the result of each selector."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -27,7 +27,7 @@ class Look:
         self._found: dict[Selector, frozenset[int]] = {}
 
     def found(self, selector: Selector) -> frozenset[int]:
-        """The indices of the calls that a selector means."""
+        """Return the indices of the calls that a selector selects."""
         if selector not in self._found:
             self._found[selector] = selector._in(self)
         return self._found[selector]
@@ -35,19 +35,19 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Says which places of a model are meant; an immutable value, made by `select` and combined by ``& | ^ ~``."""
+    """An immutable selection of places of a model; made by `select`, combined with ``& | ^ ~``."""
 
     level = 4
-    """How tightly the expression holds together; a looser one gets parentheses inside a tighter one."""
+    """The precedence of the expression; inside an expression of higher precedence it gets parentheses."""
 
     def matches(self, flow: Flow) -> tuple[int, ...]:
-        """Which of ``flow.calls`` are meant, in the order of the run.
+        """Return the indices in ``flow.calls`` of the selected calls, in the order of the run.
 
         Args:
-            flow: one run of the model, see `trace`.
+            flow: the call graph of one run, from `trace`.
 
         Raises:
-            NoMatchError: when none is; parts of an expression may well match nothing.
+            NoMatchError: no call is selected. A part of an expression may select none.
         """
         look = Look(flow)
         found = look.found(self)
@@ -56,10 +56,10 @@ class Selector:
         return tuple(sorted(found))
 
     def online(self) -> Online:
-        """A test of calls that are told one by one while the model runs for the first time.
+        """Return a test for calls that arrive one by one in the model's first run.
 
         Raises:
-            BadArgumentError: when the answer needs the whole run.
+            BadArgumentError: the selector needs the whole run.
         """
         if self.needs_example:
             raise BadArgumentError(
@@ -68,21 +68,24 @@ class Selector:
         return Online(self._test())
 
     def reaches_into(self, path: str) -> bool:
-        """Whether it may mean what the module at that path, one of ``torch.nn``, calls inside."""
+        """Return whether it may select operations inside the leaf module at that path."""
         return any(part.reaches_into(path) for part in self._parts())
 
     def after(self, other: Selector, *, within: int | None = None) -> Selector:
-        """Those into which data from one of the others flows.
+        """Return a selector of the places that data from one of the other places flows into.
 
         Args:
             other: the places that come first.
-            within: how many steps further at most. 1 is directly after: a tensor that comes out there goes in here.
-                Modules of ``torch.nn`` and functions outside them are a step each. None is any number.
+            within: the largest number of steps. 1 is directly after: an output of the one is an input of the other.
+                Each leaf module, and each function outside leaf modules, is a step. None is any number.
+
+        Raises:
+            NotASelectorError, BadArgumentError: `other` or `within` is invalid.
         """
         return After(self, _selector("after", other), steps(within))
 
     def before(self, other: Selector, *, within: int | None = None) -> Selector:
-        """Those from which data flows into one of the others, in as many steps as `after` counts them."""
+        """Return a selector of the places whose data flows into one of the other places; see `after`."""
         return Before(self, _selector("before", other), steps(within))
 
     @property
@@ -97,12 +100,12 @@ class Selector:
 
     @property
     def needs_example(self) -> bool:
-        """Whether only a whole run can tell: what is last, or what follows what."""
+        """Whether the selector needs a whole run: it counts from the end, or follows the flow of data."""
         return self._looks_ahead() or any(part.needs_example for part in self._parts())
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return False
 
     def __and__(self, other: Selector) -> Selector:
@@ -134,7 +137,7 @@ class Selector:
         return printable(self._text())
 
     def _parts(self) -> tuple[Selector, ...]:
-        """The selectors that this one is made of."""
+        """Return the selectors that this one combines."""
         return ()
 
     def _looks_ahead(self) -> bool:
@@ -148,14 +151,14 @@ class Selector:
 
     @abstractmethod
     def _test(self) -> Test:
-        """A fresh test of places in the order of their first run."""
+        """Return a new test for the places in the order of their first run."""
 
     def _wanted(self) -> str:
-        """The name that is most likely mistaken."""
+        """Return the name that the user most likely misspelled."""
         return self._text()
 
     def _hint(self, calls: Sequence[Call]) -> str:
-        """Where what it means is hidden, if none of these calls is meant; empty where nothing is known of that."""
+        """Return where the wanted operation is hidden, if no call is selected; empty if unknown."""
         return ""
 
     def _within(self, level: int) -> str:
@@ -185,7 +188,7 @@ class Not(Selector):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair(Selector):
-    """Two selectors and a sign between them."""
+    """Two selectors joined by an operator."""
 
     left: Selector
     right: Selector
@@ -199,7 +202,7 @@ class Pair(Selector):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return self.left.only_modules and self.right.only_modules
 
     def _in(self, look: Look) -> frozenset[int]:
@@ -208,14 +211,14 @@ class Pair(Selector):
 
     def _test(self) -> Test:
         left, right = self.left._test(), self.right._test()
-        return lambda call: bool(self._truths(left(call), right(call)))  # both: each may count
+        return lambda call: bool(self._truths(left(call), right(call)))  # evaluate both: each may count calls
 
     _sets: ClassVar[Any]
     _truths: ClassVar[Any]
 
 
 class Both(Pair):
-    """What both mean."""
+    """The places that both select."""
 
     __slots__ = ()
     level, sign = 2, "&"
@@ -223,12 +226,12 @@ class Both(Pair):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return self.left.only_modules or self.right.only_modules
 
 
 class OneOf(Pair):
-    """What one of two means and the other does not."""
+    """The places that exactly one of the two selects."""
 
     __slots__ = ()
     level, sign = 1, "^"
@@ -236,7 +239,7 @@ class OneOf(Pair):
 
 
 class Either(Pair):
-    """What one of two means, or both."""
+    """The places that at least one of the two selects."""
 
     __slots__ = ()
     level, sign = 0, "|"
@@ -245,7 +248,7 @@ class Either(Pair):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Counted(Selector):
-    """Some of the places that another selector means, by their number in the order of the run."""
+    """The places of another selector at some positions in the order of the run."""
 
     inner: Selector
 
@@ -254,7 +257,7 @@ class Counted(Selector):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return self.inner.only_modules
 
     def _in(self, look: Look) -> frozenset[int]:
@@ -276,7 +279,7 @@ class Counted(Selector):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class At(Counted):
-    """One of them."""
+    """The place at one position."""
 
     position: int
 
@@ -295,7 +298,7 @@ class At(Counted):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Part(Counted):
-    """A slice of them."""
+    """The places of a slice."""
 
     start: int | None
     stop: int | None
@@ -318,7 +321,7 @@ class Part(Counted):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Follows(Selector):
-    """Those of some calls that stand in the flow of data before or after others."""
+    """The places of one selector that the flow of data connects with the places of another."""
 
     inner: Selector
     other: Selector
@@ -337,7 +340,7 @@ class Follows(Selector):
 
     @property
     def only_modules(self) -> bool:
-        """Whether it can mean nothing but modules."""
+        """Whether the selector can select only modules."""
         return self.inner.only_modules
 
     def _in(self, look: Look) -> frozenset[int]:
@@ -351,26 +354,26 @@ class Follows(Selector):
 
 
 class After(Follows):
-    """Those that data from others reaches."""
+    """The places that data from the other places reaches."""
 
     __slots__ = ()
     verb, _found = "after", staticmethod(after)
 
 
 class Before(Follows):
-    """Those whose data reaches others."""
+    """The places whose data reaches the other places."""
 
     __slots__ = ()
     verb, _found = "before", staticmethod(before)
 
 
 def no_match(selector: Selector, calls: Sequence[Call], counts: dict[Selector, int] | None = None) -> NoMatchError:
-    """The error that says that nothing matched, and what there was.
+    """Return the error for a selector that matches nothing; its message names what the model calls.
 
     Args:
-        selector: what was asked for.
-        calls: what the model called.
-        counts: how many calls each part of the expression means.
+        selector: the selector.
+        calls: the calls of the model.
+        counts: the number of calls that each part of the expression selects.
     """
     parts = [f"{part} matches {counted(found, 'call')}" for part, found in (counts or {}).items()]
     modules = dict.fromkeys(call.operation for call in calls if call.kind == "module")
@@ -385,7 +388,7 @@ def no_match(selector: Selector, calls: Sequence[Call], counts: dict[Selector, i
 
 
 def is_counted(selector: Selector) -> bool:
-    """Whether it goes by positions in the order of the run."""
+    """Return whether the selector, or a part of it, goes by positions in the order of the run."""
     return isinstance(selector, Counted) or any(isinstance(part, Counted) for part in _all_parts(selector))
 
 
@@ -405,22 +408,18 @@ def _selector(sign: str, other: object) -> Selector:
 
 
 Test = Callable[[Call], bool]
-"""Says of each place, once and in the order of the run, whether it is meant. It may count."""
+"""Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
 
 
 class Online:
-    """Answers for each call of a first run whether a selector means it. A place that was told of keeps its answer."""
+    """Decides for each call of a first run whether a selector selects it, once per place."""
 
     def __init__(self, test: Test) -> None:
         self._test = test
         self._answers: dict[str, bool] = {}
 
     def see(self, call: Call) -> bool:
-        """Whether the selector means this call.
-
-        Args:
-            call: a call; what goes in and comes out need not be known.
-        """
+        """Return whether the selector selects this call, whose inputs and outputs may be missing."""
         answer = self._answers.get(call.path)
         if answer is None:
             answer = self._answers[call.path] = self._test(call)
@@ -428,14 +427,14 @@ class Online:
 
 
 def steps(within: int | None) -> int | None:
-    """A number of steps from one call to another, or None for any."""
+    """Return `within` if it is None or a whole number of at least 1; else raise BadArgumentError."""
     if within is not None and whole(within) < 1:
         raise BadArgumentError(f"within= counts the steps from one call to another, 1 for the next one; not {within}")
     return within
 
 
 def bounds(part: slice) -> tuple[int | None, int | None, int | None]:
-    """Start, stop and step of a slice."""
+    """Return start, stop and step of a slice as ints; raise BadArgumentError if they are invalid."""
     start, stop, step = (None if one is None else whole(one) for one in (part.start, part.stop, part.step))
     if step == 0:
         raise BadArgumentError("a slice goes on by a step of 1 or more, or backwards by -1 or less, not by 0")
@@ -443,7 +442,7 @@ def bounds(part: slice) -> tuple[int | None, int | None, int | None]:
 
 
 def whole(position: object) -> int:
-    """A whole number, whatever class it has."""
+    """Return an integer of any class as an int; raise BadArgumentError for another value, also a bool."""
     if isinstance(position, bool) or not hasattr(type(position), "__index__"):
         raise BadArgumentError(f"a whole number is needed here, not {position!r}")
     return operator.index(position)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Spots: the places that a path means in a model, with all that is needed to get at them, each once."""
+"""Spots: the resolved places of a path in a model, and the removal of duplicates among them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Kind: TypeAlias = Literal["module", "parameter", "buffer", "variable", "operatio
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place of a model.
+    """One resolved place of a model.
 
     Attributes:
-        kind: what is there.
-        path: its path without items and without ``.grad``. That of an operation may have wildcards in its last name.
-        module: the module called, or the one that owns it.
-        name: the name of the parameter, buffer, variable or operation; ``return`` stands for what a method returns.
+        kind: the kind of place.
+        path: the path without items and without ``.grad``. The last name of an operation's path may have wildcards.
+        module: the module that is called, or that owns the place.
+        name: the name of the parameter, buffer, variable or operation; ``return`` for the return value of a method.
         method: the method that has the variable.
-        items: which items or attributes of the value are meant; may have wildcards.
-        gradient: whether the gradient of the value is meant.
-        alone: whether the path that was asked for can match only this place.
-        without: items of the value that are told under other paths.
+        items: the items or attributes of the value that are wanted; may have wildcards.
+        gradient: whether the gradient of the value is wanted.
+        alone: whether the path can match only this place.
+        without: items of the value that are observed under other paths.
     """
 
     kind: Kind
@@ -49,11 +49,11 @@ class Spot:
         return self.of_item(self.items)
 
     def of_item(self, items: tuple[Segment, ...]) -> str:
-        """The path of an item of the value, or of its gradient."""
+        """Return the path of an item of the value, or of the item's gradient."""
         return self.path + _joined(items) + (".grad" if self.gradient else "")
 
     def with_gradient(self) -> Spot:
-        """The same place, of which the gradient is meant."""
+        """Return this place with its gradient instead of its value."""
         return replace(self, gradient=True)
 
 
@@ -64,13 +64,13 @@ def _joined(items: tuple[Segment, ...]) -> str:
 
 @dataclass(slots=True)
 class Meaning:
-    """What a path means.
+    """The places that a ``where=`` argument means.
 
     Attributes:
         spots: the places.
-        notes: how it was read, where it could be read in several ways.
-        operations: those of the places that are operations, by the path that was asked for.
-        asked: what was asked for, each with its places.
+        notes: how an ambiguous path was read.
+        operations: the places that are operations, by the path that was asked for.
+        asked: each part of the argument, with its places.
     """
 
     spots: list[Spot]
@@ -80,14 +80,14 @@ class Meaning:
 
 
 def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot], list[Spot], list[str]]:
-    """Each place once, under the first of its names; of each that was given the first; and notes on the other names.
+    """Return each place once, the first spot of each spot's place, and notes on places that have several names.
 
-    Of items of one value, those that an earlier path means are left out of the later ones.
+    An item that an earlier path already covers is left out of later paths to the same value.
 
     Args:
-        spots: places.
-        reads: whether nothing is changed. A module, the one gradient of a parameter and a buffer may then be told under
-            each name that was asked for.
+        spots: the places.
+        reads: whether the values are only read. A module, a buffer and the gradient of a parameter may then appear
+            under each path that was asked for.
     """
     found: dict[Hashable, Spot] = {}
     items: dict[Hashable, list[Spot]] = {}
@@ -110,11 +110,11 @@ def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot]
 
 
 def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
-    """What is told of at a place, apart from items of it."""
+    """Return a key of the value at a place, without its items."""
     if spot.kind == "variable":
         try:
             return id(method_of(spot.module, spot.method)), id(spot.module), spot.name
-        except BadArgumentError:  # it has no Python code, and that is said when it is to be listened to
+        except BadArgumentError:  # it has no Python code; the error is raised when the variable is subscribed to
             return spot.method, id(spot.module), spot.name
     if spot.kind == "operation":
         return spot.kind, id(spot.module), spot.path
