@@ -1,1 +1,1 @@
-"""Tracing: one run of an example, told to nobody, which leaves the model as it was."""
+"""Tracing: one muted run of an example, which leaves the model as it was."""

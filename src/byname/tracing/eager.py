@@ -1,10 +1,10 @@
-"""How are the values inside of compiled functions got at? While something is attached, these run eagerly.
+"""Eager: compiled functions run eagerly while something is attached, so that hooks and modes see their values.
 
-Leaving the rest compiled would miss values without a word. The compiler does not look whether hooks have come since it
-compiled (pytorch#117758), and it shares the code of one block with the other blocks of its class: of three blocks with
-a hook in the second, the second runs the code that was made for the first (PyTorch 2.13). Nor would anything be gained
-but in long runs: everything would be compiled anew for each attachment, and once more after its removal. So the
-compiler steps aside in the whole process, and what it has compiled is used again once nothing is attached any more.
+If the rest stayed compiled, values would be missed silently. The compiler does not check whether hooks were added since
+it compiled (pytorch#117758), and modules of one class share compiled code: of three blocks with a hook in the second,
+the second runs the code compiled for the first (PyTorch 2.13). Compiling around the hooks would only pay in long runs:
+each attachment, and each removal, would compile everything anew. So the compiler is disabled in the whole process, and
+its compiled code is used again once nothing is attached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from byname.tracing.muted import active_modes
 __all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]
 
 _CHOICE = "_callback_from_stance"
-"""What PyTorch's compiler calls to find out whether a compiled function is to run compiled (2.6 to 2.13)."""
+"""The compiler's function that chooses whether a call runs compiled (PyTorch 2.6 to 2.13)."""
 
 RUN_EAGERLY = (
     "compiled functions and modules run eagerly while this is attached, in the whole process: nothing could be seen "
@@ -39,11 +39,11 @@ RUN_EAGERLY = (
 
 
 class Uncompiled:
-    """Has compiled functions run eagerly while one attachment is in place, and says so if there are any.
+    """Makes compiled functions run eagerly while one attachment is installed, and notes it when one is called.
 
     Args:
-        model: the model as it was given, with the wrappers around it.
-        notes: what the handle shows; that something runs eagerly is added when it is called.
+        model: the model as the user gave it, with its wrappers.
+        notes: the notes of the handle; `RUN_EAGERLY` is added when a compiled function is called.
     """
 
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
@@ -53,10 +53,10 @@ class Uncompiled:
         self._let_go: weakref.finalize[Any, Any] | None = None
 
     def install(self) -> None:
-        """From now on compiled functions run eagerly.
+        """Make compiled functions run eagerly from now on.
 
         Raises:
-            BadArgumentError: inside of a compiled function, of which the rest would run compiled.
+            BadArgumentError: called inside a compiled function; the rest of that function would run compiled.
         """
         notes = self._notes
 
@@ -64,13 +64,13 @@ class Uncompiled:
             notes.setdefault(RUN_EAGERLY)
 
         self._note = note
-        # a model that goes away while watched is not kept by this process, and takes the attachment with it
+        # the process must not keep a discarded attachment on: when this object is collected, the compiler is released
         self._let_go = weakref.finalize(self, EAGERLY.release, note)
         self._let_go.atexit = False
         EAGERLY.hold(note)
 
     def remove(self) -> None:
-        """They run compiled again, if no other attachment is in place."""
+        """Let compiled functions run compiled again, unless another attachment is installed."""
         if self._note is not None:
             EAGERLY.release(self._note)
         if self._let_go is not None:
@@ -79,16 +79,16 @@ class Uncompiled:
 
 
 def notes_on_compiled(model: nn.Module) -> Iterator[str]:
-    """What to tell about what is compiled or scripted in a model that is watched."""
+    """Yield the notes about the scripted and compiled parts of a watched model."""
     yield from notes_on_scripts(model)
     if _has_compiled(model):
         yield RUN_EAGERLY
 
 
 class _Eagerly:
-    """Keeps the compiler from running compiled functions; process-wide as the compiler is, owned by who holds it.
+    """Keeps the compiler from running compiled functions. Process-wide, as the compiler is; on while it has holders.
 
-    A stance that the program sets meanwhile changes nothing, and is the program's own afterwards.
+    A stance that the program sets meanwhile has no effect until the last holder releases; then it applies.
     """
 
     def __init__(self) -> None:
@@ -102,14 +102,14 @@ class _Eagerly:
 
     @property
     def on(self) -> bool:
-        """Whether nothing runs compiled."""
+        """Whether compiled functions run eagerly now."""
         return bool(self._holders)
 
     def hold(self, note: Callable[[], None]) -> None:
-        """Compiled functions run eagerly from now on, also those whose compiler is imported later.
+        """Run compiled functions eagerly from now on, even if the compiler is imported only later.
 
         Args:
-            note: the holder's own function, which is called when a compiled function is called.
+            note: called with no arguments whenever a compiled function is called; identifies the holder in `release`.
         """
         with self._lock:
             try:
@@ -121,7 +121,7 @@ class _Eagerly:
                 raise
 
     def release(self, note: Callable[[], None]) -> None:
-        """They run compiled again when the last holder has released them; does nothing the second time."""
+        """Remove a holder; after the last one, functions run compiled again. A second call does nothing."""
         with self._lock:
             if note in self._holders:
                 self._holders.remove(note)
@@ -130,10 +130,10 @@ class _Eagerly:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The same for what runs inside."""
+        """Run compiled functions eagerly inside the block."""
 
         def note() -> None:
-            """Nobody wants to know."""
+            """Ignore the call: a block shows no notes."""
 
         try:
             self.hold(note)
@@ -157,7 +157,7 @@ class _Eagerly:
             return
         if frames._stance is self._stance:
             frames._stance = self._before
-        # the program may have begun a stance meanwhile, at whose end it will put ours back: it must be harmless then
+        # a stance that the program set meanwhile puts ours back when it ends: make ours equal to the original
         vars(self._stance).update(vars(self._before))
         if self._choose is not None and vars(frames).get(_CHOICE) is self._choose:
             setattr(frames, _CHOICE, self._chosen)
@@ -189,12 +189,12 @@ class _Eagerly:
 
         @dynamo_skip
         def choose(callback: Any) -> Any:
-            """What the compiler is to do in a call that begins: nothing, but for PyTorch's own need."""
+            """Return None (run eagerly) for a call that begins, or `callback` for PyTorch's own functions."""
             function = sys._getframe(1).f_locals.get("fn")
             if _is_of_pytorch(function) and _can_be_compiled(function):
                 return callback
             if stop_counting is not None:
-                stop_counting(-1)  # `fullgraph=True` raises where nothing was compiled, unless the stance says why
+                stop_counting(-1)  # else `fullgraph=True` raises because nothing was compiled
             if callback is not None:
                 for note in tuple(self._holders):
                     note()
@@ -204,11 +204,11 @@ class _Eagerly:
 
 
 EAGERLY = _Eagerly()
-"""The one compiler of the process, and who keeps it from compiling."""
+"""The switch of this process's compiler, and its holders."""
 
 
 class _Arrival:
-    """Notices that the compiler is imported, which happens with the first ``torch.compile``: by no means by us."""
+    """Import hook: calls a function once ``torch._dynamo`` has been imported; byname itself never imports it."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
         self._arrived = arrived
@@ -216,7 +216,7 @@ class _Arrival:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds the compiler where it always is, and has `arrived` called when it has been loaded."""
+        """Return the compiler's usual import spec, with `arrived` called after the module has been loaded."""
         if name != "torch._dynamo":
             return None
         found = (one.find_spec(name, path, target) for one in [*sys.meta_path] if type(one) is not _Arrival)
@@ -238,13 +238,17 @@ _OF_PYTORCH = ("torch._higher_order_ops.", "torch.nn.attention.", "functorch.")
 
 
 def _is_of_pytorch(function: Any) -> bool:
-    """Whether PyTorch compiles this for itself, as in `torch.cond`, whose gradients do not work otherwise."""
+    """Return whether PyTorch itself compiles this function, as in `torch.cond`, whose gradients need the compiler."""
     module = getattr(function, "__module__", None) if callable(function) else None
     return isinstance(module, str) and not isinstance(function, nn.Module) and f"{module}.".startswith(_OF_PYTORCH)
 
 
 def _can_be_compiled(function: Any) -> bool:
-    """Whether PyTorch may compile something for itself: where it cannot, it runs eagerly if no gradients are wanted."""
+    """Return whether PyTorch may compile its own function now: not while operations are watched.
+
+    Raises:
+        BadArgumentError: operations are watched and grad mode is on; the gradients need the compiler.
+    """
     if active_modes() and torch.is_grad_enabled():
         raise BadArgumentError(
             f"PyTorch compiles {function.__module__}, and cannot do so with gradients while the operations of the "
@@ -254,7 +258,7 @@ def _can_be_compiled(function: Any) -> bool:
 
 
 def _has_compiled(model: nn.Module) -> bool:
-    """Whether a module of the model, or a method that it has of its own, is compiled."""
+    """Return whether a module of the model, or a method stored on the instance, is compiled."""
     return any(
         module.__dict__.get("_compiled_call_impl") is not None
         or type(module).__name__ == "OptimizedModule"

@@ -1,4 +1,4 @@
-"""Which runs are not told to everyone? Example runs to nobody, passes of an evaluation only to its own analyser."""
+"""Muted: runs that attachments do not observe: example runs by nobody, an evaluation's passes only by its analyser."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["active_modes", "asleep", "example_running", "of_thread", "no_more", 
 
 
 class _Here(threading.local):
-    """What one thread is in. A model does not say whose call it is in.
+    """The state of one thread.
 
     Attributes:
-        depth: how many example runs are on, one inside the other.
-        told: the readers that are told of this pass; None for all.
+        depth: the number of nested example runs.
+        told: the readers that observe this pass; None for all.
     """
 
     depth = 0
@@ -24,11 +24,11 @@ class _Here(threading.local):
 
 _here = _Here()
 _passes: list[tuple[object, ...]] = []
-"""The readers of the passes under way in any thread: the backward of a GPU runs in a thread of PyTorch's own."""
+"""The readers of the passes running in any thread: a GPU's backward runs in a thread that PyTorch started."""
 
 
 def asleep(reader: object | None = None) -> bool:
-    """Whether what is attached to the model sees nothing of what runs in this thread.
+    """Return whether attachments are muted in this thread.
 
     >>> with example_running():
     ...     asleep()
@@ -37,7 +37,7 @@ def asleep(reader: object | None = None) -> bool:
     False
 
     Args:
-        reader: who only looks; None for one that takes part, as an interjection does.
+        reader: the identity of a read-only callback, see `told_only_to`; None if the callback may replace values.
     """
     if _here.depth > 0:
         return True
@@ -51,7 +51,7 @@ def asleep(reader: object | None = None) -> bool:
 
 @contextmanager
 def example_running() -> Iterator[None]:
-    """Marks what this thread runs inside as an example run."""
+    """Mute every attachment in this thread inside the block."""
     before = _here.depth
     try:
         _here.depth = before + 1
@@ -62,14 +62,14 @@ def example_running() -> Iterator[None]:
 
 @contextmanager
 def told_only_to(*readers: object) -> Iterator[None]:
-    """Has what this thread runs inside told to these readers, and to no other; what takes part does so as ever.
+    """Mute all read-only callbacks but these in this thread inside the block; others run as usual.
 
     >>> with told_only_to("mine"):
     ...     asleep("mine"), asleep("another"), asleep()
     (False, True, False)
 
     Args:
-        readers: the callbacks that are attached.
+        readers: the identities of the callbacks that stay on.
     """
     before = _here.told
     try:
@@ -78,16 +78,16 @@ def told_only_to(*readers: object) -> Iterator[None]:
         yield
     finally:
         _here.told = before
-        with suppress(ValueError):  # an interrupt came before it was there
+        with suppress(ValueError):  # an interrupt came before the append
             _passes.remove(readers)
 
 
 class _Modes(threading.local):
-    """What belongs to one thread.
+    """The modes and callbacks of one thread.
 
     Attributes:
-        modes: the function modes of ours that are on its stack.
-        busy: the attachments whose callbacks run, one inside the other.
+        modes: byname's function modes on this thread's stack.
+        busy: the attachments whose callbacks are running, outermost first.
     """
 
     def __init__(self) -> None:
@@ -96,25 +96,25 @@ class _Modes(threading.local):
 
 
 of_thread = _Modes()
-"""The function modes and the callbacks of the thread that asks."""
+"""The function modes and running callbacks of the current thread."""
 
 
 def active_modes() -> list[Any]:
-    """The function modes of ours that are on this thread's stack, in order."""
+    """Return byname's function modes on this thread's stack, outermost first."""
     return of_thread.modes
 
 
 def unheard(running: object | None = None) -> _Unheard:
-    """While inside, PyTorch functions that this thread calls are not taken for operations of the running modules.
+    """Pause byname's function modes in this thread inside the block: PyTorch calls do not count as operations.
 
     Args:
-        running: the attachment of which a callback runs: modules that it calls are no part of the forward either.
+        running: the attachment whose callback runs; modules that the callback calls do not count for it either.
     """
     return _Unheard(of_thread.modes, running)
 
 
 class _Unheard:
-    """A class of its own because every value that is told pays for it."""
+    """The context manager of `unheard`. A class, because every observed value enters one and a generator is slower."""
 
     __slots__ = ("_paused", "_running")
 
@@ -137,6 +137,6 @@ class _Unheard:
 
 
 def no_more(running: object, busy: list[Any]) -> None:
-    """The callback of an attachment has ended; an interrupt may have come before it was known to begin."""
+    """Remove an attachment whose callback ended from `busy`; after an interrupt it may not be there yet."""
     if busy and busy[-1] is running:
         busy.pop()

@@ -35,14 +35,14 @@ class Point:
     """One place of a model.
 
     Attributes:
-        path: what `attach`, `interject` and `record` take.
-        kind: ``module`` (what its forward returns), ``operation``, ``argument`` and ``variable`` (of a method),
-            ``method`` (what it returns), ``parameter`` or ``buffer``.
-        operation: the class of a module, the name of a function; empty for anything else.
-        module: the class of the module that is called or owns it.
-        shape: the sizes; of a call, those of the first tensor that comes out. None where they are not known.
-        calls: how many times the example came by; None without an example and where that is not counted.
-        shapes: the sizes of all the tensors that come out of a call the first time.
+        path: the path that `attach`, `interject` and `record` accept.
+        kind: ``module`` (the output of its forward), ``operation``, ``argument`` and ``variable`` (of a method),
+            ``method`` (its return value), ``parameter`` or ``buffer``.
+        operation: the class name of a module or the name of a function; empty for other kinds.
+        module: the class name of the module that is called or that owns the place.
+        shape: the shape of a parameter or buffer, or of a call's first output tensor; None if unknown.
+        calls: the number of calls in the example run; None without an example, or if they are not counted.
+        shapes: the shapes of all output tensors of the first call.
     """
 
     path: str
@@ -55,10 +55,10 @@ class Point:
 
 
 class Inventory:
-    """Lists what modules have; a method's variables are read once for all modules of its class.
+    """Lists the places that modules have without running. Reads the variables of each method once.
 
     Args:
-        modules: all modules of the model, to find the methods that they call of one another.
+        modules: all modules of the model; a method is listed only if the code of these modules mentions it.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -66,7 +66,7 @@ class Inventory:
         self._reached = names_reached(modules)
 
     def of(self, path: str, module: nn.Module) -> Iterator[Point]:
-        """The parameters, buffers, variables and methods of one module."""
+        """Yield the parameters, buffers, variables and methods of one module."""
         owner = type(module).__name__
         for kind in ("parameter", "buffer"):
             for name, tensor in state_of(module, kind).items():
@@ -79,7 +79,7 @@ class Inventory:
                 yield Point(f"{under(path, name)}.{variable}", kind, "", owner)
 
     def _of_function(self, function: FunctionType) -> list[tuple[str, str]]:
-        """The arguments and variables of a function, without its first argument."""
+        """Return (kind, name) of each argument and variable of a function, except its first argument."""
         if function not in self._variables:
             code = function.__code__
             starred = bool(code.co_flags & 4) + bool(code.co_flags & 8)
@@ -94,7 +94,7 @@ class Inventory:
 
 
 def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, FunctionType]]:
-    """The methods of a module that somebody else than PyTorch wrote, and that a forward may come to."""
+    """Yield the methods of a module that a forward may call, except PyTorch's own methods."""
     if is_elementary(module):
         return
     for name in dict.fromkeys(["forward", *methods_of(module)]):
@@ -105,12 +105,12 @@ def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, Functi
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Points(Rows[Point]):
-    """The places of a model, in the order of the run where an example was given, else in the order of the modules.
+    """The places of a model, in the order of the run if an example was given, else in the order of the modules.
 
     Attributes:
         items: the places.
-        model: the class of the model.
-        notes: what is not listed, and how to have it listed.
+        model: the class name of the model.
+        notes: hints at places that are not listed, and how to list them.
     """
 
     items: tuple[Point, ...]
@@ -119,11 +119,11 @@ class Points(Rows[Point]):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths alone."""
+        """The path of each place."""
         return tuple(point.path for point in self.items)
 
     def rows(self) -> list[Row]:
-        """One dict a place: ``path, kind, operation, module, shape, calls``."""
+        """Return one dict per place: ``path, kind, operation, module, shape, calls``."""
         columns = ("path", "kind", "operation", "module", "shape", "calls")
         return [{name: getattr(point, name) for name in columns} for point in self.items]
 
@@ -139,10 +139,11 @@ class Points(Rows[Point]):
 
 
 def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Points:
-    """Lists what can be watched and changed in a model.
+    """Return the places of a model that can be watched and changed.
 
-    Without an example nothing runs, and modules, parameters, buffers and the variables of methods are listed. With one,
-    operations, shapes and numbers of calls too; the run leaves no trace.
+    Without an example nothing runs: the table has modules, parameters, buffers, and the variables of methods. With an
+    example it also has operations, shapes and numbers of calls; the model, the example and the random state stay
+    unchanged.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -154,13 +155,16 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
 
     Args:
         model: any module.
-        where: only these: a path with or without wildcards, a selector, a class of modules, a module, or a sequence of
-            such.
+        where: list only these: a path, with or without wildcards, a selector, a module class, a module, or a sequence
+            of these.
         example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``.
 
     Raises:
-        NoMatchError: when there is nothing of what was asked for; the message names what is close.
-        BadPathError, BadExampleError, BadArgumentError, NotAModuleError: when an argument is none.
+        NoMatchError: nothing matches `where`; the message names close matches.
+        BadPathError: a path is malformed.
+        BadExampleError: `example` is not one of these forms.
+        BadArgumentError: `where` is invalid, or goes by the order of the run and there is no example.
+        NotAModuleError: `model` is not a module.
     """
     root = unwrapped(model)
     modules = modules_by_path(root)
@@ -177,7 +181,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
 
 
 def _in_order(listing: _Listing, wanted: list[Point]) -> list[Point]:
-    """What was asked for, each once, as it stands in the listing; what is not in it comes last."""
+    """Return the wanted places, each once, in the order of the listing; places outside of the listing come last."""
     order = {point.path: number for number, point in enumerate(listing.every)}
     each = {point.path: point for point in wanted}
     return sorted(each.values(), key=lambda point: order.get(point.path, len(order)))
@@ -187,8 +191,8 @@ class _Listing:
     """All places of a model.
 
     Attributes:
-        every: all of them, in order.
-        places: without the operations inside modules of ``torch.nn``, which are no places of their own.
+        every: all places, in order.
+        places: without the operations inside leaf modules, which are not places of their own.
     """
 
     def __init__(self, root: nn.Module, modules: dict[str, nn.Module], flow: Flow | None) -> None:
@@ -226,7 +230,7 @@ class _Listing:
                 self.every += self._inventory.of(call.path, call.module)
 
     def notes(self, *, left_out: bool = False) -> list[str]:
-        """What is not listed."""
+        """Return notes about the places that are not listed."""
         if self._flow is None:
             return ["operations and shapes are known with example="]
         if not left_out or not self._inside:
@@ -237,7 +241,7 @@ class _Listing:
         ]
 
     def wanted(self, where: Any) -> list[Point]:
-        """The places that one path, selector, class or module means."""
+        """Return the places that one path, selector, class or module selects."""
         if isinstance(where, str | Place):
             return self._at(parse(where) if isinstance(where, str) else where)
         if isinstance(where, Selector):
@@ -253,14 +257,14 @@ class _Listing:
         return found or [self._of_spot(spot) for spot in resolve(pattern, self._root).spots]
 
     def _is_hidden(self, point: Point, pattern: Place) -> bool:
-        """Whether an operation is inside a module that the pattern means already."""
+        """Return whether the place is an operation inside a module that the pattern matches itself."""
         if point.path not in self._inside:
             return False
         owner = parse(point.path).segments[:-1]
         return len(owner) in ends_of(pattern.segments, owner)
 
     def _of_spot(self, spot: Spot) -> Point:
-        """What a path means that is in no row: another name of a place, an item of a value, a gradient."""
+        """Return the place of a path that has no row: another name of a place, an item of a value, a gradient."""
         if self._flow is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
             raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close}")
@@ -283,7 +287,7 @@ class _Listing:
         return self._of_calls(found)
 
     def _module_calls(self) -> list[Call]:
-        """A call of each module, of which no more is known."""
+        """Return one call per module, with neither inputs nor outputs."""
         return [Call(path, type(one).__name__, "module", one) for path, one in self._modules.items()]
 
     def _of_calls(self, calls: Iterable[Call]) -> list[Point]:

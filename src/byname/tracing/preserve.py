@@ -1,4 +1,4 @@
-"""How is everything as before after an example run? What a forward may change is written down, and put back."""
+"""Preserve: a snapshot of a model and the random state, taken before an example run and restored after it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Kept", "arguments_of", "copied", "kept", "labelled", "tensors_in"]
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[Kept]:
-    """Puts back what the code inside changes of a model and of the random state, also after an exception.
+    """Restore the model and the random state after the block, also after an exception.
 
-    Put back are values, versions and identity of buffers and of the tensors in attributes, parameters, gradients,
-    ``requires_grad``, every attribute of every module, containers in attributes, registries and hooks, the states of
-    random generators, the default dtype and the grad mode.
+    Restores the values, versions and identity of parameters, buffers and tensors in attributes; gradients;
+    ``requires_grad``; the class and every attribute of every module; containers in attributes, registries and hooks;
+    the states of random generators; the default dtype; the grad mode.
     """
-    with collection_paused():  # else it takes four times as long: there is an object for each container of each module
+    with collection_paused():  # else it takes four times as long: each container of each module allocates objects
         before = Kept(model)
     try:
         yield before
@@ -41,7 +41,7 @@ def kept(model: nn.Module) -> Iterator[Kept]:
 
 
 class Kept:
-    """What a model and the generators were like when this was made."""
+    """A snapshot of a model and of the random generators."""
 
     def __init__(self, model: nn.Module) -> None:
         self._undo: list[Callable[[], None]] = [*_modes(), *_generators()]
@@ -64,9 +64,9 @@ class Kept:
                 self._keep_dict(attributes_of(module), 0)
 
     def before_writing(self, tensors: list[torch.Tensor]) -> None:
-        """Copies the values of those of these tensors that are not copied yet: of parameters, and of what lies deep.
+        """Copy the values of those tensors whose copy was postponed: parameters, and large or deeply nested tensors.
 
-        Callers hold `DisableTorchFunction`.
+        The caller holds `DisableTorchFunction`.
         """
         for tensor in tensors:
             kept = self._copied_late.get(_storage_key(tensor))
@@ -74,14 +74,14 @@ class Kept:
                 self._keep_values(kept)
 
     def clear_gradients(self) -> None:
-        """Takes all gradients off; `restore` gives the same ones back, with nothing copied."""
+        """Set all gradients to None without copying them; `restore` puts the same tensors back."""
         with DisableTorchFunction():
             for one in self._tensors:
                 if one.leaf and fact(one.tensor, "grad") is not None:
                     one.tensor.grad = None
 
     def before_backward(self) -> None:
-        """Copies the values of the gradients, to which a backward pass is about to add."""
+        """Copy the values of the gradients before a backward adds to them."""
         with DisableTorchFunction():
             for grad in [one.grad for one in self._tensors if one.grad is not None]:
                 if id(grad) not in self._seen:
@@ -90,7 +90,7 @@ class Kept:
                     self._keep_values(grad)
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restore everything."""
         with DisableTorchFunction():
             for tensor in self._tensors:
                 tensor.restore_memory()
@@ -111,7 +111,7 @@ class Kept:
         self._undo.append(undo)
 
     def _keep(self, value: Any, depth: int) -> None:
-        """Writes down one value of an attribute and what is in it."""
+        """Take a snapshot of one value of an attribute and of its contents."""
         if type(value) in _PLAIN or id(value) in self._seen or depth > _DEEP:
             return
         self._seen.add(id(value))
@@ -169,7 +169,7 @@ class Kept:
 
 
 class _Tensor:
-    """What one tensor of a model was like."""
+    """A snapshot of one tensor's memory, version and standing in autograd; `Kept` copies the values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -182,12 +182,12 @@ class _Tensor:
         self.alias = None if storage is tensor else torch._C.TensorBase.detach(tensor)
 
     def restore_memory(self) -> None:
-        """Gives the tensor back the memory it had, where ``tensor.data`` was assigned or it was resized."""
+        """Point the tensor to its original memory again, after ``tensor.data = ...`` or a resize."""
         if self.alias is not None and _place(self.tensor) != self.place:
             self.tensor.data = self.alias
 
     def restore(self) -> None:
-        """Gives the tensor back its standing in autograd, its gradient and its version."""
+        """Restore the tensor's ``is_leaf``, ``requires_grad``, gradient and version."""
         tensor = self.tensor
         if self.leaf and not fact(tensor, "is_leaf"):
             torch._C.TensorBase.detach_(tensor)
@@ -201,14 +201,14 @@ class _Tensor:
 
 _PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, complex)
 _DEEP = 5
-"""How many containers deep what a module keeps is looked at."""
+"""The number of nested containers that the snapshot descends into."""
 _NEAR = 2
-"""How deep tensors are copied before the run: in registries and attributes. Others are when they are written to."""
+"""Tensors up to this depth (registries and attributes) are copied before the run, deeper ones before a write."""
 _LARGE = 1 << 26
-"""More bytes than this are copied only when they are written to."""
+"""Tensors of more bytes than this are copied only before a write."""
 _TRAINERS = {"accelerate", "byname", "lightning", "lightning_fabric", "pytorch_lightning"}
 _NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy", *_TRAINERS} - {"types"}
-"""Where the classes of objects come from that a forward does not change, but other threads may."""
+"""Top-level packages whose objects are not snapshotted: a forward does not change them, other threads may."""
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
@@ -245,7 +245,7 @@ def _modes() -> list[Callable[[], None]]:
 
 
 def _generators() -> list[Callable[[], None]]:
-    """What puts the random state of the process back: Python's, NumPy's, PyTorch's on every device in use."""
+    """Return functions that restore the random state of Python, NumPy, and PyTorch on every device in use."""
     python, cpu = random.getstate(), torch.get_rng_state()
     undo: list[Callable[[], None]] = [lambda: random.setstate(python), lambda: torch.set_rng_state(cpu)]
     numpy = sys.modules.get("numpy.random")
@@ -264,7 +264,7 @@ def _generators() -> list[Callable[[], None]]:
 
 
 def _generator(value: Any) -> Callable[[], None] | None:
-    """What puts a random generator back that a module has for itself."""
+    """Return a function that restores a module's own random generator; None for another value."""
     if type(value) is torch.Generator:
         state = value.get_state()
         return lambda: _call(value.set_state, state)
@@ -292,7 +292,7 @@ _ASKED = (
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments.
+    """Return the positional and the keyword arguments that an example stands for.
 
     >>> x = torch.zeros(2)
     >>> arguments_of((x, 3)), arguments_of({"size": 3}), arguments_of(((3,), {"mask": None}))
@@ -303,7 +303,7 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             of a tuple and a dict.
 
     Raises:
-        BadExampleError: for anything else.
+        BadExampleError: the example has another form.
     """
     if issubclass(type(example), torch.Tensor):
         return (example,), {}
@@ -329,7 +329,7 @@ def _keywords(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value and in the tuples, lists, dicts and dataclasses of which it is made, each once."""
+    """Return the tensors in a value and in its nested tuples, lists, dicts and dataclasses, each once."""
     found: dict[int, torch.Tensor] = {}
     for _, tensor in labelled("", value):
         found.setdefault(id(tensor), tensor)
@@ -337,7 +337,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def labelled(label: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a value, each with the way to it: ``batch['x']``, ``states[0]``."""
+    """Yield the tensors in a value, each with its reference path: ``batch['x']``, ``states[0]``."""
     waiting = [(label, value)]
     while waiting:
         way, one = waiting.pop()
@@ -349,7 +349,7 @@ def labelled(label: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 _LEAVES = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
 _FAR = 1000
-"""A way this long goes round in a circle: a list that holds itself."""
+"""A reference path of this many characters goes in a circle: a list that contains itself."""
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -365,7 +365,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def copied(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:
-    """A copy of the arguments, so that a model which changes its input in place does not change the example."""
+    """Return a copy of the arguments, so that a model that changes its input in place does not change the example."""
     memory: dict[int, Any] = {id(module): module for module in [model, *modules]}
     return _copy(value, memory)
 
@@ -387,7 +387,7 @@ def _copy(value: Any, memory: dict[int, Any]) -> Any:
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same values and the same standing in autograd."""
+    """Return a tensor with equal values, equal ``requires_grad``, and no link to the original if it is a leaf."""
     with DisableTorchFunction():
         if not tensor.is_leaf:
             return tensor.clone()

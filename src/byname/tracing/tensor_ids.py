@@ -1,4 +1,4 @@
-"""Which tensor is this, and in which state? Each gets a number, and a new one when it is changed in place."""
+"""Tensor ids: a number for each tensor of a run, and a new number whenever the tensor is changed in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Numbers"]
 
 @dataclass(slots=True)
 class _Known:
-    """A tensor that was met: its number, its memory, and how many changes of that memory the number takes in."""
+    """A known tensor: its tensor id, its memory, and how many in-place changes of that memory the id accounts for."""
 
     reference: weakref.ref[torch.Tensor]
     number: int
@@ -26,14 +26,14 @@ class _Known:
 
 
 class Numbers:
-    """The numbers of the tensors of one run. Tensors are held weakly, but for those that have a name.
+    """The tensor ids of one run. Holds tensors weakly, except those that have a name.
 
     Attributes:
         sources: the names of tensors that no call made.
-        unseen: for a tensor made where no function mode sees it, the numbers of what it was made from.
-        shapes: the sizes of each.
-        state: the numbers of parameters and buffers, in every state.
-        late: ``(maker, before, after)``: a call that was found later to have changed a tensor, by way of a view of it.
+        unseen: for a tensor made where no function mode sees it, the ids of the tensors that it was made from.
+        shapes: the shape of each.
+        state: the ids of parameters and buffers, before and after each change.
+        late: ``(maker, before, after)``: a call that changed a tensor through a view, found at the tensor's next use.
     """
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], state: Iterable[torch.Tensor]) -> None:
@@ -51,11 +51,11 @@ class Numbers:
         self._nodes: dict[Any, int] = {}
 
     def of(self, tensor: torch.Tensor, made_from: Iterable[int] = ()) -> int:
-        """The number of a tensor as it is now.
+        """Return the tensor id of a tensor as it is now.
 
         Args:
             tensor: any tensor of the run.
-            made_from: what is taken to be its origin, where it was never met and its graph does not tell.
+            made_from: ids of likely inputs, used if the tensor is new and its autograd graph leads to no known tensor.
         """
         known = self._known.get(id(tensor))
         if known is None or known.reference() is not tensor:
@@ -68,7 +68,7 @@ class Numbers:
         return known.number
 
     def made(self, tensor: torch.Tensor) -> int:
-        """A new number for a tensor that a call has just made, or given back."""
+        """Return a new tensor id for the result of a call."""
         number = self._next(tensor)
         memory = _key(tensor)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
@@ -78,19 +78,19 @@ class Numbers:
         return number
 
     def changed(self, tensors: list[torch.Tensor], maker: Any) -> list[int]:
-        """New numbers for tensors that a call has changed in place; what shares their memory gets its own later."""
+        """Return new tensor ids for tensors changed in place; views of the same memory get theirs at their next use."""
         for memory in {_key(tensor) for tensor in tensors}:
             self._changes.setdefault(memory, []).append(maker)
         return [self.made(tensor) for tensor in tensors]
 
     def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Notes that a tensor was given the values of another: ``tensor.data = other``."""
+        """Give a tensor the id of another after ``tensor.data = other``."""
         number = self.of(other)
         memory = _key(tensor)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
 
     def is_named(self, tensor: torch.Tensor) -> bool:
-        """Whether this is an input, a parameter, a buffer or an attribute."""
+        """Return whether the tensor is an input, a parameter, a buffer or an attribute."""
         return id(tensor) in self._names
 
     def _next(self, tensor: torch.Tensor) -> int:
@@ -101,7 +101,7 @@ class Numbers:
         return number
 
     def _meet(self, tensor: torch.Tensor, made_from: tuple[int, ...]) -> int:
-        """The number of a tensor that no call is known to have made."""
+        """Return a tensor id for a tensor that no observed call made."""
         named = self._names.get(id(tensor))
         origins = () if named else self._origins(tensor) or made_from
         number = self.made(tensor)
@@ -112,7 +112,7 @@ class Numbers:
         return number
 
     def _origins(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The nearest tensors of the graph behind a tensor that have a number."""
+        """Return the ids of the nearest known tensors in the autograd graph behind a tensor."""
         found: dict[int, None] = {}
         waiting = [fact(tensor, "grad_fn")]
         seen: set[Any] = set()
@@ -132,7 +132,7 @@ class Numbers:
 
 
 _FAR = 1000
-"""How many graph nodes are looked at to find where a tensor comes from."""
+"""The number of graph nodes searched for the origin of a tensor."""
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -143,5 +143,5 @@ def _key(tensor: torch.Tensor) -> int:
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     try:
         return tuple(fact(tensor, "shape"))
-    except RuntimeError:  # a nested tensor has no one shape
+    except RuntimeError:  # a nested tensor has no single shape
         return ()

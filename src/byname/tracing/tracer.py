@@ -1,4 +1,4 @@
-"""What does a model call while an example runs? Module hooks and a function mode write it down, call by call."""
+"""Tracer: the calls that a model makes while an example runs, observed with module hooks and a function mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Draft", "Tracer", "trace"]
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A call that is being written down; `byname.tracing.tracer.Call` says what the fields are."""
+    """A call whose inputs and outputs are still being collected; `model.call_graph.Call` documents the fields."""
 
     path: str
     operation: str
@@ -50,11 +50,11 @@ class Draft:
 
 
 class Tracer(TorchFunctionMode):
-    """Writes down what one thread calls of a model.
+    """Collects the calls that one thread makes inside a model.
 
     Attributes:
         drafts: the calls in the order in which they began.
-        numbers: the tensors.
+        numbers: the tensor ids.
     """
 
     def __init__(self, modules: dict[str, nn.Module], numbers: Numbers, before: Kept) -> None:
@@ -70,11 +70,11 @@ class Tracer(TorchFunctionMode):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hears the calls of this thread inside the block."""
+        """Observe the calls of this thread inside the block."""
         handles: list[Any] = []
         try:
             for module in self._modules.values():
-                if issubclass(type(module), torch.jit.ScriptModule):  # it takes no hooks (PyTorch 2.13)
+                if issubclass(type(module), torch.jit.ScriptModule):  # does not accept hooks (PyTorch 2.13)
                     continue
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
                 handles.append(module.register_forward_pre_hook(self._given, with_kwargs=True))
@@ -97,7 +97,7 @@ class Tracer(TorchFunctionMode):
 
     @dynamo_skip
     def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Notes what goes in, after the hooks of others."""
+        """Note the inputs of a module, after the user's pre-hooks have run."""
         if threading.get_ident() == self._thread and self._stack:
             with DisableTorchFunction():
                 self._stack[-1].inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
@@ -114,7 +114,7 @@ class Tracer(TorchFunctionMode):
         return None
 
     def _came_out(self, draft: Draft, output: Any) -> Any:
-        """Notes what comes out of a module; a module that gives its input back gives back another view of it."""
+        """Note the outputs of a module; if a leaf module returns its input, return another view of it instead."""
         numbers = self.numbers
         other = None
         if is_elementary(draft.module) and is_tensor(output) and numbers.of(output, draft.inputs) in draft.inputs:
@@ -159,7 +159,7 @@ class Tracer(TorchFunctionMode):
     def _done(
         self, draft: Draft, given: list[torch.Tensor], changed: list[torch.Tensor], result: Any, in_place: bool
     ) -> Any:
-        """Notes what an operation gave and changed; what it gives back unchanged comes as another view."""
+        """Note the results and in-place changes of an operation; return another view of a result that is an input."""
         numbers = self.numbers
         changes = dict(zip(map(id, changed), numbers.changed(changed, draft), strict=True))
         results = tensors_in(result)
@@ -179,9 +179,9 @@ class Tracer(TorchFunctionMode):
         return result
 
     def _other(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Another view of a tensor that was given back unchanged, with a number of its own.
+        """Return another view of an unchanged input, with its own tensor id.
 
-        Without it what uses the tensor and what uses the result could not be told apart: both are one object.
+        Otherwise a later call that uses the result could not be told from one that uses the input: both are one object.
         """
         numbers = self.numbers
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or numbers.is_named(tensor):
@@ -194,7 +194,7 @@ class Tracer(TorchFunctionMode):
         return tensor
 
     def _unnoted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls what is no operation."""
+        """Call a function that is not an operation of a module."""
         name = getattr(func, "__name__", "")
         if name == "backward":
             self._before.before_backward()
@@ -214,7 +214,7 @@ def _among(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
 
 
 def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
-    """The tensors that a function changes by its name; None for a function that makes new ones."""
+    """Return the tensors that a call changes according to its name or arguments; None if it changes none."""
     if kwargs.get("out") is not None:
         return tensors_in(kwargs["out"])
     if is_in_place(str(getattr(func, "__name__", ""))) or kwargs.get("inplace") is True:
@@ -223,27 +223,27 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
 
 
 def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The weight that an embedding with ``max_norm`` changes."""
+    """Return the weight that an embedding with ``max_norm`` changes in place."""
     if name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
         return tensors_in((args[1:2], kwargs.get("weight")))
     return []
 
 
 def trace(model: nn.Module, example: Any) -> Flow:
-    """Runs an example through a model and notes every call. The model, the example and the random state stay as before.
-
+    """Run an example through a model and return its call graph. Model, example and random state stay unchanged.
     >>> from torch import nn
     >>> flow = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
     >>> [(call.path, call.operation, call.shapes) for call in flow.calls if call.elementary]
     [('0', 'Linear', ((1, 3),)), ('1', 'ReLU', ((1, 3),))]
 
     Args:
-        model: any module. It runs in the mode it is in (train or eval), and in the grad mode of the caller.
+        model: any module. It runs in its current mode (train or eval) and in the caller's grad mode.
         example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``.
 
     Raises:
-        NotAModuleError: when the model is none.
-        BadExampleError: when the example stands for no arguments.
+        NotAModuleError: `model` is not a module.
+        BadExampleError: `example` is not one of these forms.
+        BadArgumentError: the model has a lazy module that has not run yet.
     """
     if not issubclass(type(model), nn.Module):
         raise NotAModuleError(f"a model is needed here, and this is of type {type(model).__name__}")
@@ -290,7 +290,7 @@ def _input_names(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[str
 
 
 def _argument_names(model: nn.Module) -> tuple[str, ...]:
-    """The positional arguments of a model's forward, without the first."""
+    """Return the names of the positional arguments of a model's forward, without ``self``."""
     forward: Any = attributes_of(model).get("forward", found_in(type(model), "forward"))
     while (inner := getattr(forward, "__wrapped__", None)) is not None:
         forward = inner
@@ -302,7 +302,7 @@ def _argument_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that modules hold as plain attributes."""
+    """Yield the tensors that modules hold as plain attributes, each with its path."""
     for path, module in modules.items():
         for name, value in snapshot(attributes_of(module)):
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -310,7 +310,7 @@ def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch
 
 
 def _finished(tracer: Tracer) -> Flow:
-    """The flow of what was written down."""
+    """Return the call graph of the collected calls."""
     drafts = [draft for draft in tracer.drafts if draft.is_call]
     for maker, before, after in tracer.numbers.late:
         for draft in _up_to_a_step(maker):
@@ -346,13 +346,13 @@ def _is_step(draft: Draft) -> bool:
 
 
 def _up_to_a_step(draft: Draft) -> list[Draft]:
-    """A call, and the sealed module in which it happened."""
+    """Return a call, and the leaf module that it ran in, if any."""
     inside = draft.kind == "operation" and draft.parent is not None and is_elementary(draft.parent.module)
     return [draft, draft.parent] if inside and draft.parent is not None else [draft]
 
 
 def _take_in(drafts: list[Draft], state: set[int]) -> None:
-    """Gives a sealed module what goes into its operations from elsewhere: a tensor that it keeps in an attribute."""
+    """Add to each leaf module's inputs the tensors that its operations take from plain attributes."""
     made: dict[int, set[int]] = {}
     for draft in drafts:
         for step in _up_to_a_step(draft)[1:]:
