@@ -1,1 +1,1 @@
-"""Rewriting: a model as a graph of torch.fx that does what the model does, with interjections in it."""
+"""Rewriting: a model as a ``torch.fx`` graph that computes the same, with interjections in it."""

@@ -1,4 +1,4 @@
-"""Clone: a copy of a model that shares its tensors, the constants beside its modules, and what its containers hold."""
+"""Clone: a clone of a model that shares its parameters, the constants of its graphs, and checks of its containers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CONTAINERS = (list, dict, set, tuple, OrderedDict)
 
 
 def mirror(model: M, *, dropped: tuple[type, ...] = ()) -> M:
-    """A model of new module objects that hold the very parameters and buffers of another.
+    """Return a clone of a model: new module objects that share the model's parameters and buffers.
 
-    Training flags, attributes and hooks are those of the model, and from then on apart: setting them on one does not
-    show on the other. Lists, dicts and sets held by modules are copied, with what they hold.
+    Training flags, attributes and hooks are copied; setting them on one does not change the other. Lists, dicts and
+    sets that modules hold are copied too, at every depth.
 
     Args:
-        model: is only read.
-        dropped: the classes of hooks that do not come along.
+        model: the model; only read.
+        dropped: the classes of hooks that are left out.
     """
     originals = [one for one in modules_in(model) if not isinstance(one, torch.jit.ScriptModule)]
     twins: dict[int, Any] = {id(one): object.__new__(type(one)) for one in originals}
@@ -44,7 +44,7 @@ def mirror(model: M, *, dropped: tuple[type, ...] = ()) -> M:
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    """The value with each module in it replaced by its twin."""
+    """Return the value with each module in it replaced by its clone."""
     if id(value) in copies:
         return copies[id(value)]
     kind = type(value)
@@ -74,11 +74,11 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _refuse_closures(function: FunctionType, copies: dict[int, Any]) -> None:
-    """Refuses a function kept by a module that would go on with the original: no twin can be put into a closure."""
+    """Refuse a function in an attribute whose closure holds a module of the model: the clone would run the original."""
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
-        except ValueError:  # the cell is empty
+        except ValueError:  # an empty cell
             continue
         owner = inside.__self__ if type(inside) is MethodType else inside
         if id(owner) in copies and owner is not copies[id(owner)]:
@@ -90,7 +90,7 @@ def _refuse_closures(function: FunctionType, copies: dict[int, Any]) -> None:
 
 
 def _drop(held: dict[str, Any], registry: str, kinds: tuple[type, ...]) -> None:
-    """Leaves hooks of some classes out, and the flags that belong to them."""
+    """Remove the hooks of some classes, and their flags."""
     hooks = held.get(registry) or {}
     for key in [key for key, hook in hooks.items() if type(hook) in kinds]:
         for name in (registry, f"{registry}_with_kwargs", f"{registry}_always_called"):
@@ -98,22 +98,22 @@ def _drop(held: dict[str, Any], registry: str, kinds: tuple[type, ...]) -> None:
 
 
 HELD = "_byname"
-"""The attribute of a rewritten model that holds all this."""
+"""The attribute of a rewritten model that holds its constants."""
 
 
 class Held(nn.Module):
-    """Things that a graph reads as attributes: constants, functions of the user, interjections, the model itself.
+    """The constants of a graph: objects it reads as attributes, user functions, interjections, the model itself.
 
-    It is a module only because ``torch.fx`` looks for what it calls in modules; it is not registered in the model, and
-    what it holds is not registered in it.
+    It is a module only because ``torch.fx`` looks up call targets in modules. It is not registered in the model, and
+    its contents are not registered in it.
     """
 
     def keep(self, thing: Any, name: str = "constant") -> str:
-        """Holds a thing and gives the name of the attribute.
+        """Keep an object and return the name of its attribute; an object kept before keeps its name.
 
         Args:
-            thing: anything.
-            name: what the attribute's name begins with.
+            thing: any object.
+            name: the start of the attribute's name.
         """
         for key, held in self.__dict__.items():
             if held is thing and not key.startswith("_"):
@@ -126,13 +126,13 @@ class Held(nn.Module):
         return key
 
     def things(self) -> dict[str, Any]:
-        """All it holds, but the model."""
+        """Return the constants by name, without the model."""
         own = {*nn.Module().__dict__, "root"}
         return {key: thing for key, thing in self.__dict__.items() if key not in own}
 
 
 def tensors_of(model: nn.Module) -> dict[int, str]:
-    """The path of each tensor that a module of the model holds: parameters, buffers, and plain attributes."""
+    """Return the path of each tensor that the model's modules hold, by id: parameters, buffers, plain attributes."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -148,7 +148,7 @@ Contents = dict[str, list[int]]
 
 
 def contents_of(model: nn.Module) -> Contents:
-    """What is in the lists, dicts and sets that the modules of a model hold as attributes."""
+    """Return the ids of the items in each list, dict and set that the modules hold as attributes, by path."""
     found: Contents = {}
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
@@ -162,7 +162,7 @@ _REGISTRIES = frozenset(nn.Module().__dict__)
 
 
 def check_contents(before: Contents, model: nn.Module) -> None:
-    """Refuses a forward that puts something into a list or dict of a module, which would happen only once."""
+    """Raise Untraceable if the forward changed a list, dict or set of a module: a graph would not repeat that."""
     now = contents_of(model)
     for path, items in before.items():
         if now.get(path) != items:

@@ -1,7 +1,7 @@
-"""Graph tracer: a tracer of torch.fx that records the calls of modules and functions, and what it has traced.
+"""Graph tracer: a ``torch.fx`` tracer that also records the calls of modules and functions.
 
-What ``torch.fx`` does at trace time and then never again (changes of buffers, random numbers of PyTorch, ``no_grad``)
-becomes part of the graph, and what it cannot keep is refused (PyTorch 2.13).
+``torch.fx`` runs some statements only while it traces: buffer updates, PyTorch's random numbers, ``no_grad``
+(PyTorch 2.13). This tracer puts them into the graph, and refuses what a graph cannot express.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Tracer(fx.Tracer):
     """Traces one forward of a model, for one way to call it.
 
     Args:
-        model: whose forward is traced. It is changed by that: it must be a `mirror`.
-        arguments: what the forward is called with.
-        training: tells the ``training`` flag of the module of a path.
-        is_leaf: whether a module's inside stays out of the graph.
-        held: keeps what no path of the model leads to.
+        model: the model to trace. Tracing changes it, so it must be a clone, see `mirror`.
+        arguments: the arguments of the call.
+        training: returns the ``training`` flag of the module at a path.
+        is_leaf: returns whether a module stays one call in the graph.
+        held: keeps the constants that have no path in the model.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Tracer(fx.Tracer):
         self._outside = Outside(model.modules())
 
     def traced(self) -> Trace:
-        """Traces the forward."""
+        """Trace the forward and return the trace; raise Untraceable at a statement that cannot be in a graph."""
         before = contents_of(self.model)
         with installed(self), self._outside.heard():
             graph = self.trace(self.model)
         check_contents(before, self.model)
         return Trace(graph, self.records, self.flags, self.switched, self._outside.answers)
 
-    # what torch.fx asks for
+    # called by torch.fx
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """The function to trace and its arguments; makes the placeholders."""
+        """Create the placeholders; return the function to trace and its arguments."""
         given: dict[str, Any] = {}
         for name, value in self.arguments.values.items():
             proxy = self.create_proxy("placeholder", name, (), {})
@@ -95,7 +95,7 @@ class Tracer(fx.Tracer):
         return lambda: self._whole(root, args, kwargs), []
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a call of a module becomes."""
+        """Return the result of a module call: one node for a leaf module, else the marked result of its forward."""
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)  # another thread's model: torch.fx patches the class of all modules
         path = self.paths.get(id(m))
@@ -118,11 +118,11 @@ class Tracer(fx.Tracer):
         return self._mark(record, result)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
-        """What reading an attribute of a module gives, where `read` was not asked."""
+        """Return the attribute's value unchanged: `read` has already answered for the model's modules."""
         return attr_val
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
-        """A node with its proxy; notes the operation."""
+        """Create a node, record it if it is an operation, and return its proxy."""
         check_modes(self._state)
         self._outside.check()
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
@@ -132,7 +132,7 @@ class Tracer(fx.Tracer):
         return proxy
 
     def create_arg(self, a: Any) -> Any:
-        """What stands in the graph for an argument."""
+        """Return the form of an argument in the graph."""
         kind = type(a)
         if issubclass(kind, fx.Proxy):
             return a.node
@@ -147,18 +147,18 @@ class Tracer(fx.Tracer):
         return self._other(a)
 
     def proxy(self, node: fx.Node) -> Value:
-        """The proxy of a node."""
+        """Return the proxy of a node."""
         return Value(node, self)
 
-    # what the program does
+    # called by the patches while the forward runs
 
     def read(self, module: nn.Module, name: str, value: Any) -> Any:
-        """What reading an attribute of a module gives.
+        """Return the value that the forward sees when it reads an attribute of a module.
 
         Args:
             module: a module of the model.
-            name: the attribute.
-            value: what it is.
+            name: the name of the attribute.
+            value: the attribute's real value.
         """
         if name == "training":
             return self._flag(module)
@@ -169,7 +169,7 @@ class Tracer(fx.Tracer):
         return value
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
-        """Puts the assignment of an attribute into the graph."""
+        """Put the assignment of an attribute into the graph."""
         if not self._has_values(value) and not isinstance(value, torch.Tensor):
             if (id(module), name) not in self.assigned and is_plain(value):
                 old = module.__dict__.get(name, self)
@@ -185,7 +185,7 @@ class Tracer(fx.Tracer):
         self.assigned[id(module), name] = value
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a function of PyTorch."""
+        """Put a call of a PyTorch function into the graph and return its proxy."""
         name = str(getattr(function, "__name__", ""))
         if name == "__get__":
             return self.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ class Tracer(fx.Tracer):
         return self.create_proxy("call_function", function, args, kwargs)
 
     def is_instance(self, value: fx.Proxy, kinds: tuple[Any, ...]) -> bool:
-        """What `isinstance` says of a value, in the user's code."""
+        """Return the result of `isinstance` for a proxy in the user's code."""
         if type(value) is Flag:
             return bool in kinds or int in kinds
         if value.node in self._values.several:
@@ -204,11 +204,11 @@ class Tracer(fx.Tracer):
         return value.node not in self._values.plain and any(issubclass(torch.Tensor, kind) for kind in kinds)
 
     def apply(self, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An autograd function of the user: one call, which keeps its own backward."""
+        """Put a call of a custom autograd function into the graph; it stays one call and keeps its backward."""
         return self.create_proxy("call_function", applied, (self._of_object(function), *args), kwargs)
 
     def switch(self, enabled: bool) -> None:
-        """Puts ``torch.no_grad()`` and the like into the graph."""
+        """Put a switch of grad mode, such as ``torch.no_grad()``, into the graph."""
         self.switched = True
         if self._switches and is_leaving():
             self.create_proxy("call_function", restored, (self._switches.pop(),), {})
@@ -216,25 +216,25 @@ class Tracer(fx.Tracer):
             self._switches.append(self.create_proxy("call_function", switched, (enabled,), {}))
 
     def part(self, value: Value, index: int) -> Any:
-        """One of the values into which a value is unpacked, which is no indexing of a tensor."""
+        """Return one of the values that a proxy is unpacked into; this does not count as indexing a tensor."""
         self._values.several.add(value.node)
         return self.create_proxy("call_function", operator.getitem, (value, index), {})
 
-    # how it is written down
+    # building the graph
 
     def _whole(self, root: Record, args: Any, kwargs: Any) -> Any:
         self.running.append(root)
         return self._mark(root, object.__getattribute__(self.model, "forward")(*args, **kwargs))
 
     def _of_tensor(self, tensor: torch.Tensor) -> Value:
-        """The proxy of a tensor that is there already."""
+        """Return the proxy of an existing tensor."""
         path = self._tensors.get(id(tensor))
         if path is None:
             path = self._tensors[id(tensor)] = f"{HELD}.{self._held.keep(tensor)}"
         return self._of_path(path)
 
     def _of_object(self, thing: Any) -> Value:
-        """The proxy of any object, which is held for the graph."""
+        """Return the proxy of any object, kept as a constant."""
         return self._of_path(f"{HELD}.{self._held.keep(thing)}")
 
     def _of_path(self, path: str) -> Value:
@@ -273,7 +273,7 @@ class Tracer(fx.Tracer):
             raise Untraceable(f"uses an object of {kind.__name__}, which cannot be part of a graph") from None
 
     def _mapping(self, a: Any) -> Any:
-        """A dict of a class of its own, such as the outputs of models of `transformers`."""
+        """Return the node of a dict subclass, such as an output of `transformers`."""
         if dataclasses.is_dataclass(a):
             fields = {one.name: getattr(a, one.name) for one in dataclasses.fields(a)}
             return self.create_proxy("call_function", type(a), (), fields).node
@@ -289,7 +289,7 @@ class Tracer(fx.Tracer):
         return any(issubclass(type(one), fx.Proxy) for one in pytree.tree_leaves(value))
 
     def _written(self, arguments: tuple[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
-        """Arguments with nodes in place of values."""
+        """Return arguments with nodes in place of proxies."""
         args, kwargs = arguments
         return tuple(self._with_nodes(one) for one in (*args, *kwargs.values()))
 
@@ -299,14 +299,14 @@ class Tracer(fx.Tracer):
         return pytree.tree_map(lambda one: one.node if issubclass(type(one), fx.Proxy) else one, value)
 
     def _has_begun(self, node: fx.Node) -> None:
-        """Notes the first node of calls that began before it."""
+        """Set the first node of the calls that began before it."""
         if node.op != "placeholder":
             for record in self._waiting:
                 record.first = node
             self._waiting.clear()
 
     def _mark(self, record: Record, result: Any) -> Any:
-        """Ends a module call: what it returns is from then on another value than inside."""
+        """End a module call: wrap each returned value in `passed`, so that its caller sees a node of its own."""
 
         def mark(value: Any) -> Any:
             if not issubclass(type(value), fx.Proxy) or type(value) is Flag:
@@ -321,7 +321,7 @@ class Tracer(fx.Tracer):
         return result
 
     def _note(self, node: fx.Node) -> None:
-        """Notes a call of a function, if it is an operation."""
+        """Record a node as a call if it is an operation."""
         name = self._values.learn(node)
         if name is None or not self.running:
             return
@@ -338,21 +338,21 @@ class Tracer(fx.Tracer):
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One call that was traced.
+    """One traced call.
 
     Attributes:
-        path: the place, as in `byname.tracing.tracer.Call`.
-        operation: the function's name, or that of the module's class.
+        path: the place, as in `byname.model.call_graph.Call`.
+        operation: the function's name, or the class name of the module.
         kind: ``module`` or ``operation``.
-        module: the module called, or the one that runs the operation.
-        owner: its path.
-        parent: the call in which it happened.
-        function: the function called.
+        module: the module called, or the module that runs the operation.
+        owner: the path of `module`.
+        parent: the module call around this one.
+        function: the function called; None for a module.
         inputs: the arguments, positional ones first, with nodes in place of values.
-        outputs: what it gave, with nodes in place of values.
-        first: the first node of it.
-        entered: whether its own calls are in the graph; False for an operation and for a leaf.
-        calls: how many functions of each name it has called.
+        outputs: the result, with nodes in place of values.
+        first: the first node of the call.
+        entered: whether the calls inside it are in the graph; False for an operation and a leaf module.
+        calls: the number of calls of each function so far.
     """
 
     path: str
@@ -371,14 +371,14 @@ class Record:
 
 @dataclass(slots=True)
 class Trace:
-    """A forward that was traced: the graph, its calls in the order in which they began, and what it depends on.
+    """A traced forward: the graph, its calls in the order in which they began, and the conditions it holds for.
 
     Attributes:
-        graph: ends every module call whose inside is in the graph with a call of `passed` for each value returned.
+        graph: the graph; each module call whose inside is in it ends with a call of `passed` per returned value.
         records: the calls.
-        flags: the ``training`` flags on which a decision depended, by the module's path.
-        switches: whether the graph switches the recording of gradients.
-        answers: what PyTorch was asked, such as ``is_grad_enabled``, with what it said.
+        flags: the ``training`` flags that the forward branched on, by the module's path.
+        switches: whether the graph switches grad mode.
+        answers: the PyTorch state that the forward asked for, such as ``is_grad_enabled``, with its value.
     """
 
     graph: fx.Graph
@@ -389,5 +389,5 @@ class Trace:
 
 
 def passed(value: Any) -> Any:
-    """The value itself: what a module returns, as its caller sees it."""
+    """Return the value; in a graph, marks a module's result as its caller sees it."""
     return value

@@ -1,4 +1,4 @@
-"""Insert: the nodes that put interjections into a graph, and the module that such a node calls."""
+"""Insert: puts interjections into a graph, as nodes that call a module."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["Begun", "Inserted", "Insertion"]
 
 
 class Several(nn.Module):
-    """A place where a module returns several values, of which the graph knows each.
+    """The interjection at a module that returns several values, each a node of the graph.
 
     Args:
-        inserted: the place.
-        outputs: what the module returns, with `fx.Node` where a value goes.
-        inputs: what it is given.
+        inserted: the interjection and its place.
+        outputs: what the module returns, with `fx.Node` in place of values.
+        inputs: the module's arguments, likewise.
     """
 
     inserted: Inserted
@@ -49,7 +49,11 @@ class Several(nn.Module):
         self.__dict__.update(inserted=inserted, outputs=_opened(outputs), inputs=_opened(inputs))
 
     def forward(self, values: list[Any], inputs: list[Any], begun: Any = None) -> list[Any]:
-        """The values that take the place of those of the module, in their order."""
+        """Return the new values, in the order of the module's values.
+
+        Raises:
+            InterjectionError: the interjection returned another structure.
+        """
         places, form = pytree.tree_flatten(self.outputs)
         new = self.inserted(_filled(self.outputs, values), _filled(self.inputs, inputs), begun)
         leaves, new_form = pytree.tree_flatten(new)
@@ -62,7 +66,7 @@ class Several(nn.Module):
 
 
 class _Open:
-    """Where a value goes."""
+    """Marks the position of a value in a structure."""
 
     def __reduce__(self) -> str:
         return "_OPEN"
@@ -75,8 +79,8 @@ class Insertion:
     """Puts interjections into the graph of a trace.
 
     Args:
-        trace: whose graph is changed.
-        keep: holds a module for the graph, under a name, and gives the name of its attribute.
+        trace: the trace whose graph is changed.
+        keep: keeps a module as a constant under a name, and returns the name of its attribute.
     """
 
     def __init__(self, trace: Trace, keep: Callable[[nn.Module, str], str]) -> None:
@@ -85,7 +89,7 @@ class Insertion:
         self._now: dict[fx.Node, fx.Node] = {}
 
     def insert(self, record: Record, inserted: Inserted) -> None:
-        """Has an interjection called at the end of a call, after those that are there already."""
+        """Call an interjection at the end of a call, after the interjections that are there already."""
         begun = self._begin(record, inserted) if inserted.with_gradients else None
         if not record.entered:
             self._after(record, inserted, begun)
@@ -93,7 +97,7 @@ class Insertion:
             self._after_module(record, inserted, begun)
 
     def finish(self) -> fx.Graph:
-        """Leaves out what only marks places, and what nobody reads."""
+        """Remove the `passed` marks and unused attribute reads, and return the graph."""
         for node in reversed(self._graph.nodes):
             if node.target is passed:
                 node.replace_all_uses_with(node.args[0])
@@ -114,7 +118,7 @@ class Insertion:
         self._replace(origin, new, new)
 
     def _after_module(self, record: Record, inserted: Inserted, begun: fx.Node | None) -> None:
-        """After a module call whose inside is in the graph: each value that it returns is a node."""
+        """Call an interjection after a module call whose inside is in the graph: each returned value is a node."""
         origins = _nodes(record.outputs)
         if not origins:
             return
@@ -129,7 +133,7 @@ class Insertion:
             self._replace(origin, at, new)
 
     def _replace(self, origin: fx.Node, new: fx.Node, reader: fx.Node) -> None:
-        """Has everyone read a new value in place of the latest of an old one, except who makes the new one."""
+        """Make all users of the latest version of a value read a new one, except the node that computes the new one."""
         self._latest(origin).replace_all_uses_with(new, delete_user_cb=lambda user: user is not reader)
         self._now[origin] = new
 
@@ -150,7 +154,7 @@ class Insertion:
 
 
 def _read_instead(origin: fx.Node, record: Record) -> fx.Node | None:
-    """What a call has changed in place, if the model goes on with that and not with what the call returns."""
+    """Return the input that a call changed in place, if the model reads that input later instead of the result."""
     first = origin.args[0] if origin.args else None
     if record.kind != "operation" or not isinstance(first, fx.Node) or not changes(origin, record):
         return None
@@ -162,7 +166,7 @@ def _nodes(values: Any) -> list[fx.Node]:
 
 
 def _opened(values: Any) -> Any:
-    """Values with `_OPEN` in place of nodes."""
+    """Return values with `_OPEN` in place of nodes."""
     return pytree.tree_map(lambda one: _OPEN if isinstance(one, fx.Node) else one, values)
 
 
@@ -176,7 +180,7 @@ def _described(form: pytree.TreeSpec) -> str:
 
 
 class Inserted(nn.Module):
-    """A place of a rewritten model, with the interjection that is called there. It stands in the graph as a module.
+    """A place of a rewritten model, with its interjection; the graph calls it as a module.
 
     Args:
         path: the place.
@@ -186,7 +190,7 @@ class Inserted(nn.Module):
 
     interjection: Interjection
     module: nn.Module | None
-    _is_impure = True  # so that torch.fx leaves it in the graph also where nobody reads its value
+    _is_impure = True  # so that torch.fx does not remove it when its value is unused
 
     def __init__(self, path: str, module: nn.Module | None, interjection: Interjection) -> None:
         super().__init__()
@@ -194,18 +198,18 @@ class Inserted(nn.Module):
         self.with_inputs = isinstance(interjection, WrappedForwardInterjection)
         self.with_gradients = isinstance(interjection, WrappedForwardBackwardInterjection)
         lasting: list[Followed] = []
-        self.__dict__.update(module=module, interjection=interjection, lasting=lasting)  # past the registry of modules
+        self.__dict__.update(module=module, interjection=interjection, lasting=lasting)  # not registered as children
 
     def forward(
         self, value: Any, inputs: Sequence[Any] = (), entered: Entered | None = None, changed: Any = None
     ) -> Any:
-        """What takes the place of the value.
+        """Return the value, or the interjection's replacement for it.
 
         Args:
-            value: what the call returned.
-            inputs: what it was given, where the interjection is told.
-            entered: what was noted when it began, where its gradients are wanted.
-            changed: what the call has changed in place, if the model goes on with that.
+            value: the call's result.
+            inputs: the call's arguments, if the interjection takes them.
+            entered: the result of `Begun`, if the interjection takes the gradients.
+            changed: the input that the call changed in place, if the model reads it later.
         """
         if entered is not None:
             self._await_gradients(value, entered)
@@ -232,7 +236,7 @@ class Inserted(nn.Module):
 
     @dynamo_skip
     def _await_gradients(self, value: Any, entered: Entered) -> None:
-        """Has the gradients of this call told."""
+        """Call the interjection's ``process_backward`` when the gradients of this call are known."""
         outputs = [tensor for _, tensor in tensors_in(value)]
         followed = follow(entered, outputs, self._gradients)
         if followed is not None and followed.lasting:
@@ -255,13 +259,13 @@ class Inserted(nn.Module):
         return {**self.__dict__, "lasting": []}
 
     def extra_repr(self) -> str:
-        """The place, as `print` shows it."""
+        """Return the place and the interjection's name, for ``print(model)``."""
         named = getattr(self.interjection, "__name__", type(self.interjection).__name__)
         return f"{self.path}: {named}"
 
 
 class Begun(nn.Module):
-    """Notes in the graph that the call of a place begins, for its gradients."""
+    """The node at which the call of a place begins, for its gradients."""
 
     _is_impure = True
 
@@ -271,7 +275,7 @@ class Begun(nn.Module):
 
     @dynamo_skip
     def forward(self, *inputs: Any) -> Entered | None:
-        """What the end of the call is to know."""
+        """Return what the end of the call needs to find its gradients; None if grad mode is off."""
         if not torch.is_grad_enabled():
             return None
         return before([tensor for _, tensor in tensors_in(inputs)])

@@ -1,4 +1,4 @@
-"""Match: the traced calls that a ``where`` means, and a trace as the call graph that selectors read."""
+"""Match: the traced calls that a ``where=`` selects, and a trace as the call graph that selectors read."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["changes", "chosen", "classes_in", "flow_of"]
 
 
 def classes_in(where: Any) -> tuple[type[nn.Module], ...]:
-    """The classes of modules in a ``where``."""
+    """Return the module classes in a ``where=``."""
     return tuple(one for one in parts_of(where) if isinstance(one, type))
 
 
 def chosen(where: Any, model: nn.Module, traces: Sequence[Trace]) -> dict[str, str]:
-    """The paths of the calls that are meant, each with the name under which the interjection is told of it.
+    """Return the paths of the selected calls, each with the name that the interjection receives.
 
     Args:
         where: as in `byname.rewrite`.
-        model: the model that was traced, not a mirror of it.
-        traces: of it, for the ways to call it that are known.
+        model: the model itself, not a clone.
+        traces: the known traces of the model.
 
     Raises:
-        NoMatchError: if a part of ``where`` matches none of the calls; the closest are named.
-        RewriteError: if it means what is no call, such as a local variable.
+        NoMatchError: a part of `where` matches no call; the message names the closest.
+        RewriteError: a part of `where` is not a call, such as a local variable.
     """
     modules = modules_by_path(model)
     paths = {id(module): path for path, module in modules.items()}
@@ -116,11 +116,11 @@ _CHANGING = frozenset({"setitem", "iand", "ior", "ixor", "ilshift", "irshift"})
 
 
 def flow_of(trace: Trace, modules: Mapping[str, nn.Module]) -> Flow:
-    """The calls of a trace.
+    """Return the call graph of a trace.
 
     Args:
-        trace: before anything is inserted.
-        modules: those of the model, by path.
+        trace: a trace without interjections.
+        modules: the modules of the model, by path.
     """
     numbers = _Numbers(trace)
     index = {id(record): number for number, record in enumerate(trace.records)}
@@ -145,7 +145,7 @@ def flow_of(trace: Trace, modules: Mapping[str, nn.Module]) -> Flow:
 
 
 class _Numbers:
-    """A number for each state of each value, given in the order of the graph."""
+    """Tensor ids: a number for each value and for each state of a value changed in place, in the order of the graph."""
 
     def __init__(self, trace: Trace) -> None:
         self.inputs: dict[int, tuple[int, ...]] = {}
@@ -188,12 +188,12 @@ class _Numbers:
 
 
 def _argument(values: Any) -> Any:
-    """Values as an argument of a node: what is no node does not matter here."""
+    """Return values as an argument of a node, with None in place of all that is not a node."""
     return fx.node.map_aggregate(values, lambda one: one if isinstance(one, fx.Node) else None)
 
 
 def changes(node: fx.Node, call: Record) -> bool:
-    """Whether a call changes its first argument in place."""
+    """Return whether a call changes its first argument in place."""
     if call.kind == "module":
         return getattr(call.module, "inplace", False) is True
     name = call.operation

@@ -1,8 +1,8 @@
-"""What does a forward ask that is not of its arguments? A graph would have the answer that it was traced with for ever.
+"""Outside: what a forward reads besides its arguments; a graph would keep the answer from the time of tracing.
 
-What PyTorch is asked (``torch.is_grad_enabled()``, autocast, the default dtype) is noted: a graph is for one answer;
-another one is traced for another answer. Random numbers and the time are refused: they are another each time. PyTorch's
-functions for these answers do not ask function modes (2.13), so the interpreter tells of their calls.
+PyTorch state (``torch.is_grad_enabled()``, autocast, the default dtype) is recorded: a graph holds for one answer, and
+another answer gets a graph of its own. Random numbers and the time change with each call, so they are refused. Function
+modes do not see PyTorch's queries (2.13), so a profile function (`sys.setprofile`) observes them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 def _known_to_autocast() -> Iterator[str]:
     for kind in ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "maia", "ipu", "xla", "privateuseone"):
-        with suppress(RuntimeError, ValueError):  # this PyTorch was built without it
+        with suppress(RuntimeError, ValueError):  # this PyTorch was built without the device
             torch.get_autocast_dtype(kind)
             torch.is_autocast_enabled(kind)
             yield kind
@@ -53,12 +53,12 @@ _KINDS = tuple(_known_to_autocast())
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """For each type of device whether autocast is on, and to which dtype."""
+    """Return (enabled, dtype) of autocast for each type of device."""
     return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS])
 
 
 def other_modes(answers: Mapping[str, Any]) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
-    """The modes that a program is likely to be in another time, of those that PyTorch was asked for."""
+    """Yield context managers for the likely other values of the modes that the forward asked for."""
     grad = [torch.is_grad_enabled()]
     cast = [frozenset(kind for kind in _KINDS if torch.is_autocast_enabled(kind))]
     if "is_grad_enabled" in answers:
@@ -93,11 +93,11 @@ _STATES: dict[str, Callable[[], Any]] = {
     "is_anomaly_enabled": torch.is_anomaly_enabled,
     "get_float32_matmul_precision": torch.get_float32_matmul_precision,
 }
-"""What PyTorch is asked, by name."""
+"""The queries of PyTorch state, by name."""
 
 
 def _askable() -> Iterator[tuple[Any, str]]:
-    """Functions of C, and the code of those of Python, with what they ask for."""
+    """Yield each query (a C function, or the code of a Python function) with the name of the state it reads."""
     for name, ask in _STATES.items():
         yield getattr(ask, "__code__", ask), name
     for owner in (torch, torch._C):
@@ -111,7 +111,7 @@ _ASKED = dict(_askable())
 
 
 def answers_hold(answers: Mapping[str, Any]) -> bool:
-    """Whether PyTorch would give the same answers now."""
+    """Return whether PyTorch would give the same answers now."""
     return all(_STATES[name]() == answer for name, answer in answers.items())
 
 
@@ -125,18 +125,18 @@ _CLOCKS: frozenset[Any] = frozenset(
 )
 _GENERATORS = frozenset((random.Random, torch.Generator))
 _ON_BEHALF = frozenset(("random", "secrets", "uuid", "torch.random", "torch.cuda.random"))
-"""Modules that draw and tell the time for who calls them."""
+"""Modules that draw random numbers or read the time for their caller."""
 
 
 class Outside:
-    """Notes what one thread asks while a forward is traced.
+    """Records the state that one thread reads while a forward is traced.
 
     Args:
-        modules: those of the model; what their packages ask counts, and what other libraries do for themselves, such as
-            telling the time in a log, does not.
+        modules: the modules of the model. Clocks that their packages read are refused; clocks that other libraries read
+            for themselves, for example in a log, are ignored.
 
     Attributes:
-        answers: what PyTorch was asked, and the answer that it gives when a forward begins.
+        answers: the PyTorch state that the forward asked for, with the values from the beginning of the forward.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -149,13 +149,13 @@ class Outside:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Hears the calls of this thread."""
+        """Observe the calls of this thread inside the block."""
         if "numpy" in sys.modules:
-            numpys: Any = importlib.import_module("numpy.random")  # NumPy itself imports it when it is first asked for
+            numpys: Any = importlib.import_module("numpy.random")  # NumPy imports it lazily
             self._watch("numpy.random", numpys, lambda: pickle.dumps(numpys.get_state()))
         before: Any = sys.getprofile()
         if before is not None and not callable(before) and not hasattr(before, "enable"):
-            yield  # a profiler written in C could not be put back
+            yield  # a profiler written in C could not be reinstalled
             return
         sys.setprofile(self._happens)
         try:
@@ -163,12 +163,12 @@ class Outside:
         finally:
             if before is None or callable(before):
                 sys.setprofile(before)
-            else:  # that of `cProfile` (Python 3.11)
+            else:  # the profiler of `cProfile` (Python 3.11)
                 before.enable()
         self.check()
 
     def check(self) -> None:
-        """Refuses a forward in which numbers have been drawn by NumPy, of whose functions Python tells nobody."""
+        """Raise Untraceable if NumPy drew numbers: a profile function does not see its calls, so compare the states."""
         if self._refused is not None:
             raise self._refused
         for name, state, before in self._drawn.values():
@@ -178,7 +178,7 @@ class Outside:
                 )
 
     def reads(self, value: Any) -> None:
-        """The forward reads something that it may draw from."""
+        """Watch a value that the forward reads, if it is a NumPy random generator."""
         if str(type(value).__module__).startswith("numpy.random") and id(value) not in self._drawn:
             of_bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
             if of_bits is not None:
@@ -210,7 +210,7 @@ class Outside:
             self.answers[what] = self._now[what]
 
     def _draws(self, frame: FrameType, called: Any) -> None:
-        """Refuses a function of C that gives another answer each time."""
+        """Refuse a C function that returns another value each time."""
         if called in _CLOCKS:
             asker = _asker(frame)
             if asker is not None and self._counts(asker):
@@ -228,7 +228,7 @@ class Outside:
         raise self._refused
 
     def _look(self, frame: FrameType) -> None:
-        """Looks for generators among the variables that a function has from outside."""
+        """Look for random generators among the globals and closure variables of a function."""
         code = frame.f_code
         if is_torch(code.co_filename) or "numpy.random" not in sys.modules:
             return
@@ -241,7 +241,7 @@ class Outside:
 _BUILTIN = type(len)
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _OF_MODES = (os.path.join("autograd", "grad_mode.py"), os.path.join("amp", "autocast_mode.py"))  # noqa: PTH118
-"""Where modes are switched: what they were is asked to put them back."""
+"""The files that switch modes; they query the mode only to restore it."""
 
 
 def _asker(frame: FrameType) -> FrameType | None:
@@ -265,7 +265,7 @@ def _named(function: Any) -> str:
 
 
 def is_leaving() -> bool:
-    """Whether the recording of gradients is being switched by the end of a ``with`` block, and not by its beginning."""
+    """Return whether grad mode is switched by the end of a ``with`` block, not by its beginning."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name, file = frame.f_code.co_name, str(frame.f_code.co_filename)
@@ -280,19 +280,19 @@ _OURS = __file__.rpartition("outside.py")[0]
 
 
 def switched(enabled: bool) -> bool:
-    """Switches the recording of gradients on or off and gives what it was."""
+    """Switch grad mode and return the earlier mode."""
     was = torch.is_grad_enabled()
     torch._C._set_grad_enabled(enabled)
     return was
 
 
 def restored(enabled: bool) -> None:
-    """Switches the recording of gradients back."""
+    """Restore grad mode."""
     torch._C._set_grad_enabled(enabled)
 
 
 def state_of_modes() -> tuple[Any, ...]:
-    """The modes that would be lost in a graph."""
+    """Return the modes that a graph does not keep."""
     return (
         torch.is_inference_mode_enabled(),
         autocast_state(),
@@ -302,7 +302,7 @@ def state_of_modes() -> tuple[Any, ...]:
 
 
 def check_modes(state: tuple[Any, ...]) -> None:
-    """Refuses a statement that runs in another mode than the forward began in."""
+    """Raise Untraceable if the modes differ from those in which the forward began."""
     now = state_of_modes()
     for was, is_now, what in zip(state, now, _MODES, strict=True):
         if was != is_now:

@@ -1,7 +1,7 @@
-"""What stands for a tensor while a forward is traced? Proxies that leave out nothing of what the program does to it.
+"""Proxies: the stand-ins for tensors while a forward is traced; they put every use of a tensor into the graph.
 
 The proxies of ``torch.fx`` turn ``x += y`` into ``x = x + y``, refuse ``x[0] = y``, and take ``x.grad = y`` for an
-attribute of the proxy (PyTorch 2.13). They cannot say by ``__class__`` that they are tensors: C++ would believe it.
+attribute of the proxy (PyTorch 2.13). A proxy cannot claim by ``__class__`` to be a tensor: C++ would believe it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["CHANGES", "REPORTED", "Flag", "Untraceable", "Value", "Values", "giv
 
 
 class Untraceable(BaseException):
-    """A statement cannot be in a graph; the message says why, to follow on the statement.
+    """A statement cannot be in a graph; the message says why, and continues a sentence that begins with the statement.
 
-    No `Exception`, lest the user's code catches it and goes another way than with a tensor.
+    Not an `Exception`: the user's code might catch it and take another branch than with a tensor.
     """
 
 
@@ -39,7 +39,7 @@ class Value(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and not hasattr(torch.Tensor, name):
-            raise AttributeError(name)  # protocols of Python that a tensor does not have
+            raise AttributeError(name)  # a Python protocol that a tensor does not have
         return Property(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -83,14 +83,14 @@ class Value(fx.Proxy):
 
 
 class Property(Value, fx.proxy.Attribute):
-    """An attribute of a value, or one of its methods."""
+    """An attribute or method of a value."""
 
 
 _OWN = frozenset({"tracer", "node", "root", "attr", "_node"})
 
 
 class Flag(Value):
-    """The ``training`` flag of a module. As an argument it is read whenever the model runs; a decision is noted."""
+    """The ``training`` flag of a module. As an argument it is read on each run; a branch on it is recorded."""
 
     def __init__(self, node: fx.Node, tracer: Any, decide: Callable[[], bool]) -> None:
         super().__init__(node, tracer)
@@ -123,13 +123,13 @@ class Flag(Value):
 
 
 def setitem(value: Any, key: Any, item: Any) -> None:
-    """Does ``value[key] = item``."""
+    """Set ``value[key] = item``."""
     value[key] = item
 
 
 def _changing(name: str) -> Callable[[Any, Any], Any]:
-    """A function that does ``a += b``. That of `operator` would be written ``a += b`` in the code of the graph too,
-    where ``a`` may be a number that is used once more."""
+    """Return a function that computes ``a += b``. The graph's code would write `operator.iadd` itself as the statement
+    ``a += b``, where ``a`` may be a number that is used again."""
     change = getattr(operator, name)
 
     def changed(value: Any, other: Any) -> Any:
@@ -143,7 +143,7 @@ CHANGES = {
     name: _changing(name)
     for name in "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor".split()
 }
-"""Operators in place, by their names in `operator`."""
+"""The in-place operators, by their names in `operator`."""
 globals().update(CHANGES)  # so that pickle finds them
 
 
@@ -178,7 +178,7 @@ REPORTED = {
     CHANGES["imod"]: ("remainder_", "remainder_"),
     CHANGES["ipow"]: ("pow_", "pow_"),
 }
-"""Under which name PyTorch reports an operator, and with a number on the left. Others have the operator's own name."""
+"""The names by which PyTorch reports an operator: usually, and with a number on the left. Others keep their name."""
 
 
 _SEVERAL = frozenset(
@@ -200,11 +200,11 @@ _PLAIN_METHODS = frozenset(
 
 
 class Values:
-    """What is known of the values of a graph while it is made.
+    """The kinds of values in a graph, collected while it is built.
 
     Attributes:
-        plain: nodes that give a number, a size, a dtype or the like.
-        several: nodes that give a tuple or list.
+        plain: nodes whose value is a number, a size, a dtype or the like.
+        several: nodes whose value is a tuple or list.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class Values:
         self.several: set[fx.Node] = set()
 
     def learn(self, node: fx.Node) -> str | None:
-        """Takes a call of a function; the name of the operation that it is, None if it is none."""
+        """Learn from a call of a function; return the name of the operation, or None if it is not an operation."""
         if gives_several(node):
             self.several.add(node)
         if _gives_plain(node, self.plain):
@@ -221,13 +221,13 @@ class Values:
         return self._operation(node)
 
     def same(self, new: fx.Node, old: fx.Node) -> None:
-        """A node gives what another gives."""
+        """Give a node the kind of another."""
         for kind in (self.plain, self.several):
             if old in kind:
                 kind.add(new)
 
     def _operation(self, node: fx.Node) -> str | None:
-        """The name of the operation that a node is, None if it is none."""
+        """Return the name of the operation at a node; None if it is not an operation."""
         target: Any = node.target
         if node.op == "call_method":
             method = getattr(torch.Tensor, target, None)
@@ -245,12 +245,12 @@ class Values:
         return operation_name(target) if module.partition(".")[0] == "torch" else None
 
     def _picks(self, node: fx.Node) -> bool:
-        """Whether ``a[b]`` picks one of several values, and does not index a tensor."""
+        """Return whether ``a[b]`` picks one of several values, rather than indexing a tensor."""
         return node.args[0] in self.several or isinstance(node.args[1], str)
 
 
 def gives_several(call: fx.Node | nn.Module) -> bool:
-    """Whether a function or module gives a tuple or list, so that ``[0]`` on it is no indexing of a tensor."""
+    """Return whether a function or module returns a tuple or list, so that ``[0]`` on it does not index a tensor."""
     if isinstance(call, nn.Module):
         return isinstance(call, _SEVERAL_MODULES)
     name = _name(call)
@@ -261,11 +261,11 @@ def gives_several(call: fx.Node | nn.Module) -> bool:
 
 
 def _gives_plain(node: fx.Node, plain: Set[fx.Node]) -> bool:
-    """Whether a function gives a number, a size, a dtype or the like, and no tensor.
+    """Return whether a function returns a number, a size, a dtype or the like, rather than a tensor.
 
     Args:
         node: the call.
-        plain: the calls before it that do.
+        plain: the earlier calls that do.
     """
     if node.op == "call_method":
         name = str(node.target)
@@ -295,11 +295,11 @@ _INSTEAD = "byname.interject(model, where, interjection) works on the model as i
 
 
 def untraceable(model: nn.Module, error: BaseException) -> RewriteError:
-    """The error that tells why a forward could not be traced.
+    """Return the error that says why a forward could not be traced.
 
     Args:
-        model: the one that was to be rewritten.
-        error: what came out of tracing it.
+        model: the model to rewrite.
+        error: the error that tracing raised.
     """
     where = _statement(error)
     if isinstance(error, Untraceable):
@@ -312,13 +312,13 @@ def untraceable(model: nn.Module, error: BaseException) -> RewriteError:
 
 
 def _of_python(frame: FrameType) -> bool:
-    """Whether the code is Python's own, or NumPy's: it is not what can be changed."""
+    """Return whether the code belongs to Python or NumPy, so that the user cannot change it."""
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     return package in sys.stdlib_module_names or package == "numpy"
 
 
 def _statement(error: BaseException) -> str:
-    """The last statement of the user's: ``` `if x.sum() > 0:` in Model.forward (model.py:14)```; or of ``torch.nn``."""
+    """Return the user's last statement: ``` `if x.sum() > 0:` in Model.forward (model.py:14)```; or ``torch.nn``'s."""
     found: tuple[CodeType, int] | None = None
     inside: tuple[CodeType, int] | None = None
     trace: Any = error.__traceback__

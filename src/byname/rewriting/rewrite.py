@@ -1,4 +1,4 @@
-"""How do interjections become part of a model? It is traced into a graph of ``torch.fx``, and they into the graph."""
+"""Rewrite: traces a model into a ``torch.fx`` graph and inserts interjections into the graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rewrite(
     leaf_modules: Iterable[type[nn.Module] | nn.Module | str] | type[nn.Module] | nn.Module | str = (),
     example: Any = None,
 ) -> torch.fx.GraphModule:
-    """A new model with interjections in its graph, for a model that ``torch.fx`` can trace.
+    """Return a new model with interjections in its graph, for a model that ``torch.fx`` can trace.
 
         >>> import torch, byname
         >>> from torch import nn
@@ -45,25 +45,26 @@ def rewrite(
         >>> doubled.get_parameter("0.weight") is model[0].weight
         True
 
-    The model stays as it is. The new one has modules of its own, of the same classes, with the very parameters and
-    buffers of the model, under the same keys. It can be trained, compiled, copied, saved, and rewritten again. Moving
-    it to another device or type moves the shared parameters: move the model before.
+    The model is not changed. The new model has its own modules of the same classes, which share the model's parameters
+    and buffers under the same keys. It can be trained, compiled, copied, saved, and rewritten again. Moving it to
+    another device or dtype moves the shared parameters: move the model first.
 
     Args:
-        model: any module whose forward makes no decision by the values of tensors.
-        where: a path of a module or operation, a selector, a class of modules, a module of the model, or a sequence of
-            these. A class of modules also stays one call each: what is inside of them is not in the graph.
-        interjection: one of the three classes of interjections, or a function ``f(name, module, value)``. What it
-            returns, unless None, takes the value's place. It is shared, not copied, and not part of ``state_dict``.
-        leaf_modules: modules, classes of modules, or paths, that stay one call. Those of ``torch.nn`` do so anyway,
-            except `torch.nn.Sequential`; and those with hooks, which run when they run.
-        example: arguments of one call, where the forward has optional arguments that it is to be traced with; the same
-            as for `byname.interject`. Other ways to call the model are traced when they are first met.
+        model: any module whose forward does not branch on the values of tensors.
+        where: a path of a module or operation, a selector, a module class, a module of the model, or a sequence of
+            these. Modules of a class given here are leaf modules: the graph does not contain their inside.
+        interjection: one of the three classes of interjections, or a function ``f(name, module, value)``. Its return
+            value, unless None, replaces the value. It is shared, not copied, and not part of ``state_dict``.
+        leaf_modules: further leaf modules: modules, module classes, or paths. Modules of ``torch.nn`` except
+            `torch.nn.Sequential`, and modules with hooks, are leaf modules anyway; their hooks run when the model runs.
+        example: the arguments of one call, to trace the forward with optional arguments; as for `byname.interject`.
+            Other ways to call the model are traced at their first call.
 
     Raises:
-        RewriteError: if the forward cannot be traced; the message names the statement.
-        NoMatchError: if a part of ``where`` matches nothing in the graph.
-        NotAnInterjectionError, BadArgumentError: if the interjection or ``leaf_modules`` is none.
+        RewriteError: the forward cannot be traced; the message names the statement.
+        NoMatchError: a part of `where` matches nothing in the graph.
+        NotAnInterjectionError: `interjection` is not an interjection.
+        BadArgumentError: `leaf_modules` or `example` is invalid.
     """
     model = unwrapped(model)
     interjection = checked_interjection(interjection)
@@ -80,7 +81,7 @@ def rewrite(
 
 
 def _recipe(model: nn.Module, leaves: tuple[Any, ...], root: nn.Module) -> Recipe:
-    """What the new model is made of; a model that was rewritten before keeps its interjections."""
+    """Return the spec of the new model; a model that was rewritten before keeps its interjections."""
     before: Recipe | None = None
     if isinstance(model, Rewritten):
         before = model._byname_recipe
@@ -112,7 +113,7 @@ def _leaf_path(leaf: Any, paths: dict[int, str], model: nn.Module) -> str:
 
 
 def _call(recipe: Recipe, example: Any) -> Arguments:
-    """The call that the model is traced for first."""
+    """Return the arguments of the call that is traced first."""
     signature = recipe.signature
     if example is None:
         recipe.depends = depends_on(signature, None)
@@ -127,16 +128,16 @@ def _call(recipe: Recipe, example: Any) -> Arguments:
 
 
 def _traces(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
-    """The model as it is, and in other modes of PyTorch where a decision depends on these."""
+    """Yield the traces for the present modes of PyTorch, and for others if the forward branches on them."""
     first, *others = _with_flags(model, recipe, call, held)
     yield from (first, *others)
     for modes in other_modes(first.answers):
-        with modes(), suppress(RewriteError):  # which is raised if it is ever called so
+        with modes(), suppress(RewriteError):  # it is raised again if the model is called in these modes
             yield from [*_with_flags(model, recipe, call, held)]
 
 
 def _with_flags(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
-    """The model as it is; where a decision depends on training flags, also with all of them set, and with none."""
+    """Yield the trace for the present training flags; if the forward branches on them, all True and all False too."""
     first = recipe.trace(call, lambda path: model.get_submodule(path).training, held)
     yield first
     seen = [first.flags]

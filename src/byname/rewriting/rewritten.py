@@ -1,4 +1,4 @@
-"""Rewritten: the model that runs the graphs, how they are made when needed, and how they are written and read."""
+"""Rewritten: the model that runs the graphs, the spec from which it traces them, and their serialization."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["Interjections", "Recipe", "Rewritten", "read", "written"]
 
 
 MOST = 64
-"""Graphs of one model, after which it must be a mistake."""
+"""The largest number of graphs of one model; more must be a mistake."""
 
 
 class Rewritten(fx.GraphModule):
     """A model with interjections in its graph; made by `byname.rewrite`.
 
-    It has modules of its own, of the same classes, which share the parameters and buffers of the model that was
-    rewritten. Where its forward decides by ``self.training``, by a mode such as ``torch.is_grad_enabled()``, or by an
-    argument that is no tensor, there is a graph for each case; ``graph`` is that of the present flags and modes.
+    It has its own modules, of the same classes, which share the parameters and buffers of the original model. If the
+    forward branches on ``self.training``, on a mode such as ``torch.is_grad_enabled()``, or on an argument that is not
+    a tensor, there is a graph for each case; ``graph`` is the graph for the present flags and modes.
     """
 
     _byname_recipe: Recipe
@@ -46,10 +46,10 @@ class Rewritten(fx.GraphModule):
         self._adopt(recipe, held, [])
 
     def _adopt(self, recipe: Recipe, held: Held, variants: list[Variant]) -> None:
-        """Takes the model's modules, parameters, attributes and hooks over."""
+        """Take over the modules, parameters, attributes and hooks of the spec's clone."""
         type(self).__name__ = type(recipe.root).__name__
         self.__dict__.update(recipe.root.__dict__)
-        self.__dict__.pop("forward", None)  # one that was put in the place of the class's is in the graph
+        self.__dict__.pop("forward", None)  # a forward set on the instance is in the graph
         held.__dict__["root"] = self
         self.__dict__.update({"_byname_recipe": recipe, HELD: held, "_byname_variants": variants})
 
@@ -65,7 +65,7 @@ class Rewritten(fx.GraphModule):
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
-        """The graphs for every way to run the model that has been met."""
+        """The graphs traced so far, one for each way to run the model."""
         return tuple(variant.graph for variant in self._byname_variants)
 
     @property
@@ -74,7 +74,7 @@ class Rewritten(fx.GraphModule):
         return self.graph.python_code("self").src
 
     def recompile(self) -> Any:
-        """Makes the graphs the forward again, after they were changed."""
+        """Compile the graphs into the forward again, after they were changed."""
         codes = [variant.graph.python_code("self") for variant in self._byname_variants]
         for variant, code in zip(self._byname_variants, codes, strict=True):
             variant.graph.owning_module = self
@@ -85,20 +85,20 @@ class Rewritten(fx.GraphModule):
         type(self).forward = forward
         shown = codes[self._byname_variants.index(self._present())]
         own = {"_code": shown.src, "_lineno_map": shown._lineno_map, "_prologue_start": shown._prologue_start}
-        self.__dict__.update(own)  # the compiler looks for these
+        self.__dict__.update(own)  # torch.compile reads these
         return shown
 
     def add(self, variant: Variant) -> None:
-        """Takes one more graph."""
+        """Add a graph."""
         self._byname_variants.append(variant)
         self.recompile()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own class has it."""
+        """Return the state dict of the original class."""
         return self._byname_recipe.root.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own class does it."""
+        """Load a state dict as the original class does."""
         return self._byname_recipe.root.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -122,7 +122,7 @@ class Rewritten(fx.GraphModule):
 
     @dynamo_skip
     def _one_more(self, call: Arguments) -> Variant:
-        """Traces the model for a way to call it that is new."""
+        """Trace the model for a new way to call it."""
         if len(self._byname_variants) >= MOST:
             raise RewriteError(
                 f"this {type(self).__name__} was called in {MOST} ways, each with a graph of its own: {call}. An "
@@ -178,7 +178,7 @@ def _empty() -> Rewritten:
 
 
 def _PRIVATE() -> dict[str, Any]:
-    """What a `GraphModule` has beside a module's own."""
+    """Return the attributes that a `GraphModule` has besides those of a module."""
     return {
         "_tracer_cls": None,
         "_tracer_extras": {},
@@ -202,7 +202,7 @@ class Interjections:
 
     Attributes:
         names: the paths of the calls, each with the name of the place.
-        interjection: shared by all of them.
+        interjection: shared by all places.
     """
 
     names: dict[str, str]
@@ -211,14 +211,14 @@ class Interjections:
 
 @dataclass
 class Recipe:
-    """What a rewritten model is made of.
+    """The spec of a rewritten model: all that is needed to trace it again.
 
     Attributes:
-        root: a mirror of the model; its modules and parameters are those of the rewritten model.
-        leaf_classes: the classes whose modules stay one call.
-        leaf_paths: the modules that do so.
-        depends: the arguments on whose plain values a graph may depend.
-        interjections: all of them, the first inserted first.
+        root: a clone of the model; the rewritten model has its modules and parameters.
+        leaf_classes: the classes of leaf modules.
+        leaf_paths: the paths of leaf modules.
+        depends: the names of the arguments on whose plain values a graph may depend.
+        interjections: the interjections, in the order of insertion.
     """
 
     root: nn.Module
@@ -229,51 +229,51 @@ class Recipe:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Of the forward, without ``self``, and without annotations."""
+        """The signature of the forward, without ``self`` and annotations."""
         signature = inspect.signature(self.root.forward)
         plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
         return signature.replace(parameters=plain, return_annotation=signature.empty)
 
     @property
     def fixed(self) -> bool:
-        """Whether there is but one way to call the forward: with one argument, which is needed."""
+        """Whether there is only one way to call the forward: at most one argument, which is required."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
         parameters = list(self.signature.parameters.values())
         plain = all(one.kind in kinds and one.default is one.empty for one in parameters)
         return len(parameters) < 2 and plain and not self.depends
 
     def trace(self, arguments: Arguments, training: Callable[[str], bool], held: Held) -> Trace:
-        """Traces the forward.
+        """Trace the forward.
 
         Args:
-            arguments: of one call.
-            training: tells the ``training`` flag of the module of a path.
-            held: keeps what the graph needs.
+            arguments: the arguments of one call.
+            training: returns the ``training`` flag of the module at a path.
+            held: keeps the constants of the graph.
 
         Raises:
-            RewriteError: if that cannot be done.
+            RewriteError: the forward cannot be traced.
         """
         tracer = Tracer(mirror(self.root), generalised(arguments, self.depends), training, self.is_leaf, held)
         try:
             return tracer.traced()
-        except (Untraceable, Exception) as error:  # whatever the user's forward raises where it is given no tensors
+        except (Untraceable, Exception) as error:  # the user's forward may raise anything when given proxies
             raise untraceable(self.root, error) from error
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Whether a module stays one call: those of PyTorch do, those with hooks, and those that were asked for."""
+        """Return whether a module is a leaf module: PyTorch's own, those with hooks, and those asked for."""
         if path in self.leaf_paths or isinstance(module, self.leaf_classes) or _hooked(module):
             return True
         of_torch = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
         return of_torch and not isinstance(module, nn.Sequential)
 
     def variant(self, model: nn.Module, arguments: Arguments, training: Callable[[str], bool]) -> Variant:
-        """One more graph of a rewritten model."""
+        """Return a new specialization of a rewritten model."""
         held: Held = model.__dict__[HELD]
         trace = self.trace(arguments, training, held)
         return self.finished(model, arguments, trace)
 
     def finished(self, model: nn.Module, arguments: Arguments, trace: Trace) -> Variant:
-        """The graph of a trace, with the interjections in it."""
+        """Return the specialization of a trace, with the interjections inserted."""
         held: Held = model.__dict__[HELD]
         insertion = Insertion(trace, held.keep)
         for one in self.interjections:
@@ -285,35 +285,35 @@ class Recipe:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether hooks belong to each call of a module: they must run when the model runs, not while it is traced."""
+    """Return whether a module has hooks; they must run when the model runs, not while it is traced."""
     registries = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(module.__dict__.get(registry) for registry in registries)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Another node of the same graph, by its number."""
+    """Another node of the same graph, by its position."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function of a module, for those that do not know their own name, such as ``max_pool2d`` of PyTorch 2.13."""
+    """A function by its module and name; some, such as ``max_pool2d`` of PyTorch 2.13, do not know their own name."""
 
     module: str
     name: str
 
     @classmethod
     def of(cls, target: Any) -> Any:
-        """The function by its name, or itself where that does not lead to it."""
+        """Return the reference to a function; the function itself if its name does not lead to it."""
         module, name = getattr(target, "__module__", None), getattr(target, "__name__", None)
         if isinstance(module, str) and isinstance(name, str) and getattr(sys.modules.get(module), name, None) is target:
             return cls(module, name)
         return target
 
     def itself(self) -> Any:
-        """The function."""
+        """Return the function."""
         return getattr(importlib.import_module(self.module), self.name)
 
 
@@ -321,7 +321,7 @@ Line = tuple[str, str, Any, Any, Any]
 
 
 def written(graph: fx.Graph) -> list[Line]:
-    """A graph as plain data: for each node its kind, name, target and arguments."""
+    """Return a graph as plain data: the kind, name, target and arguments of each node."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
 
     def refer(value: Any) -> Any:
@@ -335,7 +335,7 @@ def written(graph: fx.Graph) -> list[Line]:
 
 
 def read(lines: list[Line]) -> fx.Graph:
-    """The graph again."""
+    """Return the graph that `written` serialized."""
     graph = fx.Graph()
     nodes: list[fx.Node] = []
 
@@ -350,7 +350,7 @@ def read(lines: list[Line]) -> fx.Graph:
 
 
 def _plain(value: Any) -> Any:
-    """Without the containers of ``torch.fx``, which deny that they can be copied."""
+    """Return a value without the containers of ``torch.fx``, which cannot be copied."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_plain(one) for one in value)
     if isinstance(value, list):

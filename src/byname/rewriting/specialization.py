@@ -1,4 +1,4 @@
-"""Specialization: one graph, the arguments that it was traced for, and when it applies."""
+"""Specialization: one graph, the arguments it was traced for, and the conditions under which it applies."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Arguments:
-    """One way to call a forward: which arguments there are, and the values of those that the graph depends on.
+    """One way to call a forward: the arguments, and the values on which the graph depends.
 
     Attributes:
-        signature: of the forward, without ``self``.
+        signature: the signature of the forward, without ``self``.
         values: each argument by its name, ``*xs`` as ``xs_0``, ``xs_1``; `GIVEN`, or the plain value.
-        extra: how many arguments ``*xs`` has.
+        extra: the number of arguments in ``*xs``.
         named: the names in ``**more``.
     """
 
@@ -54,10 +54,10 @@ class Arguments:
         return ", ".join(plain) or "no plain values"
 
     def call(self, given: Mapping[str, Any]) -> Call:
-        """The arguments as the forward takes them.
+        """Return the positional and keyword arguments for the forward.
 
         Args:
-            given: the value of each.
+            given: the value of each argument, by its name in `values`.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -73,14 +73,14 @@ class Arguments:
         return tuple(args), kwargs
 
     def fits(self, call: Arguments) -> bool:
-        """Whether a graph made for these arguments is right for a call, whose values are all known."""
+        """Return whether a graph made for these arguments is valid for a call, whose values are all known."""
         if self.values.keys() != call.values.keys():
             return False
         return all(_takes(wanted, call.values[name]) for name, wanted in self.values.items())
 
 
 def of_call(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """The arguments of a call, with their values."""
+    """Return the arguments of a call, with their values."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     values: dict[str, Any] = {}
@@ -99,14 +99,14 @@ def of_call(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping
 
 
 def generalised(call: Arguments, depends: frozenset[str]) -> Arguments:
-    """The arguments that a graph is made for.
+    """Return the arguments that a graph is specialized to.
 
-    Of those that it may depend on it takes the plain values, of the others only what is made for decisions: None, a
-    string, true or false.
+    It keeps the plain values of the arguments in `depends`; of the others only None, strings and bools, on which
+    forwards usually branch.
 
     Args:
         call: the arguments of one call.
-        depends: the names of arguments whose plain values count.
+        depends: the names of the arguments whose plain values count.
     """
     values = {
         name: value if type(value) in _DECIDING or (is_plain(value) and name in depends) else GIVEN
@@ -116,7 +116,7 @@ def generalised(call: Arguments, depends: frozenset[str]) -> Arguments:
 
 
 def default_call(signature: inspect.Signature) -> Arguments:
-    """The shortest call: each argument without a default is given, the others have theirs."""
+    """Return the shortest call: the arguments without a default are given, the others have their default."""
     needed = [one for one in signature.parameters.values() if one.kind not in _SEVERAL and one.default is one.empty]
     positional = [GIVEN for one in needed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
     named = {one.name: GIVEN for one in needed if one.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -124,7 +124,7 @@ def default_call(signature: inspect.Signature) -> Arguments:
 
 
 def depends_on(signature: inspect.Signature, example: Arguments | None) -> frozenset[str]:
-    """The arguments whose plain values a graph may depend on: those with a plain default, or plain in the example."""
+    """Return the arguments whose plain values a graph may depend on: plain by default, or plain in the example."""
     names = {
         name
         for name, one in signature.parameters.items()
@@ -136,14 +136,14 @@ def depends_on(signature: inspect.Signature, example: Arguments | None) -> froze
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a string, None or the like, or a tuple of these."""
+    """Return whether a value is None, a number, a string, bytes, a dtype or a device, or a tuple of these."""
     if type(value) is tuple:
         return all(is_plain(one) for one in value)
     return type(value) in _PLAIN
 
 
 def _takes(wanted: Any, value: Any) -> bool:
-    """Whether what a graph was made for covers the value of an argument."""
+    """Return whether the value for which a graph was made covers the value of an argument."""
     if wanted is GIVEN:
         return type(value) not in _DECIDING
     return wanted is value or (type(wanted) is type(value) and bool(wanted == value))
@@ -151,15 +151,15 @@ def _takes(wanted: Any, value: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Variant:
-    """One graph, and what it was made for.
+    """One graph, and the conditions under which it applies.
 
     Attributes:
-        arguments: the way to call the forward.
-        flags: the ``training`` flags on which a decision in the forward depends, by module path.
-        graph: with the interjections in it.
-        switches: whether it switches the recording of gradients.
-        answers: what PyTorch said when it was asked, such as ``is_grad_enabled``.
-        run: its code, compiled.
+        arguments: the arguments that it is specialized to.
+        flags: the ``training`` flags on which the forward branches, by module path.
+        graph: the graph, with the interjections in it.
+        switches: whether the graph switches grad mode.
+        answers: the PyTorch state that the forward asked for, such as ``is_grad_enabled``.
+        run: the compiled code of the graph.
     """
 
     arguments: Arguments
@@ -170,14 +170,14 @@ class Variant:
     run: Callable[..., Any] = field(default=lambda: None, repr=False)
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether the training flags of a model, and the modes that PyTorch is in, are those that it was made for."""
+        """Return whether the model's training flags and PyTorch's modes are those that the graph was made for."""
         return all(model.get_submodule(path).training == flag for path, flag in self.flags.items()) and answers_hold(
             self.answers
         )
 
     def __call__(self, model: nn.Module, call: Arguments) -> Any:
-        """Runs the graph with the arguments of a call."""
+        """Run the graph with the arguments of a call."""
         if not self.switches:
             return self.run(model, *call.values.values())
-        with torch.set_grad_enabled(torch.is_grad_enabled()):  # switches back, also after an exception
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # restores grad mode, also after an exception
             return self.run(model, *call.values.values())

@@ -1,4 +1,4 @@
-"""Trace patches: what is replaced in PyTorch and Python while a forward is traced."""
+"""Trace patches: the parts of PyTorch and Python that are patched while a forward is traced."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Listener", "applied", "installed"]
 
 
 class Listener(Protocol):
-    """Who is told: the tracer.
+    """The tracer, as the patches see it.
 
     Attributes:
-        paths: the modules that are watched, by identity.
-        thread: the one in which they are.
-        assigned: the attributes that the forward has set, by the module's identity and the name.
+        paths: the paths of the model's modules, by id.
+        thread: the thread that traces.
+        assigned: the attributes that the forward has set, by the module's id and the name.
     """
 
     paths: dict[int, str]
@@ -34,31 +34,31 @@ class Listener(Protocol):
     assigned: dict[tuple[int, str], Any]
 
     def read(self, module: nn.Module, name: str, value: Any) -> Any:
-        """What reading an attribute gives."""
+        """Return the value that reading an attribute gives."""
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
-        """An attribute is set."""
+        """Record that an attribute is set."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What calling a function of PyTorch gives."""
+        """Return the result of a call of a PyTorch function."""
 
     def apply(self, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What applying an autograd function gives."""
+        """Return the result of a call of a custom autograd function."""
 
     def switch(self, enabled: bool) -> None:
-        """The recording of gradients is switched."""
+        """Record that grad mode is switched."""
 
     def is_instance(self, value: fx.Proxy, kinds: tuple[Any, ...]) -> bool:
-        """What ``isinstance`` says of a value."""
+        """Return the result of ``isinstance``."""
 
 
 _one_at_a_time = threading.RLock()
-"""Tracing patches classes of PyTorch, which two threads must not do at once."""
+"""Tracing patches classes of PyTorch, so only one thread may trace at a time."""
 
 
 @contextmanager
 def installed(tracer: Listener) -> Iterator[None]:
-    """While inside, what this thread does with the modules of the tracer's model is told to the tracer."""
+    """Send what this thread does with the tracer's model to the tracer inside the block."""
     with _one_at_a_time:
         with _attributes(tracer), _autograd_functions(tracer), _types(tracer), _Functions(tracer):
             yield
@@ -66,7 +66,7 @@ def installed(tracer: Listener) -> Iterator[None]:
 
 @contextmanager
 def _attributes(tracer: Listener) -> Iterator[None]:
-    """Reading and setting attributes of modules; as ``torch.fx`` does with calls, by patching their class."""
+    """Patch reading and setting of attributes on `nn.Module`, as ``torch.fx`` patches its ``__call__``."""
     thread, ours = threading.get_ident(), tracer.paths
     set_attribute = nn.Module.__setattr__
 
@@ -82,7 +82,7 @@ def _attributes(tracer: Listener) -> Iterator[None]:
         return tracer.read(self, name, object.__getattribute__(self, name))
 
     def assign(self: nn.Module, name: str, value: Any) -> None:
-        computed = isinstance(getattr(type(self), name, None), property)  # its setter sets what it is made of
+        computed = isinstance(getattr(type(self), name, None), property)  # its setter sets other attributes
         if id(self) in ours and not computed and threading.get_ident() == thread:
             tracer.assign(self, name, value)
         else:
@@ -102,7 +102,7 @@ _INNER = frozenset({"__dict__", "__class__", "_modules", "_parameters", "_buffer
 
 @contextmanager
 def _autograd_functions(tracer: Listener) -> Iterator[None]:
-    """Calls of autograd functions of the user, of which ``torch.fx`` keeps the forward and loses the backward."""
+    """Patch ``Function.apply``: ``torch.fx`` keeps the forward of a custom autograd function but loses its backward."""
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def _autograd_functions(tracer: Listener) -> Iterator[None]:
 
 @contextmanager
 def _types(tracer: Listener) -> Iterator[None]:
-    """What ``isinstance`` tells the user's code of a value: else it is no tensor, which chooses the wrong branch."""
+    """Patch ``isinstance``: in the user's code a proxy must count as a tensor, or the wrong branch is taken."""
     original = builtins.isinstance
 
     def told(thing: Any, kind: Any) -> bool:
@@ -138,19 +138,19 @@ def _types(tracer: Listener) -> Iterator[None]:
 
 
 def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Applies an autograd function."""
+    """Apply an autograd function."""
     return function.apply(*args, **kwargs)
 
 
 class _Functions(TorchFunctionMode):
-    """Functions without a proxy among their arguments: random numbers, new tensors, and what is made of them."""
+    """Records calls without a proxy argument: random numbers, new tensors, and calls on these."""
 
     def __init__(self, tracer: Listener) -> None:
         super().__init__()
         self._tracer = tracer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What becomes of one call."""
+        """Record a call and return its proxy; run it if it is not an operation and has no proxy argument."""
         kwargs = kwargs or {}
         if func is torch._C._set_grad_enabled:
             self._tracer.switch(bool(args[0]))
