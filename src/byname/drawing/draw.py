@@ -1,4 +1,4 @@
-"""How does a model look? `draw` gives a picture of its modules and of what goes from one to another."""
+"""Draw: `draw` and the picture that it returns, of a model's modules and the tensors that pass between them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Drawing:
         return to_dot(self.scene)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the picture to a file that ends in ``.svg`` or ``.dot``.
+        """Write the picture to a file that ends in ``.svg``, ``.dot`` or ``.gv``.
 
         Raises:
-            BadArgumentError: the path ends in something else.
+            BadArgumentError: the path has another ending.
         """
         file = Path(path)
         texts = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
@@ -74,22 +74,23 @@ class Drawing:
 
 
 def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, detail: bool = False) -> Drawing:
-    """Draws a model: modules as boxes in boxes, what goes from one to another as lines, with shapes.
+    """Return a picture of a model: modules as nested boxes, tensors as lines between them, with shapes.
 
-    Blocks of the same shape that follow each other are drawn once.
+    Consecutive blocks of the same structure are drawn once.
 
     Args:
         model: the model. It is not changed.
-        example: what the model is called with: a tensor, a tuple of arguments, a dict of keyword arguments, or
-            ``(args, kwargs)``. The lines are what went from call to call in that run. Without an example the picture
-            has the modules only.
-        depth: how many modules within each other are opened; 0 draws the model as one box. By default as many as a
-            picture of some hundred boxes allows.
-        detail: draw also operations that only move, select or reshape elements (``view``, ``transpose``, ``[...]``).
+        example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``. The
+            lines are the tensors that passed from call to call in that run. Without an example the picture has the
+            modules only.
+        depth: the number of nested modules that are opened; 0 draws the model as one box. By default, the greatest
+            depth with up to 400 boxes.
+        detail: also draw operations that only move, select or reshape elements (``view``, ``transpose``, ``[...]``).
 
     Raises:
-        NotAModuleError: `model` is no module.
+        NotAModuleError: `model` is not a module.
         BadArgumentError: `depth` is negative.
+        BadExampleError: `example` is not one of these forms.
 
     >>> import byname, torch
     >>> from torch import nn

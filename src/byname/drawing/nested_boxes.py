@@ -1,7 +1,8 @@
-"""Nested boxes: boxes inside of boxes, and the sizes of the texts in them.
+"""Nested boxes: the layout of boxes inside boxes, and the sizes of the texts in them.
 
-From the inside outwards: each open box is laid out as one level and is then a single node of the level around it. A
-line that leaves a box passes its lower side, one that enters passes its upper side; lines of one source share the way.
+The layout goes from the inside outwards: each open box is laid out as one level, and is then a single node of the level
+around it. A line leaves a box through its lower side and enters through its upper side; lines of one source share their
+way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan: what is to be drawn, from the modules or from one run: items, wires between them, and marks of attachments."""
+"""Plan: the items to draw, from the modules or from one run, the wires between them, and marks of attachments."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def fold(plan: Plan) -> None:
 
 
 def _has_company(plan: Plan, parent: int) -> bool:
-    """Whether a box keeps something in it: one that does nothing but plumbing shows it."""
+    """Return whether a box has contents besides plumbing; a box with plumbing only shows it."""
     inside = (plan.items[child] for child in plan.items[parent].children)
     return any(
         child.kind == "module" or child.operation not in PLUMBING for child in inside if child.kind != "parameter"
@@ -384,7 +384,7 @@ def settings(module: nn.Module) -> str:
 
 
 def shape_of(value: object) -> Shape | None:
-    """The sizes of a tensor; None of anything else, and of a parameter that has none yet."""
+    """Return the shape of a tensor; None for another object, and for a parameter that has no shape yet."""
     if not is_tensor(value):
         return None
     with DisableTorchFunction():
@@ -395,6 +395,6 @@ def shape_of(value: object) -> Shape | None:
 
 
 def elements(module: nn.Module) -> int:
-    """How many numbers the parameters of a module and of all inside it hold, each parameter once."""
+    """Return the number of elements of the parameters of a module and its submodules, each parameter once."""
     shapes = (shape_of(one) for one in parameters_in(module))
     return sum(prod(shape) for shape in shapes if shape is not None)

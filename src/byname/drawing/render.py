@@ -41,7 +41,7 @@ def escaped(text: str) -> str:
 
 
 def to_svg(scene: Scene) -> str:
-    """The picture as one SVG element: boxes from the outside inwards, then lines, then titles and closed boxes."""
+    """Return the picture as one SVG element: open boxes from outside inwards, lines, then titles and closed boxes."""
     notes = list(_wrapped(scene.notes, scene.width))
     height = scene.height + NOTE_HEIGHT * len(notes) + (8 if notes else 0)
     size = f"{_number(scene.width)} {_number(height)}"
@@ -344,7 +344,7 @@ def paint(kind: str, operation: str) -> Paint:
 
 
 def to_dot(scene: Scene) -> str:
-    """The boxes as nodes, open ones as clusters, the lines as edges with their shapes."""
+    """Return the picture as DOT: boxes as nodes, open boxes as clusters, lines as edges with their shapes."""
     inside: defaultdict[int | None, list[Box]] = defaultdict(list)
     for box in scene.boxes:
         inside[box.parent].append(box)

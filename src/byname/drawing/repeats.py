@@ -1,7 +1,7 @@
-"""Which neighbours are alike, so that one picture stands for all of them?
+"""Repeats: finds neighbours that are alike, so that one of them is drawn for all.
 
-Alike are items of the same class, parameters and shapes with the same things in them, wired in the same way inside, to
-the one before, to the one after and to everything else. Names may differ, and nothing else.
+Items are alike if they have equal class, settings, parameter shapes, output shapes and contents, and are wired alike
+inside, to their predecessor, to their successor and to all other items. Only their own names may differ.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Alike:
 
 
 def _consistent(groups: list[_Group]) -> bool:
-    """Whether the latest group takes what its predecessors take, and the one before it gives what they give."""
+    """Return whether the latest group has the inputs of its predecessors, and the group before it their outputs."""
     if len(groups) < 2:
         return True
     latest, previous = groups[-1], groups[-2]

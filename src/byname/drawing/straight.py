@@ -1,4 +1,4 @@
-"""Straight: where boxes stand from left to right, and lines without kinks."""
+"""Straight: the positions of boxes from left to right, chosen so that lines have few kinks."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _sorted(linked: list[_Chain], chains: list[_Chain]) -> list[int] | None:
 
 
 def _crosses(chain: _Chain, stuck: set[int]) -> bool:
-    """Whether a chain of several nodes stands between others that wait for each other."""
+    """Return whether a chain of several nodes stands between other chains of a cycle."""
     return len(chain.members) > 1 and bool(stuck & chain.before.keys()) and bool(stuck & chain.after.keys())
 
 

@@ -1,4 +1,4 @@
-"""What of a plan is shown? Boxes down to a depth, one repetition for all, and the links between what is left."""
+"""View: the part of a plan that is shown: boxes down to a depth, one repetition for all, and the links between them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class _Places:
         return list(found.values())
 
     def repeated(self, wire: Wire) -> bool:
-        """Whether a wire goes from one repetition to the next, or lies in one that is not drawn."""
+        """Return whether a wire goes from one repetition to the next, or lies in a repetition that is not drawn."""
         source, target = self.times(wire.source), self.times(wire.target)
         return any(target.get(run, time) != time or (run in target and time) for run, time in source.items())
 

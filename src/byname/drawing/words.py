@@ -1,4 +1,4 @@
-"""What is written in the boxes of a drawing, and in the texts that appear over them?"""
+"""Words: the texts in the boxes of a drawing, and in their tooltips."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NARROW, WIDE = set("iljtfrI.,:;'|!()[]{} /"), set("mwMWQGO@%×→…—")
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """About how wide a text is, in pixels; on the safe side for the fonts of a picture."""
+    """Return an upper estimate of the width of a text in pixels, for the fonts of a picture."""
     units = sum(
         0.36 if letter in NARROW else 0.92 if letter in WIDE or ord(letter) > 0x2E80 else 0.61 for letter in text
     )
