@@ -12,7 +12,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation
-from byname.analyse.evaluation.progress import followed
+from byname.analyse.evaluation.evaluation import followed
 
 
 class Clock:

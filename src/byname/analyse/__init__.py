@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from byname.analyse.analysers.rank import Rank, Spectrum
     from byname.analyse.analysers.similarity import Similarity
     from byname.analyse.evaluation.evaluation import Evaluation
-    from byname.analyse.evaluation.records import Record, Records
-    from byname.analyse.evaluation.schedule import Schedule
+    from byname.analyse.evaluation.snapshots import Record, Records, Schedule
     from byname.analyse.groups import ClassVersusRest, PerClass, Several
     from byname.analyse.results.results import Results
     from byname.analyse.sample import Sample
@@ -94,11 +93,11 @@ _PLACES = {
     "PerClass": "groups",
     "Quantile": "statistics.quantile",
     "Rank": "analysers.rank",
-    "Record": "evaluation.records",
-    "Records": "evaluation.records",
+    "Record": "evaluation.snapshots",
+    "Records": "evaluation.snapshots",
     "Results": "results.results",
     "Sample": "sample",
-    "Schedule": "evaluation.schedule",
+    "Schedule": "evaluation.snapshots",
     "SecondMoment": "statistics.covariance",
     "Several": "groups",
     "Similarity": "analysers.similarity",

@@ -26,7 +26,7 @@ from byname.watch.handle import Handle
 from byname.watch.heard import Entry
 from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
 
-__all__ = ["Kind", "Kinds", "observe"]
+__all__ = ["PlaceKind", "PlaceKinds", "observe"]
 
 
 _numbers = itertools.count()
@@ -94,7 +94,7 @@ class Observation:
     def __init__(self, model: nn.Module, analyser: Analyser, label: str, spots: Sequence[Spot]) -> None:
         self._model = model
         self._analyser = analyser
-        self._kinds = Kinds(model, spots)
+        self._kinds = PlaceKinds(model, spots)
         self._label = f"{label}." if label else ""
         self.number = next(_numbers)
         self.places: dict[str, str] = {}
@@ -205,7 +205,7 @@ class Observation:
                 for note in self._analyser.notes_of(given.path):
                     self.handle.note(note)
 
-    def _sample(self, path: str, event: Event, kind: Kind) -> Callable[..., Sample]:
+    def _sample(self, path: str, event: Event, kind: PlaceKind) -> Callable[..., Sample]:
         """All of a sample but its value, which a backward that is yet to come must not keep alive."""
         return partial(
             Sample,
@@ -222,7 +222,7 @@ class Observation:
         targets = self._analyser.targets
         return self._targets if isinstance(targets, str) else targets
 
-    def _await_gradient(self, path: str, event: Event, kind: Kind, tensor: Tensor) -> None:
+    def _await_gradient(self, path: str, event: Event, kind: PlaceKind, tensor: Tensor) -> None:
         if not tensor.requires_grad or not (torch.is_grad_enabled() or tensor.is_leaf):
             if torch.is_grad_enabled():
                 self.handle.note(f"`{path}`: no gradient flows there, the value does not require one")
@@ -253,7 +253,7 @@ class Observation:
                 self._targets = event.value.detach()
 
 
-class Kind(NamedTuple):
+class PlaceKind(NamedTuple):
     """What is at a place.
 
     Attributes:
@@ -267,7 +267,7 @@ class Kind(NamedTuple):
     gradient: bool
 
 
-class Kinds:
+class PlaceKinds:
     """Tells the kinds of the places of one model by their paths.
 
     Args:
@@ -279,9 +279,9 @@ class Kinds:
         self._model = model
         self._spots = [(spot.kind, spot.path) for spot in spots if spot.gradient]
         self._modules: dict[str, nn.Module] = {}
-        self._known: dict[str, Kind] = {}
+        self._known: dict[str, PlaceKind] = {}
 
-    def of(self, path: str, module: nn.Module) -> Kind:
+    def of(self, path: str, module: nn.Module) -> PlaceKind:
         """The kind of a place.
 
         Args:
@@ -293,7 +293,7 @@ class Kinds:
             known = self._known[path] = self._found(path, module)
         return known
 
-    def _found(self, path: str, module: nn.Module) -> Kind:
+    def _found(self, path: str, module: nn.Module) -> PlaceKind:
         gradient = path.endswith(".grad") and any(
             kind == "operation" or path.startswith(start) for kind, start in self._spots
         )  # a variable may be called so, too
@@ -302,7 +302,7 @@ class Kinds:
         owner, _, name = plain.rpartition(".")
         output = modules.get(_without_items(plain)) is module
         parameter = modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
-        return Kind(output, parameter, gradient)
+        return PlaceKind(output, parameter, gradient)
 
 
 def _without_items(path: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from byname.analyse.evaluation.during import LatestState
 from byname.analyse.evaluation.evaluation import Evaluation
-from byname.analyse.evaluation.schedule import Schedule
+from byname.analyse.evaluation.snapshots import LatestState, Schedule
 from byname.errors import BadArgumentError
 
 __all__ = ["Due", "OnSchedule"]

@@ -1,29 +1,32 @@
-"""What is inside a model like while it is trained? Snapshots of an analyser on a fixed loader, between two steps."""
+"""Evaluation: snapshots of an analyser on a fixed loader, between two steps of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Switched, checked_analyser
-from byname.analyse.evaluation.batches import Inputs, device_of, inputs_of, moved, prepared
-from byname.analyse.evaluation.during import Snapshots
-from byname.analyse.evaluation.observed import observations_on, run_of
+from byname.analyse.evaluation.inputs import BatchSource, Inputs, device_of, inputs_of, moved, prepared
 from byname.analyse.evaluation.preserving import Preserved, gradients_kept, preserved
-from byname.analyse.evaluation.progress import followed
-from byname.analyse.evaluation.records import Record, Records
-from byname.analyse.evaluation.schedule import Schedule
-from byname.analyse.evaluation.source import Source
+from byname.analyse.evaluation.snapshots import Record, Records, Schedule, Snapshots
 from byname.analyse.results.results import Results
 from byname.errors import BadArgumentError
+from byname.model.module_tree import inside_of
+from byname.model.where import unwrapped
 from byname.reading.interrupts import defer_signals
 from byname.tracing.muted import told_only_to
 
-__all__ = ["Evaluation"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["Evaluation", "followed"]
+
 
 MODES = ("eval", "train", "keep")
 
@@ -80,7 +83,7 @@ class Evaluation:
         if mode not in MODES:
             raise BadArgumentError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r:.60}")
         self.analyser = checked_analyser(analyser)
-        self._source = Source(loader)
+        self._source = BatchSource(loader)
         self._prepare = prepare
         self._backward = backward
         self._mode = mode
@@ -247,3 +250,87 @@ def _moved(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _moved(one) for key, one in value.items()}
     return value
+
+
+def run_of(model: Any) -> nn.Module:
+    """What runs of a model: of one wrapped for several processes the inside, which does not communicate."""
+    inner = unwrapped(model)
+    _, names = inside_of(model)
+    return model if _SHARDED in names else inner  # the inside of a sharded one has no parameters of its own
+
+
+_SHARDED = "_fsdp_wrapped_module"
+
+
+def observations_on(model: nn.Module, analyser: Analyser) -> tuple[Switched, ...]:
+    """Where the analyser is put. All of them: a model may run another, which is observed, too."""
+    modules = {id(one) for one in model.modules()}
+    observed = [one.model for one in analyser.observations if one.model is not None]
+    if any(id(one) in modules or any(part is model for part in one.modules()) for one in observed):
+        return analyser.observations
+    name = type(analyser).__name__
+    where = f"it is observed on {_kinds(observed)}" if observed else "it is observed nowhere, or was removed"
+    raise BadArgumentError(
+        f"there is nothing to take a snapshot of: the {name} is not observed on this {type(model).__name__}, {where}. "
+        "Call byname.observe(model, where, analyser) first, and keep it until the training is over"
+    )
+
+
+def _kinds(models: list[nn.Module]) -> str:
+    return "another " + " and another ".join(dict.fromkeys(type(one).__name__ for one in models))
+
+
+PATIENCE = 1.0
+"""Seconds that a pass may take before a bar is shown."""
+PAUSE = 0.1
+"""Seconds between two changes of the bar."""
+
+
+def followed(
+    batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Any]:
+    """The batches, with a bar that shows how many there were when it takes longer than a second.
+
+    Args:
+        batches: a loader; its length is shown if it has one.
+        words: what stands before the bar.
+        wanted: False for no bar, True for one from the beginning, also where standard error is no terminal; None for
+            one in a terminal if it takes long.
+        clock: tells the time in seconds.
+    """
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield from batches
+        return
+    begun = shown = clock()
+    bar: Progress | None = None
+    try:
+        for count, batch in enumerate(batches):
+            now = clock()
+            if bar is None and (wanted or now - begun >= PATIENCE):
+                bar = _bar(words, _length(batches))
+            if bar is not None and (now - shown >= PAUSE or not count):
+                shown = now
+                bar.update(bar.task_ids[0], completed=count, refresh=True)
+            yield batch
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(words: str, total: int | None) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    # no thread of its own: it is drawn between two batches
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    bar.add_task(words, total=total)
+    bar.start()
+    return bar
+
+
+def _length(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from byname.analyse.results.leaves import Leaf, keys_of, leaves_of, levels_of, named
+from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, levels_of, named
 from byname.errors import BynameError, NotInstalledError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Da
     return xarray.Dataset(variables, {**coords, **masks}, attrs={"analyser": name})
 
 
-def _coordinates(figures: Mapping[str, Any], leaves: list[Leaf]) -> dict[str, list[Any]]:
+def _coordinates(figures: Mapping[str, Any], leaves: list[ResultLeaf]) -> dict[str, list[Any]]:
     """The names along the dimensions that figures share."""
     coords: dict[str, dict[Any, None]] = {"place": dict.fromkeys(figures)}
     for leaf in leaves:
@@ -53,7 +53,7 @@ def _coordinates(figures: Mapping[str, Any], leaves: list[Leaf]) -> dict[str, li
 
 
 def _variable(
-    figure: str, leaves: list[Leaf], coords: Mapping[str, list[Any]]
+    figure: str, leaves: list[ResultLeaf], coords: Mapping[str, list[Any]]
 ) -> tuple[tuple[str, ...], Array, Array | None]:
     """The dimensions and the array of one figure, and its mask where something was padded."""
     several = any(isinstance(leaf.value, Mapping) for leaf in leaves)
@@ -70,7 +70,7 @@ def _variable(
     return dims, data, mask
 
 
-def _cells(leaf: Leaf, levels: list[str], *, several: bool) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _cells(leaf: ResultLeaf, levels: list[str], *, several: bool) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if len(leaf.labels) != len(levels) or several != isinstance(leaf.value, Mapping):
         raise BynameError(f"`{leaf.figure}` has classes or keys at some places only: to_pandas(long=True) has it all")
     key = (leaf.path, *leaf.labels)

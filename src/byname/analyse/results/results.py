@@ -1,13 +1,14 @@
-"""What did an analyser find? `Results`: the figures of every place, as a table, frame, labelled arrays or plot."""
+"""Results: the figures of every place, as a table, frame, labelled arrays or plot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from byname.analyse.results.leaves import leaves_of, path_of
-from byname.analyse.results.rows import long_rows, rows_of, shown_rows, spare_columns
-from byname.analyse.results.same import same
+import torch
+from torch import Tensor
+
+from byname.analyse.results.tables import leaves_of, long_rows, path_of, rows_of, shown_rows, spare_columns
 from byname.errors import NotInstalledError
 from byname.table import Row, counted, text, to_html
 
@@ -121,7 +122,7 @@ class Results(Mapping[str, Any]):
             NotInstalledError: if matplotlib is not installed; it is also an ImportError.
             BadArgumentError: if there is no such figure, or it has no numbers.
         """
-        from byname.analyse.results.plotting import plotted
+        from byname.analyse.results.plots import plotted
 
         return plotted(self._figures, self.name, figure, axes)
 
@@ -138,3 +139,36 @@ class Results(Mapping[str, Any]):
 
     def _title(self) -> str:
         return f"{self.name}: {counted(len(self), 'place')}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether all numbers are equal, in dicts, lists, tensors and arrays; NaN is the same as NaN.
+
+    >>> same({"dead": torch.tensor([1, 2])}, {"dead": [1.0, 2.0]})
+    True
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Mapping) or isinstance(other, Mapping):
+        return False
+    if _is_array(one) or _is_array(other):
+        return _same_arrays(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or bool(one != one and other != other)  # NaN is not itself
+
+
+def _is_array(value: Any) -> bool:
+    import numpy as np
+
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _same_arrays(one: Any, other: Any) -> bool:
+    try:
+        mine, others = (torch.as_tensor(value).detach().cpu() for value in (one, other))
+    except (TypeError, ValueError, RuntimeError):  # PyTorch's answers for what is no numbers
+        return False
+    if mine.shape != others.shape:
+        return False
+    return bool(((mine == others) | ((mine != mine) & (others != others))).all())

@@ -16,7 +16,7 @@ from byname.errors import BadArgumentError
 
 __all__ = [
     "Batch",
-    "Rows",
+    "SampleRows",
     "check_features",
     "checked_channel",
     "checked_integer",
@@ -189,7 +189,7 @@ def widest(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampleRows:
     """What takes part of a batch.
 
     Attributes:
@@ -231,7 +231,7 @@ class Rows:
         return self.weights @ self.values / self.weights.sum()
 
 
-def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> Rows:
+def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
     """The samples, flattened, that take part.
 
     Raises:
@@ -249,7 +249,7 @@ def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> Rows:
         whole = ~absent.any(1)
         flat, weights = flat[whole], None if weights is None else weights[whole]
     weights = None if weights is None or weights.dtype is torch.bool else weights
-    return Rows(flat.double(), weights, nans)
+    return SampleRows(flat.double(), weights, nans)
 
 
 def check_features(to: object, features: int, added: int) -> None:

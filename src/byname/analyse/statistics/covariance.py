@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import Rows, check_features, rows_of
+from byname.analyse.statistics.batches import SampleRows, check_features, rows_of
 from byname.analyse.statistics.moments import divided
 from byname.analyse.statistics.statistic import PairStatistic, Statistic
 from byname.errors import BadArgumentError
@@ -41,7 +41,7 @@ class Comoments:
         return Comoments(*(part.to(device) for part in parts))
 
 
-def comoments_of(rows: Rows, first: int, last: int, known: Comoments | None) -> Comoments:
+def comoments_of(rows: SampleRows, first: int, last: int, known: Comoments | None) -> Comoments:
     """The sums of rows.
 
     Args:
@@ -120,7 +120,7 @@ class CovarianceStatistic(Statistic):
         self._check(*found.products.shape)
         self._take(found)
 
-    def _take_rows(self, rows: Rows, first: int, last: int) -> None:
+    def _take_rows(self, rows: SampleRows, first: int, last: int) -> None:
         self._check(first, last)
         self._take(comoments_of(rows, first, last, self._kept()))
         self.nans += rows.nans

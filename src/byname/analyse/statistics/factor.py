@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import Rows, check_features, rows_of
+from byname.analyse.statistics.batches import SampleRows, check_features, rows_of
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -115,7 +115,7 @@ class Factor(Statistic):
         return self._shift, _triangular([self._shift.new_zeros(0, len(self._shift) + 1), *self._rows])
 
 
-def _with_ones(rows: Rows, shift: Tensor) -> Tensor:
+def _with_ones(rows: SampleRows, shift: Tensor) -> Tensor:
     table = torch.cat([rows.values.new_ones(len(rows.values), 1), rows.values - shift], 1)
     return table if rows.weights is None else table * rows.weights.sqrt()[:, None]
 

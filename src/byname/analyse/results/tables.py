@@ -1,18 +1,119 @@
-"""How do figures become rows of a table? Numbers stand as they are, a tensor as what it ranges over."""
+"""Tables: the figures of results, one after the other, and as the rows of a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from byname.analyse.results.leaves import Leaf, keys_of, leaves_of, levels_of, named
+from byname.errors import BadPathError
+from byname.place import Item, Name, Segment, join, parse
 from byname.table import Row
 
-__all__ = ["long_rows", "plain", "rows_of", "shown_rows", "single", "spare_columns"]
+__all__ = [
+    "ResultLeaf",
+    "keys_of",
+    "leaves_of",
+    "levels_of",
+    "long_rows",
+    "named",
+    "path_of",
+    "plain",
+    "rows_of",
+    "shown_rows",
+    "single",
+    "spare_columns",
+]
+
+
+_GROUPS = ("class", "rest")
+"""The keys of `ClassVersusRest`: the samples of a class, and all others."""
+
+
+class ResultLeaf(NamedTuple):
+    """One figure of one place.
+
+    Attributes:
+        path: the place.
+        labels: the class that it is of, and the group of samples (the class or the rest), where there are such.
+        figure: its name.
+        value: a number, a tensor, or a dict where it has one for each of several things.
+    """
+
+    path: str
+    labels: tuple[Any, ...]
+    figure: str
+    value: Any
+
+
+def leaves_of(figures: Mapping[str, Mapping[Any, Any]]) -> Iterator[ResultLeaf]:
+    """The figures in order: place by place, and class by class."""
+    for path, of_place in figures.items():
+        yield from _below(path, (), of_place)
+
+
+def _below(path: str, labels: tuple[Any, ...], found: Mapping[Any, Any]) -> Iterator[ResultLeaf]:
+    for key, value in found.items():
+        if isinstance(value, Mapping) and (isinstance(key, int) or key in _GROUPS):
+            yield from _below(path, (*labels, key), value)
+        else:
+            yield ResultLeaf(path, labels, str(key), value)
+
+
+def levels_of(labels: tuple[Any, ...]) -> list[str]:
+    """What the labels are called: ``class``, ``group`` for "class" and "rest", and ``class_2`` for classes in it."""
+    names = ["group" if label in _GROUPS else "class" for label in labels]
+    before: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        before[name] += 1
+        numbered.append(name if before[name] == 1 else f"{name}_{before[name]}")
+    return numbered
+
+
+def named(figure: str, taken: Container[str]) -> str:
+    """The name of a column or variable for a figure, where some names are taken by what tells the place."""
+    return f"figure.{figure}" if figure in taken else figure
+
+
+def keys_of(leaves: Iterable[ResultLeaf], places: Iterable[str]) -> list[Any]:
+    """The keys of figures that are dicts: those that are places in the order of the model, then the others."""
+    found = dict.fromkeys(key for leaf in leaves if isinstance(leaf.value, Mapping) for key in leaf.value)
+    first = [place for place in places if place in found]
+    return [*first, *(key for key in found if key not in {*first})]
+
+
+def path_of(leaf: ResultLeaf, name: str) -> Iterator[tuple[str, Any]]:
+    """A path for the figure that the path language reads, with its value; one for each entry of a dict.
+
+    Args:
+        leaf: the figure.
+        name: what stands between the place and the figure.
+
+    >>> dict(path_of(ResultLeaf("fc1", (3,), "dead", 5), "PerClass"))
+    {'fc1.PerClass.3.dead': 5}
+    >>> dict(path_of(ResultLeaf("fc1", (), "cka", {"layers.2": 0.5}), "Similarity"))
+    {"fc1.Similarity.cka['layers.2']": 0.5}
+    """
+    words = (name, *leaf.labels, leaf.figure)
+    segments = [*_segments(leaf.path), *(Name.of(str(word)) for word in words)]
+    if isinstance(leaf.value, Mapping):
+        for key, value in leaf.value.items():
+            yield join([*segments, Item(key if isinstance(key, int) else str(key))]), value
+    else:
+        yield join(segments), leaf.value
+
+
+def _segments(path: str) -> tuple[Segment, ...]:
+    try:
+        return parse(path).segments
+    except BadPathError:  # an analyser may call its places as it likes
+        return (Name.of(path),)
+
 
 Figures = Mapping[str, Mapping[Any, Any]]
 Cells = Callable[[str, Any], Row]
@@ -64,7 +165,7 @@ def spare_columns(rows: Sequence[Row], figures: Figures) -> list[str]:
 
 def _matrices(figures: Figures) -> dict[str, list[Any]]:
     """The figures that are dicts, with their keys in the order of the model."""
-    found: dict[str, list[Leaf]] = {}
+    found: dict[str, list[ResultLeaf]] = {}
     for leaf in leaves_of(figures):
         if isinstance(leaf.value, Mapping):
             found.setdefault(leaf.figure, []).append(leaf)
@@ -89,9 +190,9 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and not value.ndim else value
 
 
-def _by_place(figures: Figures) -> list[tuple[Row, list[Leaf]]]:
+def _by_place(figures: Figures) -> list[tuple[Row, list[ResultLeaf]]]:
     """The figures that stand in one row, after what names the row."""
-    found: dict[tuple[str, tuple[Any, ...]], list[Leaf]] = {
+    found: dict[tuple[str, tuple[Any, ...]], list[ResultLeaf]] = {
         (path, ()): [] for path, of_place in figures.items() if not of_place
     }
     for leaf in leaves_of(figures):
@@ -109,7 +210,7 @@ def _rows(figures: Figures, cells: Cells, short: Mapping[str, str]) -> list[Row]
 
 
 def _row(
-    place: Row, leaves: Iterable[Leaf], cells: Cells, short: Mapping[str, str], keys: Mapping[str, list[Any]]
+    place: Row, leaves: Iterable[ResultLeaf], cells: Cells, short: Mapping[str, str], keys: Mapping[str, list[Any]]
 ) -> Row:
     row = dict(place)
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""How do bars, boxes, curves and heat maps of a hundred places stay readable? Sizes and colours follow their number."""
+"""Plots: figures of many places as bars, boxes, curves or a heat map, which stay readable with a hundred places."""
 
 from __future__ import annotations
 
@@ -7,13 +7,95 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import NotInstalledError
+from torch import Tensor
+
+from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, plain, single
+from byname.errors import BadArgumentError, NotInstalledError
+from byname.table import closest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "boxes", "curves", "heat_map"]
+__all__ = ["plotted"]
+
+
+SPECTRA = ("eigenvalues", "singular_values", "spectrum")
+"""Figures whose values come in order of size."""
+
+
+def plotted(figures: Mapping[str, Mapping[Any, Any]], name: str, figure: str | None, axes: Axes | None) -> Axes:
+    """The axes, with the figure drawn in them."""
+    leaves = _chosen([*leaves_of(figures)], name, figure)
+    figure = leaves[0].figure
+    if any(isinstance(leaf.value, Mapping) for leaf in leaves):
+        drawn = _matrix(axes, leaves)
+    elif all(single(leaf.value) for leaf in leaves):
+        drawn = _numbers(axes, leaves)
+    else:
+        drawn = _tensors(axes, leaves)
+    drawn.set_title(f"{name}: {figure}", loc="left")
+    return drawn
+
+
+def _chosen(leaves: list[ResultLeaf], name: str, figure: str | None) -> list[ResultLeaf]:
+    drawable = [leaf for leaf in leaves if _has_numbers(leaf.value)]
+    known = [*dict.fromkeys(leaf.figure for leaf in drawable)]
+    if not known:
+        raise BadArgumentError(f"these results of {name} have no numbers to draw")
+    if figure is not None and figure not in known:
+        raise BadArgumentError(f"{name} has no figure {figure!r} with numbers; there is {closest(str(figure), known)}")
+    return [leaf for leaf in drawable if leaf.figure == (known[0] if figure is None else figure)]
+
+
+def _has_numbers(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(single(one) for one in value.values())
+    return single(value) or (isinstance(value, Tensor) and not value.is_complex())
+
+
+def _matrix(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
+    """One row a place, one column a key."""
+    keys = keys_of(leaves, [leaf.path for leaf in leaves])
+    rows = {
+        _label(leaf): [plain(leaf.value.get(key)) if isinstance(leaf.value, Mapping) else None for key in keys]
+        for leaf in leaves
+    }
+    return heat_map(axes, rows, [str(key) for key in keys], of=leaves[0].figure)
+
+
+def _numbers(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
+    """One bar a place; of classes one row a place and one column a class."""
+    if not any(leaf.labels for leaf in leaves):
+        return bars(axes, {leaf.path: float(plain(leaf.value)) for leaf in leaves}, of=leaves[0].figure)
+    known = {(leaf.path, leaf.labels): plain(leaf.value) for leaf in leaves}
+    classes = [*dict.fromkeys(leaf.labels for leaf in leaves)]
+    rows = {
+        path: [known.get((path, labels)) for labels in classes] for path in dict.fromkeys(one.path for one in leaves)
+    }
+    return heat_map(axes, rows, [_words(labels) for labels in classes], of=leaves[0].figure)
+
+
+def _tensors(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
+    """One box a place, or one curve where the values are a spectrum."""
+    values = {_label(leaf): Tensor.reshape(_numbers_of(leaf.value), (-1,)).tolist() for leaf in leaves}
+    draw = curves if leaves[0].figure in SPECTRA else boxes
+    return draw(axes, values, of=leaves[0].figure)
+
+
+def _numbers_of(value: Any) -> Tensor:
+    import torch
+
+    return torch.as_tensor(value).detach().double().cpu()
+
+
+def _label(leaf: ResultLeaf) -> str:
+    return f"{leaf.path}  {_words(leaf.labels)}" if leaf.labels else leaf.path
+
+
+def _words(labels: tuple[Any, ...]) -> str:
+    return " ".join(map(str, labels))
+
 
 INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
 FILL, EDGE = "#a8c7e6", "#1f5f99"
@@ -102,14 +184,14 @@ def heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequ
     for spine in axes.spines.values():
         spine.set_visible(False)
     if grid.size <= MOST_NUMBERS and len(columns) <= 30:
-        _numbers(axes, grid, image)
+        _numbers_in_cells(axes, grid, image)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=GREY, length=0)
     return axes
 
 
-def _numbers(axes: Axes, grid: Any, image: Any) -> None:
+def _numbers_in_cells(axes: Axes, grid: Any, image: Any) -> None:
     import numpy as np
 
     for (row, column), value in np.ndenumerate(grid):

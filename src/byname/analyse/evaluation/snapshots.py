@@ -1,0 +1,240 @@
+"""Snapshots: when they are taken during a training (`Schedule`), and what they have found (`Record`, `Records`)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from byname.analyse.results.results import Results
+from byname.analyse.results.tables import shown_rows, spare_columns
+from byname.errors import BadArgumentError
+from byname.table import Row, Rows, counted
+
+__all__ = ["LatestState", "Record", "Records", "Schedule", "Snapshots", "Taking"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """At which moments of a training snapshots are taken. Steps are counted from 1: step 1 is over when one is done.
+
+        >>> schedule = Schedule(every=100, at=(10, 50))
+        >>> [(step, schedule.due(step)) for step in (10, 20, 50, 100)]
+        [(10, 'scheduled'), (20, None), (50, 'scheduled'), (100, 'batch')]
+
+    Attributes:
+        start: whether one is taken before the first step.
+        every: one after every so many steps; None for none.
+        at: after these steps.
+        end: whether one is taken when the training has ended without an exception. There is none where the latest was
+            taken after the last step, and nothing has changed since.
+
+    Raises:
+        BadArgumentError: for steps that there cannot be.
+    """
+
+    start: bool = True
+    every: int | None = None
+    at: tuple[int, ...] = ()
+    end: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "at", tuple(sorted(set(self.at))))
+        except TypeError:
+            raise BadArgumentError(f"at is a sequence of steps, such as (10, 100), not {self.at!r:.60}") from None
+        if self.every is not None:
+            _checked("every", self.every)
+        for step in self.at:
+            _checked("a step of at", step)
+
+    def due(self, step: int, since: int | None = None) -> str | None:
+        """What a snapshot after this step is called: ``"scheduled"``, ``"batch"``, or None if there is to be none.
+
+        Args:
+            step: how many steps are done.
+            since: how many were done when this was asked last, if more than one has been done meanwhile.
+        """
+        before = step - 1 if since is None else since
+        if any(before < one <= step for one in self.at):
+            return "scheduled"
+        if self.every is not None and step // self.every > before // self.every:
+            return "batch"
+        return None
+
+
+def _checked(name: str, step: object) -> None:
+    if type(step) is not int or step < 1:
+        raise BadArgumentError(f"{name} is a whole number from 1 on, not {step!r:.60}; start=True is before the first")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One snapshot.
+
+    Attributes:
+        event: ``"start"``, ``"batch"``, ``"scheduled"`` or ``"end"``, or what `Evaluation.take` was given.
+        epoch, batch, step: when it was, as far as it was told; `batch` is the number of the batch in its epoch, `step`
+            how many steps had been done.
+        result: the figures of the analyser. Tensors are on the CPU.
+    """
+
+    event: str | None
+    epoch: int | None
+    batch: int | None
+    step: int | None
+    result: Results = field(hash=False)
+
+
+class Records(Rows[Record]):
+    """The snapshots of an evaluation, in the order in which they were taken.
+
+    Args:
+        items: the snapshots.
+        name: what they are snapshots of.
+    """
+
+    __slots__ = ("_name", "items")
+
+    def __init__(self, items: Iterable[Record], *, name: str) -> None:
+        self.items = tuple(items)
+        self._name = name
+
+    def rows(self) -> list[Row]:
+        """One dict for each record and place (and class)."""
+        return [{**_when(one), **row} for one in self.items for row in one.result.rows()]
+
+    def _shown(self) -> list[Row]:
+        return [{**_when(one), **row} for one in self.items for row in shown_rows(one.result)]
+
+    def _spare(self) -> list[str]:
+        latest = self.items[-1].result if self.items else {}
+        return spare_columns(shown_rows(latest), latest)
+
+    def _title(self) -> str:
+        return f"{self._name}: {counted(len(self), 'snapshot')}"
+
+
+def _when(record: Record) -> Row:
+    return {"event": record.event, "epoch": record.epoch, "batch": record.batch, "step": record.step}
+
+
+class Taking(Protocol):
+    """What takes a snapshot."""
+
+    def take(
+        self,
+        model: nn.Module,
+        event: str | None = None,
+        epoch: int | None = None,
+        batch: int | None = None,
+        step: int | None = None,
+    ) -> Record:
+        """Takes one, and adds it to the records."""
+
+
+class LatestState:
+    """The state of a model at the latest snapshot: the end of a training has no second one of the same state.
+
+    >>> model, latest = nn.Linear(2, 2), LatestState()
+    >>> latest.taken(model, step=10)
+    >>> latest.same(model, step=10), latest.same(model, step=11)
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._tensors: list[weakref.ref[Tensor]] = []
+        self._marks: list[tuple[int, str]] = []
+
+    def taken(self, model: nn.Module, step: int) -> None:
+        """A snapshot was taken."""
+        self._step = step
+        self._tensors = [weakref.ref(one) for one in _tensors_of(model)]
+        self._marks = [*map(_mark, _tensors_of(model))]
+
+    def same(self, model: nn.Module, step: int) -> bool:
+        """Whether the model is as it was then: after the same step, with nothing changed or loaded since."""
+        now = _tensors_of(model)
+        return (
+            step == self._step
+            and len(now) == len(self._tensors)
+            and all(one is before() for one, before in zip(now, self._tensors, strict=True))
+            and self._marks == [*map(_mark, now)]
+        )
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _mark(tensor: Tensor) -> tuple[int, str]:
+    """What changes with the values of a tensor: its version, and their sum.
+
+    Changes through ``.data``, as averages of weights are often put in place, leave the version as it is.
+    """
+    return _version(tensor), _total(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _total(tensor: Tensor) -> str:
+    """The sum of the values as text, in which NaN is the same as NaN; none of a tensor that is no plain one."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or not tensor.is_floating_point() or tensor.itemsize < 2 or tensor.device.type not in ("cpu", "cuda"):
+        return ""
+    return str(float(tensor.detach().sum(dtype=torch.float64)))
+
+
+class Snapshots:
+    """A training loop that snapshots are taken of; made by `Evaluation.during`.
+
+    Attributes:
+        schedule: when.
+        epoch: written into the records.
+        steps: how many steps are done.
+    """
+
+    def __init__(self, evaluation: Taking, model: nn.Module, schedule: Schedule, epoch: int | None = None) -> None:
+        self.schedule = schedule
+        self.epoch = epoch
+        self.steps = 0
+        self._evaluation = evaluation
+        self._model = model
+        self._over = False
+        self._latest = LatestState()
+
+    def step(self, *, batch: int | None = None) -> Record | None:
+        """A step is done; the record of the snapshot, if one was due.
+
+        Args:
+            batch: the number of the batch in its epoch, to be written into the record.
+        """
+        self.steps += 1
+        event = self.schedule.due(self.steps)
+        return None if event is None else self._take(event, batch)
+
+    def _take(self, event: str, batch: int | None = None) -> Record:
+        record = self._evaluation.take(self._model, event, self.epoch, batch, self.steps)
+        if self.schedule.end:
+            self._latest.taken(self._model, self.steps)
+        return record
+
+    def __enter__(self) -> Self:
+        self._over = False
+        if self.schedule.start:
+            self._take("start")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        unseen = not (self._over or self._latest.same(self._model, self.steps))
+        if kind is None and self.schedule.end and unseen:
+            self._take("end")
+        self._over = True
