@@ -303,9 +303,10 @@ def _more(before: Size, now: Size) -> bool:
 def _goes_on(group: Group, marks: Sequence[dict[Key, Size]]) -> bool:
     """Return whether a group goes on growing; True with fewer than four snapshots.
 
-    It must be as large at the end as ever, have grown more than once, and also in the last quarter. What comes once and
-    stays, such as a cache that is full, does not go on growing; nor does an optimizer's state, an entry for each of its
-    parameters, though a parameter that is used late gets its entry late.
+    It must be as large at the end as ever, have grown more than once, and also lately: in the last quarter or the
+    interval before, as the last interval is empty if a mark comes just before the end. What comes once and stays, such
+    as a cache that is full, does not go on growing; nor does an optimizer's state, an entry for each of its parameters,
+    though a parameter that is used late gets its entry late.
     """
     if len(marks) < 4:
         return True
@@ -315,7 +316,7 @@ def _goes_on(group: Group, marks: Sequence[dict[Key, Size]]) -> bool:
     grew = [number for number, (before, after) in enumerate(pairwise(sizes)) if _more(before, after)]
     largest = sizes[-1].bytes >= max(size.bytes for size in sizes)
     intervals = len(marks) - 1
-    return largest and len(grew) > 1 and grew[-1] >= intervals - max(1, intervals // 4)
+    return largest and len(grew) > 1 and grew[-1] >= intervals - 1 - max(1, intervals // 4)
 
 
 def _is_state_of_parameters(group: Group) -> bool:
