@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ torch.set_num_threads(1)  # several tests run at once, on as many cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HERE = Path(__file__).parent
 FROZEN = {"analyse", "drawing", "model", "recording", "rewriting", "tracing", "watch"}
 """The folders of which no test looks at the whole heap."""
 
@@ -28,7 +30,7 @@ def seeded():
 @pytest.fixture(scope="module", autouse=True)
 def only_new_objects_are_collected(request):
     """Many tests collect garbage, and would go through PyTorch, pytest and all tests each time."""
-    if request.path.parent.name not in FROZEN:
+    if request.path.relative_to(HERE).parts[0] not in FROZEN:
         yield
         return
     gc.freeze()

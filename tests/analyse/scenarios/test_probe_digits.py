@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-PATH = Path(__file__).parents[2] / "examples" / "probe_digits.py"
+PATH = Path(__file__).parents[3] / "examples" / "probe_digits.py"
 
 
 @pytest.fixture(scope="module")
