@@ -31,7 +31,7 @@ class Launcher:
     """A process that has PyTorch loaded, and forks trainings."""
 
     def __init__(self):
-        program = str(Path(__file__).with_name("training_to_kill.py"))
+        program = str(Path(__file__).parent.with_name("training_to_kill.py"))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen([sys.executable, program], text=True, **pipes)
         assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
