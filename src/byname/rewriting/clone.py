@@ -92,7 +92,7 @@ def _refuse_closures(function: FunctionType, copies: dict[int, Any]) -> None:
 def _drop(held: dict[str, Any], registry: str, kinds: tuple[type, ...]) -> None:
     """Remove the hooks of some classes, and their flags."""
     hooks = held.get(registry) or {}
-    for key in [key for key, hook in hooks.items() if type(hook) in kinds]:
+    for key in [key for key, hook in hooks.items() if issubclass(type(hook), kinds)]:
         for name in (registry, f"{registry}_with_kwargs", f"{registry}_always_called"):
             held.get(name, {}).pop(key, None)
 

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["active_modes", "asleep", "example_running", "of_thread", "no_more", "told_only_to", "unheard"]
+__all__ = [
+    "UNDER_WAY",
+    "active_modes",
+    "asleep",
+    "example_running",
+    "no_more",
+    "of_thread",
+    "told_only_to",
+    "unheard",
+]
 
 
 class _Here(threading.local):
@@ -23,8 +32,10 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_passes: list[tuple[object, ...]] = []
-"""The readers of the passes running in any thread: a GPU's backward runs in a thread that PyTorch started."""
+UNDER_WAY: list[tuple[object, ...] | None] = []
+"""The runs under way in any thread that not everyone is told of: None for an example run, its readers for a pass.
+
+While it is empty, nothing is muted. The backward of a GPU runs in a thread of PyTorch's own."""
 
 
 def asleep(reader: object | None = None) -> bool:
@@ -44,8 +55,8 @@ def asleep(reader: object | None = None) -> bool:
     if reader is None:
         return False
     told = _here.told
-    if told is None and _passes and isinstance(threading.current_thread(), threading._DummyThread):
-        told = _passes[-1]
+    if told is None and UNDER_WAY and isinstance(threading.current_thread(), threading._DummyThread):
+        told = next((readers for readers in reversed(UNDER_WAY) if readers is not None), None)
     return told is not None and not any(reader is one for one in told)
 
 
@@ -55,9 +66,11 @@ def example_running() -> Iterator[None]:
     before = _here.depth
     try:
         _here.depth = before + 1
+        UNDER_WAY.append(None)
         yield
     finally:
         _here.depth = before
+        _no_more_under_way(None)
 
 
 @contextmanager
@@ -74,12 +87,16 @@ def told_only_to(*readers: object) -> Iterator[None]:
     before = _here.told
     try:
         _here.told = readers
-        _passes.append(readers)
+        UNDER_WAY.append(readers)
         yield
     finally:
         _here.told = before
-        with suppress(ValueError):  # an interrupt came before the append
-            _passes.remove(readers)
+        _no_more_under_way(readers)
+
+
+def _no_more_under_way(readers: tuple[object, ...] | None) -> None:
+    with suppress(ValueError):  # an interrupt came before it was there
+        UNDER_WAY.remove(readers)
 
 
 class _Modes(threading.local):

@@ -26,8 +26,9 @@ from byname.watch.delivery import delivery
 from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import in_words, not_come_to
-from byname.watch.hooks import Hooks, hook_outputs
+from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Arrivals, Binding
+from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States
 from byname.watch.variables.assigned import Assigned
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.text import note_on
-from byname.tracing.muted import asleep, no_more, of_thread, unheard
+from byname.tracing.muted import asleep, of_thread, unheard
 from byname.watch.heard import Heard
 from byname.watch.replacement import conversion
 from byname.watch.value_gradients import without_superseded
@@ -62,8 +62,8 @@ order_of_attaching = itertools.count()
 """Numbers attachments, so that those of one place run in the order in which they were made."""
 
 
-class _Thread(threading.local):
-    """What belongs to one thread.
+class Here:
+    """What an attachment knows of one thread.
 
     Attributes:
         iteration: the number of the outermost forward that runs, or ran last; -1 before the first.
@@ -71,9 +71,24 @@ class _Thread(threading.local):
         again: the same for the second runs of checkpoints, in the backward that is known by `task`.
         inside: in how many callbacks the outermost forward runs that runs now; -1 in one of the model's own.
         converted: what was put in of another dtype, or on another device, in sentences.
+        busy, modes: those of `byname.tracing.muted.of_thread`.
     """
 
+    __slots__ = (
+        "again",
+        "busy",
+        "calls",
+        "converted",
+        "depth",
+        "inside",
+        "iteration",
+        "modes",
+        "task",
+    )
+
     def __init__(self) -> None:
+        self.busy = of_thread.busy
+        self.modes = of_thread.modes
         self.iteration = -1
         self.depth = 0
         self.calls: dict[str, int] = {}
@@ -81,6 +96,13 @@ class _Thread(threading.local):
         self.task = -1
         self.inside = 0
         self.converted: dict[str, None] = {}
+
+
+class _Thread(threading.local):
+    """Gives each thread its own."""
+
+    def __init__(self) -> None:
+        self.here = Here()
 
 
 class Running:
@@ -97,6 +119,8 @@ class Running:
         order: the number of the attachment.
         needs_forward: whether places are wanted that are told only while the model's own forward runs.
         listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
+        everything: whether every call of a place is told; not while only some of them are selected.
+        thread: what it knows of the thread that asks.
         stamp: is called with the number of the forward when a value passes of which the gradient is waited for.
         hooked: hooks on tensors that outlive their graph.
         standing_in: what stands in the place of parameters at the moment.
@@ -122,14 +146,15 @@ class Running:
         self.paths: dict[str, None] = {}
         self.heard = Heard(model, self.notes)
         self.only: dict[str, set[int]] = {}
+        self.everything = False
+        self.thread = _Thread()
         self._iterations = itertools.count()
         self._latest = -1
-        self._thread = _Thread()
 
     @property
     def iteration(self) -> int:
         """The number of the forward that runs in this thread; elsewhere, as in a backward, of the latest one."""
-        mine = self._thread.iteration
+        mine = self.thread.here.iteration
         return mine if mine >= 0 else self._latest
 
     @property
@@ -141,6 +166,7 @@ class Running:
     def install(self) -> None:
         """From now on values are told."""
         self.listening = True
+        self.everything = not self.only
 
     def remove(self) -> None:
         """From now on nothing is told."""
@@ -149,7 +175,7 @@ class Running:
                 "no forward of the model began while this was attached: its operations, parameters and buffers are "
                 "told only in one"
             )
-        self.listening = False
+        self.listening = self.everything = False
         for hooks in self.hooked.values():
             for hook in hooks:
                 hook.remove()
@@ -161,7 +187,7 @@ class Running:
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
         """Those of these places to which the iteration of this thread has not come, nor to an item of them."""
-        called = self._thread.calls
+        called = self.thread.here.calls
         reached = set(called)
         for path in called:
             reached.update(path[:at] for at, mark in enumerate(path) if mark in "[.")
@@ -169,13 +195,13 @@ class Running:
 
     def enter(self) -> bool:
         """A forward of the model begins; whether it is an outermost one."""
-        thread = self._thread
+        thread = self.thread.here
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
         thread.depth += 1
         if thread.depth > 1:
             return False
-        busy = of_thread.busy
+        busy = thread.busy
         thread.inside = -1 if any(one.model is self.model for one in busy) else len(busy)
         thread.converted.clear()
         if not self.hears():
@@ -187,7 +213,7 @@ class Running:
 
     def leave(self) -> bool:
         """A forward of the model has ended; whether it was an outermost one."""
-        thread = self._thread
+        thread = self.thread.here
         if not thread.depth:  # it had begun when this was attached
             return False
         hears = self.hears()
@@ -197,7 +223,7 @@ class Running:
     @property
     def outermost(self) -> bool:
         """Whether the forward of the model that runs in this thread is in no other."""
-        return self._thread.depth == 1
+        return self.thread.here.depth == 1
 
     def hears(self) -> bool:
         """Whether what passes in this thread is told: not what an example runs, and not what a callback calls itself.
@@ -207,10 +233,10 @@ class Running:
         """
         if asleep(self.reader):
             return False
-        busy = of_thread.busy
+        thread = self.thread.here
+        busy = thread.busy
         if not busy:
             return True
-        thread = self._thread
         if thread.depth:
             return len(busy) <= thread.inside
         return not any(one.model is self.model for one in busy)
@@ -218,16 +244,16 @@ class Running:
     def spoil(self, error: BaseException | None) -> None:
         """The outermost forward has raised: adds to the error what was put in and may be the reason."""
         if isinstance(error, RuntimeError | TypeError | IndexError | ValueError):
-            for sentence in self._thread.converted:
+            for sentence in self.thread.here.converted:
                 if sentence not in getattr(error, "__notes__", ()):
                     error.add_note(sentence)
 
-    def _replaced(self, event: Event, new: Any) -> None:
+    def replaced(self, event: Event, new: Any) -> None:
         """Another value takes the place of one: notes whether it is of another dtype or on another device."""
         change = conversion(event.value, new)
         if change:
             self.notes.setdefault(f"`{event.path}`: {change}")
-            self._thread.converted.setdefault(f"byname: at `{event.path}` {change}")
+            self.thread.here.converted.setdefault(f"byname: at `{event.path}` {change}")
 
     def event(
         self,
@@ -242,7 +268,7 @@ class Running:
         if not self.hears():
             return value
         recomputed = _graph_task() != -1
-        thread = self._thread
+        thread = self.thread.here
         calls = self._again() if recomputed else thread.calls
         call = calls.get(path, 0)
         calls[path] = call + 1
@@ -252,20 +278,25 @@ class Running:
     def number(self, path: str) -> tuple[int, int, bool]:
         """Iteration, call and whether it is recomputed, of a value of which only the gradient will be told."""
         recomputed = _graph_task() != -1
-        calls = self._again() if recomputed else self._thread.calls
+        calls = self._again() if recomputed else self.thread.here.calls
         call = calls.get(path, 0)
         calls[path] = call + 1
         return self.iteration, call, recomputed
 
     def told(self, event: Event) -> Any:
-        """Runs the callback, whose own calls of PyTorch are not heard; what takes the value's place."""
+        """Runs the callback, unless this call was not selected; what takes the value's place."""
         value = event.value
         if not self.listening or (self.only and event.call not in self.only.get(event.path, (event.call,))):
             return value
         if event.path not in self.heard.reached:
             self.heard.reached.add(event.path)
             self.paths.setdefault(event.path)
-        modes, busy = of_thread.modes, of_thread.busy
+        return self.call(event)
+
+    def call(self, event: Event) -> Any:
+        """Runs the callback, whose own calls of PyTorch are not heard; what takes the value's place."""
+        here = self.thread.here
+        modes, busy = here.modes, here.busy
         try:
             busy.append(self)
             if not modes:
@@ -282,14 +313,20 @@ class Running:
                 with unheard():
                     result = self.callback(event)
         except Exception as error:
-            note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
+            self.blame(event, error)
             raise
         finally:
-            no_more(self, busy)
+            if busy and busy[-1] is self:  # an interrupt may have come before it was known to begin
+                busy.pop()
+        value = event.value
         if result is None or result is value:
             return value
-        self._replaced(event, result)
+        self.replaced(event, result)
         return result
+
+    def blame(self, event: Event, error: Exception) -> None:
+        """The callback has raised: adds the place to the error."""
+        note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A matched call begins; what the callback will find in ``event.before``."""
@@ -299,7 +336,7 @@ class Running:
             return self.before(path, module, inputs, kwargs)
 
     def _again(self) -> dict[str, int]:
-        thread = self._thread
+        thread = self.thread.here
         task = _graph_task()
         if task != thread.task:
             thread.task = task

@@ -70,15 +70,20 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
         InterjectionError: in the forward or backward, if what it returns cannot take the value's place. An error of the
             interjection itself comes out as it is, with the place added as a note; the model stays usable.
     """
-    put_in = _PutIn(checked_interjection(interjection))
-    begins = put_in.begins if isinstance(interjection, WrappedForwardBackwardInterjection) else None
+    put_in = _put_in(checked_interjection(interjection))
+    begins = put_in.begins if isinstance(put_in, _PutInBothWays) else None
     put_in.handle = handle = attach(model, where, put_in, example=example, before=begins, enabled=False)
-    handle.add(put_in)
+    if isinstance(put_in, _PutInBothWays):
+        handle.add(put_in)
     return handle.switched(True)
 
 
 class _PutIn:
-    """An interjection at the places of a model: what it is called with, and what becomes of its answer.
+    """A function at the places of a model: what it is called with, and what becomes of its answer.
+
+    Args:
+        interjection: what was put in.
+        process: the function.
 
     Attributes:
         handle: the handle of the attachment.
@@ -87,22 +92,53 @@ class _PutIn:
 
     handle: Handle
 
-    def __init__(self, interjection: Interjection) -> None:
+    def __init__(self, interjection: Interjection, process: Callable[..., Any]) -> None:
         self.label = getattr(interjection, "__name__", None) or type(interjection).__name__
-        self._process = _process_of(interjection)
-        self._backward: Callable[..., Any] | None = None
-        if isinstance(interjection, WrappedForwardBackwardInterjection):
-            self._backward = interjection.process_backward
+        self._process = process
+
+    def __call__(self, event: Event) -> Any:
+        """A value passes."""
+        process, value = self._process, event.value
+        new = process(event.path, event.module if event.kind == "module" else None, value)
+        if new is not None and new is not value:
+            same_kind(event.path, value, new)
+        return new
+
+
+class _PutInWrapped(_PutIn):
+    """One that is given the inputs of a call, too."""
+
+    def __call__(self, event: Event) -> Any:
+        process, value = self._process, event.value
+        new = process(event.path, event.module if event.kind == "module" else None, event.inputs, value)
+        if new is not None and new is not value:
+            same_kind(event.path, value, new)
+        return new
+
+
+class _PutInBothWays(_PutInWrapped):
+    """One that is given the gradients as well.
+
+    Args:
+        backward: the function that is given them.
+
+    Attributes:
+        wanted: whether gradients are to be told.
+    """
+
+    def __init__(self, interjection: Interjection, process: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        super().__init__(interjection, process)
+        self._backward = backward
         self._lasting: dict[tuple[str, int], list[Followed | Removable]] = {}
-        self._wanted = False
+        self.wanted = False
 
     def install(self) -> None:
         """Gradients are told from now on."""
-        self._wanted = True
+        self.wanted = True
 
     def remove(self) -> None:
         """None is told from now on, also of graphs that were made before."""
-        self._wanted = False
+        self.wanted = False
         for hooks in self._lasting.values():
             for hook in hooks:
                 hook.remove()
@@ -115,16 +151,10 @@ class _PutIn:
         return None
 
     def __call__(self, event: Event) -> Any:
-        """A value passes."""
-        module = event.module if event.kind == "module" else None
-        if self._backward is not None:
-            self._await_gradients(event, module, self._backward)
-        new = self._process(event, module)
-        if new is not None and new is not event.value:
-            same_kind(event.path, event.value, new)
-        return new
+        self._await_gradients(event, event.module if event.kind == "module" else None)
+        return super().__call__(event)
 
-    def _await_gradients(self, event: Event, module: nn.Module | None, process: Callable[..., Any]) -> None:
+    def _await_gradients(self, event: Event, module: nn.Module | None) -> None:
         """Has the gradients of a call told, or that of another value."""
         if torch._C._current_graph_task_id() != -1 and not event.recomputed:
             self.handle.note(
@@ -134,7 +164,7 @@ class _PutIn:
         if not torch.is_grad_enabled():
             return
         outputs = _tensors(event.value)
-        receive = _Gradients(self, event, module, process)
+        receive = _Gradients(self, event, module, self._backward)
         key = (event.path, event.call)
         hooks: list[Followed | Removable | None]
         if event.before is not None:
@@ -150,16 +180,13 @@ class _PutIn:
             if hook is not None and hook.lasting:
                 self._lasting[key] = [*without_superseded(self._lasting.get(key, ()), hook), hook]
 
-    @property
-    def wanted(self) -> bool:
-        """Whether gradients are to be told."""
-        return self._wanted
-
 
 class _Gradients:
     """What becomes of the gradients at one place in one call."""
 
-    def __init__(self, owner: _PutIn, event: Event, module: nn.Module | None, process: Callable[..., Any]) -> None:
+    def __init__(
+        self, owner: _PutInBothWays, event: Event, module: nn.Module | None, process: Callable[..., Any]
+    ) -> None:
         self._owner = owner
         self._path = event.path
         self._module = module
@@ -200,13 +227,13 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for _, tensor in tensors_in(value)]
 
 
-def _process_of(interjection: Interjection) -> Callable[[Event, nn.Module | None], Any]:
-    """What is called with an event, whatever the kind of interjection."""
+def _put_in(interjection: Interjection) -> _PutIn:
+    """What `attach` calls, by the kind of interjection."""
+    if isinstance(interjection, WrappedForwardBackwardInterjection):
+        return _PutInBothWays(interjection, interjection.process, interjection.process_backward)
     if isinstance(interjection, WrappedForwardInterjection):
-        wrapped = interjection.process
-        return lambda event, module: wrapped(event.path, module, event.inputs, event.value)
-    process = interjection.process if isinstance(interjection, ForwardInterjection) else interjection
-    return lambda event, module: process(event.path, module, event.value)
+        return _PutInWrapped(interjection, interjection.process)
+    return _PutIn(interjection, interjection.process if isinstance(interjection, ForwardInterjection) else interjection)
 
 
 class ForwardInterjection(ABC):

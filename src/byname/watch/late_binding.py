@@ -33,7 +33,8 @@ from byname.undo import Undo
 from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver, delivery
 from byname.watch.function_mode import Functions, Owner
-from byname.watch.hooks import Hooks, Wanting, hook_calls, hook_outputs
+from byname.watch.hooks import Hooks
+from byname.watch.module_outputs import Wanting, hook_calls, hook_outputs
 
 __all__ = ["Arrivals", "Binding"]
 

@@ -1,0 +1,199 @@
+"""Module outputs: hooks that tell what modules return, or wait for its gradient.
+
+Every module of a model may have such a hook. The usual case is therefore written out in the hook itself; whatever is
+rare goes the longer way through a `byname.watch.delivery`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.model.spot import Spot
+from byname.reading.quiet import dynamo_skip
+from byname.reading.tensor import is_tensor
+from byname.tracing.muted import UNDER_WAY
+from byname.watch.attachment import Event, Running, runs
+from byname.watch.delivery import Deliver
+from byname.watch.hooks import Hook, Hooks
+from byname.watch.inplace import overwrite
+
+__all__ = ["Wanting", "hook_calls", "hook_outputs"]
+
+
+_GONE = object()
+
+Wanting = Callable[[], Sequence[tuple[Spot, Deliver]]]
+"""Says who wants the output of a call that begins."""
+
+
+def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+    """Hooks modules so that their outputs are delivered.
+
+    Args:
+        hooks: the hooks of the attachment.
+        running: knows the calls.
+        spots: places of modules, and where their values go.
+    """
+    by_module: dict[int, tuple[nn.Module, list[tuple[Spot, Deliver]]]] = {}
+    for spot, deliver in spots:
+        by_module.setdefault(id(spot.module), (spot.module, []))[1].append((spot, deliver))
+    for module, found in by_module.values():
+        if running.before is not None:
+            hook_calls(hooks, running, module, _always(found))
+        else:
+            hooks.after(module, _hook_of(running, found))
+
+
+def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
+    """Hooks a module so that whoever wants its output is found when its call begins.
+
+    Args:
+        hooks: the hooks of the attachment.
+        running: knows the calls.
+        module: the module.
+        wanting: is asked when a call begins.
+    """
+    calls = _Calls(running, wanting)
+    hooks.before(module, calls.begin)
+    hooks.after(module, calls)
+    hooks.after(module, calls.ended, always=True)
+
+
+def _always(found: list[tuple[Spot, Deliver]]) -> Wanting:
+    return lambda: found
+
+
+def _hook_of(running: Running, found: list[tuple[Spot, Deliver]]) -> Callable[..., Any]:
+    several: Callable[..., Any] = _several(running, [deliver for _, deliver in found])
+    spot = found[0][0]
+    if len(found) > 1 or spot.items or spot.gradient:
+        return several
+    return _OutputHook(running, spot, several)
+
+
+class _OutputHook(Hook):
+    """Tells the output of a module to one who wants the whole of it.
+
+    Attributes:
+        function: the longer way.
+        told: whether something was told of the place by then, so that nothing is left to note of it.
+    """
+
+    __slots__ = ("module", "path", "told")
+
+    def __init__(self, running: Running, spot: Spot, function: Callable[..., Any]) -> None:
+        super().__init__(function, 4, running)
+        self.module = spot.module
+        self.path = spot.full
+        self.told = False
+
+    @dynamo_skip
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
+        running = self.running
+        here = running.thread.here
+        if (
+            not (self.told and running.everything)
+            or here.busy
+            or here.modes
+            or UNDER_WAY
+            or here.iteration < 0
+            or output is _GONE
+            or _graph_task() != -1
+        ):
+            return self._longer(module, args, kwargs, output)
+        path, calls = self.path, here.calls
+        call = calls.get(path, 0)
+        calls[path] = call + 1
+        inputs = (*args, *kwargs.values()) if kwargs else args
+        event = Event(path, self.module, output, inputs, call, False, here.iteration, None, "module")
+        try:
+            here.busy.append(running)
+            callback = running.callback  # an attribute that is not called at once is found sooner
+            new = callback(event)
+        except Exception as error:
+            running.blame(event, error)
+            raise
+        finally:
+            here.busy.clear()
+        if new is None or new is output:
+            return None
+        running.replaced(event, new)
+        return _put(running, module, args, output, new)
+
+    def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """The way of all that is rare; without an output the hook was taken off while the module ran."""
+        if output is _GONE:
+            return None
+        new = self.function(module, args, kwargs, output)
+        self.told = self.path in self.running.heard.reached
+        return new
+
+
+def _several(running: Running, delivers: list[Deliver]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        new = output
+        for deliver in delivers:
+            new = deliver(new, (*args, *kwargs.values()))
+        return new if new is output else _put(running, module, args, output, new)
+
+    return hook
+
+
+def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
+    """What takes the place of an output: a module that works in place may be called for its effect alone."""
+    in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
+    if not in_place:
+        return new
+    if torch.is_grad_enabled() and output.requires_grad and output._is_view():
+        running.notes.setdefault(
+            f"a {type(module).__name__} works in place on a view: what takes the place of its value is seen by who "
+            "reads what it returns, not by who goes on with the tensor that it was given"
+        )
+        return new
+    overwrite(output, new)
+    return output
+
+
+class _Calls:
+    """Delivers the outputs of a module together with what was noted when the call began."""
+
+    def __init__(self, running: Running, wanting: Wanting) -> None:
+        self._running = running
+        self._wanting = wanting
+        self._here = _Here()
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The call begins."""
+        if self._here.begun and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
+            self._here.begun.clear()
+        found = self._wanting() if self._running.hears() else ()
+        tokens = [self._running.begins(spot.full, module, args, kwargs) for spot, _ in found]
+        self._here.begun.append([(deliver, token) for (_, deliver), token in zip(found, tokens, strict=True)])
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        begun, new = self._here.begun, output
+        for deliver, token in begun[-1] if begun else self._unbegun():
+            new = deliver(new, (*args, *kwargs.values()), token)
+        return new if new is output else _put(self._running, module, args, output, new)
+
+    def _unbegun(self) -> list[tuple[Deliver, Any]]:
+        """Who wants the output of a call that had begun when this was attached."""
+        return [(deliver, None) for _, deliver in self._wanting()]
+
+    def ended(self, *_: Any) -> None:
+        """The call has ended, or raised."""
+        if self._here.begun:
+            self._here.begun.pop()
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.begun: list[list[tuple[Deliver, Any]]] = []
+
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
