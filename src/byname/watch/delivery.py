@@ -12,10 +12,11 @@ from byname.model.items import Segments, items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
+from byname.tracing.muted import UNDER_WAY
 from byname.watch.attachment import Event, Running
 from byname.watch.value_gradients import missed_at, on_gradient
 
-__all__ = ["Deliver", "delivery"]
+__all__ = ["Deliver", "OfGradients", "ReshapedGradient", "ValueGradient", "delivery"]
 
 Deliver: TypeAlias = Callable[..., Any]
 """``(value, inputs=(), before=None)``: what takes the value's place."""
@@ -24,7 +25,7 @@ Deliver: TypeAlias = Callable[..., Any]
 def delivery(running: Running, spot: Spot) -> Deliver:
     """What a tap calls with each value that passes a spot."""
     if spot.gradient:
-        return _OfGradients(running, spot)
+        return OfGradients(running, spot)
     if spot.items:
         return _OfItems(running, spot)
     path, module, kind, event = spot.full, spot.module, spot.kind, running.event
@@ -70,14 +71,16 @@ class _OfItems:
         return path
 
 
-class _OfGradients(_OfItems):
+class OfGradients(_OfItems):
     """Waits for the gradients of the tensors in a value."""
 
     def __init__(self, running: Running, spot: Spot) -> None:
         super().__init__(running, spot)
         self._waiting: dict[tuple[str, int], weakref.ref[torch.Tensor]] = {}
+        self._places: dict[Segments, GradientPlace] = {}
 
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
+        """Waits for the gradients of a value, which stays as it is."""
         if self._spot.items or not is_tensor(value):
             return super().__call__(value, inputs, before)
         if self._running.hears():
@@ -91,16 +94,25 @@ class _OfGradients(_OfItems):
                 self._wait_for((*segments, *inner), tensor, inputs)
         return one
 
+    def place(self, segments: Segments = ()) -> GradientPlace:
+        """Where the gradients of one item, or of the whole value, are told."""
+        place = self._places.get(segments)
+        if place is None:
+            place = GradientPlace(self._running, self._path(segments), self._spot)
+            self._places[segments] = place
+        return place
+
     def _wait_for(self, segments: Segments, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> None:
-        running, path = self._running, self._path(segments)
+        running, place = self._running, self.place(segments)
+        path = place.path
         iteration, call, recomputed = running.number(path)
         if self._was_given(tensor, inputs) and self._was_there_before(path, call, tensor, recomputed):
             return
-        stamp = None if running.stamp is None else running.stamp(iteration)
-        waiting = _Waiting(running, path, self._spot, call, recomputed, iteration, stamp)
-        hook = on_gradient(tensor, waiting, waiting.missed)
+        waiting = place.waiting(call, iteration, recomputed=recomputed)
+        hook = on_gradient(tensor, waiting, place.missed)
         if hook is not None:
             running.heard.waited.add(self._spot.full)
+            place.waited = True
         if hook is not None and hook.lasting:
             running.hook_leaf((path, call), hook)
         elif hook is None and torch.is_grad_enabled():
@@ -123,43 +135,105 @@ class _OfGradients(_OfItems):
         return any(one is not None and (one is tensor or same_memory(one, tensor)) for one in earlier)
 
 
-class _Waiting:
-    """Is called with a gradient when there is one. It is one object, for there are many of them in a graph."""
+class GradientPlace:
+    """A place whose gradients are told.
 
-    __slots__ = ("_call", "_iteration", "_kind", "_module", "_path", "_recomputed", "_running", "_stamp")
+    Attributes:
+        running, path, module, kind: what its events say.
+        waited: whether a value has passed whose gradient is waited for.
+        told: whether a gradient was told, so that nothing is left to note of the place.
+    """
 
-    def __init__(
-        self, running: Running, path: str, spot: Spot, call: int, recomputed: bool, iteration: int, stamp: Any
-    ) -> None:
-        self._running = running
-        self._path = path
-        self._module = spot.module
-        self._kind = spot.kind
-        self._call = call
-        self._recomputed = recomputed
-        self._iteration = iteration
-        self._stamp = stamp
+    __slots__ = ("kind", "module", "path", "running", "told", "waited")
 
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if not self._running.hears():  # the hook of a leaf is there for every backward
-            return None
-        event = Event(
-            self._path,
-            self._module,
-            gradient,
-            (),
-            self._call,
-            self._recomputed,
-            self._iteration,
-            self._stamp,
-            self._kind,
-        )
-        new: torch.Tensor = self._running.told(event)
-        return None if new is gradient else new
+    def __init__(self, running: Running, path: str, spot: Spot) -> None:
+        self.running = running
+        self.path = path
+        self.module = spot.module
+        self.kind = spot.kind
+        self.waited = self.told = False
+
+    def waiting(self, call: int, iteration: int, *, recomputed: bool) -> ValueGradient:
+        """What to hook to a value that passes now."""
+        stamp = self.running.stamp
+        return ValueGradient(self, call, iteration, None if stamp is None else stamp(iteration), recomputed)
 
     def missed(self) -> None:
         """A backward has had a gradient that is out of reach."""
-        self._running.notes.setdefault(missed_at(self._path))
+        self.running.notes.setdefault(missed_at(self.path))
+
+
+class ValueGradient:
+    """Is called with the gradient of one value when there is one: the hook of its tensor.
+
+    Attributes:
+        then: what is called next with the same gradient.
+    """
+
+    __slots__ = ("call", "iteration", "place", "recomputed", "stamp", "then")
+
+    def __init__(self, place: GradientPlace, call: int, iteration: int, stamp: Any, recomputed: bool = False) -> None:
+        self.place = place
+        self.call = call
+        self.iteration = iteration
+        self.stamp = stamp
+        self.recomputed = recomputed
+        self.then: ValueGradient | None = None
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """A backward has the gradient; what takes its place, or None."""
+        place = self.place
+        running = place.running
+        here = running.thread.here
+        usual = place.told and running.everything and not (here.busy or UNDER_WAY)
+        new = gradient
+        if usual or running.hears():  # the hook of a leaf is there for every backward
+            event = Event(
+                place.path,
+                place.module,
+                gradient,
+                (),
+                self.call,
+                self.recomputed,
+                self.iteration,
+                self.stamp,
+                place.kind,
+            )
+            new = running.call(event) if usual else running.told(event)
+            place.told = place.told or place.path in running.heard.reached
+        if self.then is not None:
+            last = self.then(new)
+            new = new if last is None else last
+        return None if new is gradient else new
+
+    def append(self, other: ValueGradient) -> None:
+        """Has another called with what this one has made of the gradient."""
+        last = self
+        while last.then is not None:
+            last = last.then
+        last.then = other
+
+
+class ReshapedGradient(ValueGradient):
+    """The same where the value is a view of a hidden base: the hook of the node of that base.
+
+    Attributes:
+        size: the shape of the value.
+        slot: which of the gradients of the node is the base's.
+    """
+
+    __slots__ = ("size", "slot")
+    size: torch.Size
+    slot: int
+
+    def __call__(self, gradients: Any) -> Any:
+        """A backward has the gradients of the node."""
+        slot = self.slot
+        whole = gradients[slot]
+        if whole is None:
+            return None
+        new = super().__call__(whole.reshape(self.size))
+        return None if new is None else (*gradients[:slot], new.reshape(whole.shape), *gradients[slot + 1 :])
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

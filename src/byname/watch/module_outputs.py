@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from byname.model.spot import Spot
+from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.tracing.muted import UNDER_WAY
 from byname.watch.attachment import Event, Running, runs
-from byname.watch.delivery import Deliver
+from byname.watch.delivery import Deliver, OfGradients, ReshapedGradient, ValueGradient
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import overwrite
+from byname.watch.value_gradients import HOOKING, node_reshaped
 
 __all__ = ["Wanting", "hook_calls", "hook_outputs"]
 
@@ -70,9 +72,11 @@ def _always(found: list[tuple[Spot, Deliver]]) -> Wanting:
 
 def _hook_of(running: Running, found: list[tuple[Spot, Deliver]]) -> Callable[..., Any]:
     several: Callable[..., Any] = _several(running, [deliver for _, deliver in found])
-    spot = found[0][0]
-    if len(found) > 1 or spot.items or spot.gradient:
+    spot, deliver = found[0]
+    if len(found) > 1 or spot.items:
         return several
+    if isinstance(deliver, OfGradients):
+        return _GradientHook(running, deliver, several)
     return _OutputHook(running, spot, several)
 
 
@@ -94,6 +98,7 @@ class _OutputHook(Hook):
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
+        """What PyTorch calls; without an output if it was taken off while the module ran."""
         running = self.running
         here = running.thread.here
         if (
@@ -126,7 +131,7 @@ class _OutputHook(Hook):
         return _put(running, module, args, output, new)
 
     def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The way of all that is rare; without an output the hook was taken off while the module ran."""
+        """The way of all that is rare."""
         if output is _GONE:
             return None
         new = self.function(module, args, kwargs, output)
@@ -196,4 +201,68 @@ class _Here(threading.local):
         self.begun: list[list[tuple[Deliver, Any]]] = []
 
 
+class _GradientHook(Hook):
+    """Waits for the gradient of the output of a module, for one who wants that of the whole output.
+
+    Attributes:
+        function: the longer way.
+        place: where the gradient is told.
+    """
+
+    __slots__ = ("place",)
+
+    def __init__(self, running: Running, deliver: OfGradients, function: Callable[..., Any]) -> None:
+        super().__init__(function, 4, running)
+        self.place = deliver.place()
+
+    @dynamo_skip
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
+        """What PyTorch calls; without an output if it was taken off while the module ran."""
+        running, place = self.running, self.place
+        here = running.thread.here
+        if (
+            not (place.waited and running.everything)
+            or here.busy
+            or UNDER_WAY
+            or here.iteration < 0
+            or type(output) is not Tensor
+            or kwargs
+            or _modes_on()
+            or _graph_task() != -1
+            or output.grad_fn is None
+        ):
+            return None if output is _GONE else self.function(module, args, kwargs, output)
+        for one in args:
+            if one is output:
+                return self.function(module, args, kwargs, output)
+        view = output._is_view()
+        found = node_reshaped(output) if view else None
+        if view and found is None:
+            return self.function(module, args, kwargs, output)
+        path, calls, iteration, stamp = place.path, here.calls, here.iteration, running.stamp
+        call = calls.get(path, 0)
+        calls[path] = call + 1
+        stamped = None if stamp is None else stamp(iteration)
+        if found is None:
+            _hook(output, ValueGradient(place, call, iteration, stamped))
+        else:
+            node, slot = found
+            hook = ReshapedGradient(place, call, iteration, stamped)
+            hook.size, hook.slot = output.shape, slot
+            node.register_prehook(hook)
+        return None
+
+
+def _hook(output: Tensor, hook: ValueGradient) -> None:
+    """Hooks a tensor, or appends to the hook of a module inside of this one that has returned the same tensor."""
+    with HOOKING:
+        hooks = output._backward_hooks
+        last = hooks[next(reversed(hooks))] if hooks else None
+        if type(last) is ValueGradient:
+            last.append(hook)
+        else:
+            output.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+_modes_on: Callable[[], int] = FUNCTIONS.depth
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id

@@ -20,6 +20,7 @@ from torch import Tensor
 from byname.reading.quiet import DisableTorchFunction
 
 __all__ = [
+    "HOOKING",
     "OnGradient",
     "Removable",
     "Reshaped",
@@ -28,6 +29,7 @@ __all__ = [
     "accumulating",
     "hidden_base",
     "missed_at",
+    "node_reshaped",
     "on_accumulated",
     "on_gradient",
     "watch_the_base",
@@ -40,7 +42,7 @@ OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
 """Is given a gradient; what it returns, unless None, takes the gradient's place."""
 
 
-_HOOKING = threading.RLock()
+HOOKING = threading.RLock()
 """Two threads that hook one tensor at once would lose a hook: PyTorch 2.13 makes the registry with the first hook."""
 
 
@@ -69,7 +71,7 @@ class Removable:
     def remove(self) -> None:
         """Takes the hook off. Once more does nothing."""
         leaf = None if self._leaf is None else self._leaf()
-        with _HOOKING:
+        with HOOKING:
             if self.handle is not None:
                 self.handle.remove()
             if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be walking through the hooks now
@@ -110,7 +112,7 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
             return Removable(handle)
         if missed is not None and value._is_view():
             watch_the_base(value, missed)
-        with _HOOKING:
+        with HOOKING:
             handle = value.register_hook(receive)  # type: ignore[no-untyped-call]
         return Removable(handle, value, "_backward_hooks") if value.grad_fn is None else Removable(handle)
 
@@ -150,7 +152,7 @@ def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
         if new is not None and new is not gradient:
             parameter.grad = new
 
-    with DisableTorchFunction(), _HOOKING:
+    with DisableTorchFunction(), HOOKING:
         hook.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
 
@@ -210,6 +212,29 @@ def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
         return None
     window = whole_window_of(value, base)
     return None if window is None else (base, window)
+
+
+def node_reshaped(view: Tensor) -> tuple[Any, int] | None:
+    """The node of the hidden base of a view, if one ``view`` leads from one to the other, and which output it is.
+
+    That is what `hidden_base` finds most often, found sooner. No function mode may be on.
+    """
+    node, base = view.grad_fn, view._base
+    if node is None or base is None or type(node) is not _class_of_views():
+        return None
+    if (base._use_count(), sys.getrefcount(base)) != _of_a_hidden_base():  # type: ignore[attr-defined]
+        return None
+    behind, newest = base.grad_fn, _sequence_number()
+    if behind is None or node._sequence_nr() != newest - 1 or behind._sequence_nr() != newest - 2:
+        return None
+    return behind, base.output_nr
+
+
+@functools.cache
+def _class_of_views() -> type:
+    """The class of the nodes that ``view`` makes."""
+    with torch.enable_grad():
+        return type(torch.zeros(2, requires_grad=True).view(2).grad_fn)
 
 
 def _holders_of_the_base(view: Tensor) -> tuple[int, int]:
