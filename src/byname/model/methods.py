@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
+from byname.model.module_tree import modules_by_path
 from byname.model.operations import is_elementary, is_operation, operation_path, taken
 from byname.reading.objects import namespace_of, parents_of
 
@@ -192,25 +193,33 @@ def _names_in(code: CodeType) -> set[str]:
 _LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
 
 
-def note_on_function(path: str, modules: Callable[[], Mapping[str, nn.Module]]) -> str | None:
+def note_on_function(path: str, owners: Mapping[str, nn.Module], model: nn.Module) -> str | None:
     """Return a note if a path was read as a child module but could also mean a call of a function; else None.
 
     Args:
         path: the path of the child.
-        modules: returns every module by its path.
+        owners: the modules that the path leads through, by their paths.
+        model: the model that the path starts from; a second path of the owner gets no note.
     """
     around, _, name = path.rpartition(".")
     plain, number = _NUMBERED.fullmatch(name).groups("0")  # type: ignore[union-attr]
-    if not is_operation(plain):
+    owner = owners.get(around)
+    if owner is None or not _mentions(owner, plain) or not is_operation(plain) or not calls_function(owner, plain):
         return None
-    owner = modules().get(around)
-    if owner is None or not calls_function(owner, plain):
+    if around not in modules_by_path(model):
         return None
     other = operation_path(around, plain, int(number), taken(owner))
     return f"`{path}` was read as the module; the call of the function {plain} that could also be meant is `{other}`"
 
 
 _NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")
+
+
+def _mentions(owner: nn.Module, name: str) -> bool:
+    """Return whether the forward of a module has this name in its code: of most children it has not, or only that."""
+    function = function_of(owner, "forward")
+    code = None if function is None else function.__code__
+    return code is not None and name in (*code.co_names, *code.co_freevars, *code.co_cellvars)
 
 
 def calls_function(owner: nn.Module, name: str, method: str = "forward") -> bool:

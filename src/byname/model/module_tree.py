@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from byname.place import Name
 from byname.reading.modules import modules_in
-from byname.reading.objects import attributes_of, found_in
+from byname.reading.objects import found_in
 
 __all__ = [
     "NEVER_CALLED",
@@ -36,8 +36,10 @@ _WRAPPERS = {
 
 def inside_of(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The module inside of wrappers for several processes or devices, and of compiled ones; the names on the way."""
+    if type(module).__name__ not in _WRAPPERS:  # the usual case, written out because every walk comes here
+        return module, ()
     names: list[str] = []
-    while type(module).__module__.partition(".")[0] == "torch" and type(module).__name__ in _WRAPPERS:
+    while type(module).__name__ in _WRAPPERS and type(module).__module__.partition(".")[0] == "torch":
         name = _WRAPPERS[type(module).__name__]
         inner = module.__dict__["_modules"].get(name)
         if inner is None:
@@ -68,7 +70,11 @@ def notes_on_scripts(model: nn.Module) -> Iterator[str]:
 
 
 def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of a model under its first path; the model's own is empty."""
+    """Return every module of a model under its first path; the model's own is empty.
+
+    It is one loop, for most attachments walk the model once: a walk takes as long as it would take to find out whether
+    the result of an earlier one still holds, and is never out of date.
+    """
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
     waiting = [("", model)]
@@ -78,16 +84,23 @@ def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
             continue
         seen.add(id(module))
         found[path] = module
-        children = tuple((attributes_of(module).get("_modules") or {}).items())
-        for name, child in reversed(children):
-            if isinstance(child, nn.Module):
-                waiting.append((under(path, Name.of(name).text), inside_of(child)[0]))
+        children = _attributes(module).get("_modules")
+        if children:
+            prefix = f"{path}." if path else ""
+            for name, child in reversed(tuple(children.items())):
+                if isinstance(child, nn.Module):
+                    text = name if name.isidentifier() or name.isdecimal() else Name.of(name).text
+                    waiting.append((prefix + text, inside_of(child)[0]))
     return found
+
+
+_attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
+"""What `byname.reading.objects.attributes_of` gives for a module, without a search for it in every class."""
 
 
 def is_called(module: nn.Module) -> bool:
     """Whether a module has a forward: a ``ModuleList`` has none."""
-    return "forward" in attributes_of(module) or found_in(type(module), "forward") is not NEVER_CALLED
+    return "forward" in _attributes(module) or found_in(type(module), "forward") is not NEVER_CALLED
 
 
 NEVER_CALLED = nn.Module.__dict__["forward"]

@@ -79,7 +79,8 @@ def _meaning(place: Place, model: nn.Module) -> Meaning:
         for other in (others if alone else ())
     ]
     if alone and first == "module":
-        found = (note_on_function(spot.path, lambda: modules_by_path(model)) for spot in kinds[first])
+        owners = {path: module for path, module, _ in reached}
+        found = (note_on_function(spot.path, owners, model) for spot in kinds[first])
         notes += [note for note in found if note is not None]
     return Meaning(kinds[first], notes)
 

@@ -46,7 +46,7 @@ class Spot:
     @property
     def full(self) -> str:
         """The path with items and ``.grad``."""
-        return self.of_item(self.items)
+        return self.of_item(self.items) if self.items or self.gradient else self.path
 
     def of_item(self, items: tuple[Segment, ...]) -> str:
         """Return the path of an item of the value, or of the item's gradient."""

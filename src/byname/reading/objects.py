@@ -17,7 +17,11 @@ def plain(kind: type, family: type, *methods: str) -> bool:
 
 def found_in(kind: type, name: str) -> object:
     """Return the attribute that a class defines or inherits, without asking its metaclass; None if it has none."""
-    return next((space[name] for parent in parents_of(kind) if name in (space := namespace_of(parent))), None)
+    for parent in parents_of(kind):
+        space = namespace_of(parent)
+        if name in space:
+            return space[name]
+    return None
 
 
 def namespace_of(kind: type) -> Mapping[str, Any]:

@@ -103,7 +103,8 @@ class Heard:
         """
         silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
-            for spot in [spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached]:
+            asked = [spot for _, spots, _ in self._asked for spot in spots] if self._notes else []
+            for spot in [spot for spot in asked if spot.full not in self.reached]:
                 for said in (self.without(spot), not_come_to(spot)):
                     self._notes.pop(said, None)  # the sentence says it
             silent = self._silent() if self.says else []

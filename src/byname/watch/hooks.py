@@ -50,7 +50,8 @@ class _Spent:
 def _take_out(module: nn.Module, hook: Any) -> None:
     """Takes a hook off a module, which is known by what it is."""
     for registry, flags in _REGISTRIES.items():
-        for key in [key for key, one in [*module.__dict__[registry].items()] if one is hook]:
+        hooks = module.__dict__[registry]
+        for key in [key for key, one in [*hooks.items()] if one is hook] if hooks else ():
             for name in (*flags, registry):  # which tells where the flags are
                 module.__dict__[name].pop(key, None)
 
@@ -109,8 +110,10 @@ class Hooks:
         for register in self._wanted:
             module, handle = register()
             self._handles.append((module, handle))
-            for registry in ("_forward_hooks", "_forward_pre_hooks"):
-                _in_order(module.__dict__[registry], self._running.order)
+            for registry in _REGISTRIES:
+                hooks = module.__dict__[registry]
+                if len(hooks) > 1:
+                    _in_order(hooks, self._running.order)
 
     def remove(self) -> None:
         """Takes the hooks off."""
