@@ -18,6 +18,7 @@ from byname.text import note_on
 from byname.tracing.muted import asleep, of_thread, unheard
 from byname.watch.heard import Heard
 from byname.watch.replacement import conversion
+from byname.watch.value_gradients import of_thread as hooked
 from byname.watch.value_gradients import without_superseded
 
 __all__ = ["Before", "Callback", "Event", "Running", "order_of_attaching", "runs"]
@@ -72,6 +73,7 @@ class Here:
         inside: in how many callbacks the outermost forward runs that runs now; -1 in one of the model's own.
         converted: what was put in of another dtype, or on another device, in sentences.
         busy, modes: those of `byname.tracing.muted.of_thread`.
+        latest: the latest hook of a hidden base, of any attachment.
     """
 
     __slots__ = (
@@ -82,11 +84,13 @@ class Here:
         "depth",
         "inside",
         "iteration",
+        "latest",
         "modes",
         "task",
     )
 
     def __init__(self) -> None:
+        self.latest = hooked.latest
         self.busy = of_thread.busy
         self.modes = of_thread.modes
         self.iteration = -1

@@ -19,7 +19,15 @@ from torch import Tensor
 from byname.errors import InterjectionError
 from byname.reading.quiet import DisableTorchFunction
 from byname.watch.boundary_edges import Door, Edge, Entered, Event, Found
-from byname.watch.value_gradients import Removable, Reshaped, Window, on_gradient, watch_the_base, window_of
+from byname.watch.value_gradients import (
+    Removable,
+    Reshaped,
+    Window,
+    of_thread,
+    on_gradient,
+    watch_the_base,
+    window_of,
+)
 
 __all__ = ["Followed", "Gradients", "Later", "Receive", "before", "follow"]
 
@@ -97,6 +105,7 @@ def follow(
 
 def _install(followed: Followed, found: Found) -> None:
     """Hooks the nodes, the last first."""
+    of_thread.latest.forget()
     events = found.events
     later: Later | None = None
     for number in range(len(events) - 1, -1, -1):

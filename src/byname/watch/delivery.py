@@ -222,7 +222,7 @@ class ReshapedGradient(ValueGradient):
         slot: which of the gradients of the node is the base's.
     """
 
-    __slots__ = ("size", "slot")
+    __slots__ = ("__weakref__", "size", "slot")
     size: torch.Size
     slot: int
 

@@ -235,21 +235,26 @@ class _GradientHook(Hook):
         for one in args:
             if one is output:
                 return self.function(module, args, kwargs, output)
-        view = output._is_view()
-        found = node_reshaped(output) if view else None
-        if view and found is None:
-            return self.function(module, args, kwargs, output)
+        known = found = None
+        if output._is_view():
+            known = here.latest.of(output)
+            found = node_reshaped(output) if known is None else None
+            if known is found:
+                return self.function(module, args, kwargs, output)
         path, calls, iteration, stamp = place.path, here.calls, here.iteration, running.stamp
         call = calls.get(path, 0)
         calls[path] = call + 1
         stamped = None if stamp is None else stamp(iteration)
-        if found is None:
-            _hook(output, ValueGradient(place, call, iteration, stamped))
-        else:
+        if found is not None:
             node, slot = found
             hook = ReshapedGradient(place, call, iteration, stamped)
             hook.size, hook.slot = output.shape, slot
             node.register_prehook(hook)
+            here.latest.note(output, hook)
+        elif known is not None:
+            known.append(ValueGradient(place, call, iteration, stamped))
+        else:
+            _hook(output, ValueGradient(place, call, iteration, stamped))
         return None
 
 

@@ -25,11 +25,13 @@ __all__ = [
     "Removable",
     "Reshaped",
     "Window",
+    "LatestReshaped",
     "accumulate",
     "accumulating",
     "hidden_base",
     "missed_at",
     "node_reshaped",
+    "of_thread",
     "on_accumulated",
     "on_gradient",
     "watch_the_base",
@@ -108,6 +110,7 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
         found = hidden_base(value) if value._is_view() else None
         if found is not None:
             base, window = found
+            of_thread.latest.forget()
             handle = base.grad_fn.register_prehook(_Through(window, base.output_nr, receive))  # type: ignore[union-attr]
             return Removable(handle)
         if missed is not None and value._is_view():
@@ -212,6 +215,47 @@ def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
         return None
     window = whole_window_of(value, base)
     return None if window is None else (base, window)
+
+
+class LatestReshaped:
+    """The latest hook of a hidden base in one thread: an outer module may return the very view of an inner one.
+
+    Attributes:
+        view: the view.
+        version: how often it was changed in place when the base was hooked.
+        hook: the hook, which goes with the graph.
+    """
+
+    __slots__ = ("hook", "version", "view")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Something else was hooked to the base."""
+        self.view: Callable[[], Tensor | None] = _nothing
+        self.version = 0
+        self.hook: Callable[[], Any] = _nothing
+
+    def note(self, view: Tensor, hook: Any) -> None:
+        """The base of a view was hooked."""
+        self.view, self.version, self.hook = weakref.ref(view), view._version, weakref.ref(hook)
+
+    def of(self, view: Tensor) -> Any:
+        """The hook, if it is that of a view as it is now."""
+        return self.hook() if self.view() is view and self.version == view._version else None
+
+
+def _nothing() -> None:
+    """It has gone."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.latest = LatestReshaped()
+
+
+of_thread = _OfThread()
 
 
 def node_reshaped(view: Tensor) -> tuple[Any, int] | None:
