@@ -71,7 +71,7 @@ class Undo:
 
     def __call__(self) -> None:
         """Run the steps that are left."""
-        if self._under_way() is not None:  # a step, or a function that it calls, has called this again
+        if not self._steps or self._under_way() is not None:  # a step, or a function that it calls, called this again
             return
         this_call, waiting = _Call(), self._steps[::-1]
         errors: list[BaseException] = []

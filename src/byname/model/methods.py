@@ -150,8 +150,8 @@ def methods_of(module: nn.Module) -> list[str]:
 def callable_instead(module: nn.Module) -> list[str]:
     """Return the names of the module's methods that a program may call instead of the module: none of PyTorch's own."""
     kinds = [namespace_of(kind) for kind in parents_of(type(module))]
-    of_torch = {name for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch" for name in kind}
-    return [name for name in methods_of(module) if name not in of_torch]
+    of_torch = [kind for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch"]
+    return [name for name in methods_of(module) if not any(name in kind for kind in of_torch)]
 
 
 def function_of(module: nn.Module, name: str) -> FunctionType | None:

@@ -188,6 +188,7 @@ class Binding:
         for hooks in (self._asking, self._outputs, self._hooks, self._left_out):
             undo.add(hooks.remove)
         undo()
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._model, self._running)
 
     def leave_out(self, arriving: nn.Module) -> None:
         """What a module calls that has come since is not what the owner around it calls."""
