@@ -43,9 +43,10 @@ test: $(READY)
 	$(FAST) $(FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
+# pytest ends with 5 in a folder that has no slow test.
 SLOW_FIRST = $(FIRST) tests/analyse
 slow: $(READY)
-	@{ failed=0; for folder in $(SLOW_FIRST); do $(SLOW) $$folder || failed=1; done; exit $$failed; } & first=$$!; \
+	@{ failed=0; for folder in $(SLOW_FIRST); do $(SLOW) $$folder || [ $$? -eq 5 ] || failed=1; done; exit $$failed; } & first=$$!; \
 	$(SLOW) $(SLOW_FIRST:%=--ignore %); second=$$?; \
 	wait $$first && exit $$second
 
