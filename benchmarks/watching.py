@@ -6,7 +6,7 @@ known when the model runs does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import process_time
 from typing import Any
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT, resnet18, resnet50
-from benchmarks.timing import Row, Variant, interleaved
+from benchmarks.timing import Row, Variant, interleaved, small_heap
 from benchmarks.tracking import NoOp
 from byname.model.call_graph import Call
 from byname.model.select import select
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
+from byname.watch.interject import interject
 
 __all__ = ["watching"]
 
@@ -36,6 +37,9 @@ def watching() -> list[Row]:
         *_rows("tiny GPT, AdamW", gpt, ids, "blocks.*.attn.softmax", "**.attn.forward.scores", rounds=20, times=40),
         *_rows("ResNet-18, AdamW", resnet, images, "stages.*.add_", "**.forward.identity", rounds=14, times=12),
         *_attaching(),
+        *_exact_paths(),
+        *_over_by_hand(),
+        *_sweep(),
     ]
 
 
@@ -143,10 +147,84 @@ def _attaching(rounds: int = 15) -> list[Row]:
     ]
 
 
-def _timed(model: nn.Module, where: str | type | Sequence[str]) -> Variant:
+def _exact_paths(rounds: int = 15) -> list[Row]:
+    """What an exact path costs does not grow with the model."""
+    variants = {layers: _interjected(GPT(layers=layers), f"blocks.{layers - 1}.attn") for layers in (4, 24, 48)}
+    with small_heap():
+        took = interleaved({str(layers): one for layers, one in variants.items()}, rounds)
+    return [
+        Row(f"GPT of {layers} layers: interject and remove, one path", took.each(str(layers), 1, _MILLI), "ms", 0.5)
+        for layers in variants
+    ]
+
+
+def _over_by_hand(rounds: int = 25) -> list[Row]:
+    model = resnet50()
+    variants = {
+        "by hand": _of(lambda: _hooks_on_convolutions(model)),
+        "nn.Conv2d": _interjected(model, nn.Conv2d),
+        "select.module(nn.Conv2d)": _interjected(model, select.module(nn.Conv2d)),
+        "select.conv": _interjected(model, select.conv),
+    }
+    limits = {"nn.Conv2d": 4.0, "select.module(nn.Conv2d)": 6.0, "select.conv": None}
+    with small_heap():
+        took = interleaved(variants, rounds)
+    return [
+        Row("ResNet-50: 53 hooks by hand and their removal", took.each("by hand", 1, _MILLI), "ms"),
+        *(Row(f"the same by interject, {what}", took.ratio(what, "by hand"), "×", limits[what]) for what in limits),
+    ]
+
+
+def _hooks_on_convolutions(model: nn.Module) -> None:
+    hooks = [one.register_forward_hook(_unseen) for one in model.modules() if isinstance(one, nn.Conv2d)]
+    for hook in hooks:
+        hook.remove()
+
+
+def _unseen(module: nn.Module, args: Any, output: Any) -> None:
+    return None
+
+
+def _sweep(layers: int = 48, rounds: int = 3) -> list[Row]:
+    """Patching each layer in turn: attach at its path, a forward, and remove."""
+    model, ids = GPT(layers=layers), torch.randint(64, (2, 32))
+    paths = [f"blocks.{layer}.attn" for layer in range(layers)]
+
+    def by_hand() -> None:
+        for path in paths:
+            hook = model.get_submodule(path).register_forward_hook(_unseen)
+            model(ids)
+            hook.remove()
+
+    def by_path() -> None:
+        for path in paths:
+            with interject(model, path, _kept):
+                model(ids)
+
+    with torch.no_grad():
+        took = interleaved({"by hand": _of(by_hand), "by path": _of(by_path)}, rounds)
+    return [
+        Row(f"GPT, a hook on each of {layers} layers in turn, a forward each", took.each("by hand", 1, _MILLI), "ms"),
+        Row("the same by interject, at the exact path", took.ratio("by path", "by hand"), "×", 1.2),
+    ]
+
+
+def _kept(name: str, module: nn.Module | None, value: Any) -> None:
+    return None
+
+
+def _timed(model: nn.Module, where: Any) -> Variant:
+    return _of(lambda: attach(model, where, nothing).remove())
+
+
+def _interjected(model: nn.Module, where: Any) -> Variant:
+    return _of(lambda: interject(model, where, _kept).remove())
+
+
+def _of(work: Callable[[], object]) -> Variant:
     def run() -> float:
         start = process_time()
-        attach(model, where, nothing).remove()
+        work()
         return process_time() - start
 
     return run

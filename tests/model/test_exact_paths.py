@@ -119,3 +119,80 @@ def test_modules_by_path_is_in_the_order_of_registration_and_each_module_once():
     model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), nn.ModuleDict({"x*y": nn.ReLU(), "again": shared}))
     model.itself = model
     assert list(modules_by_path(model)) == ["", "0", "1", "1.1", "2", r"2.x\*y"]
+
+
+def add(model):
+    model.layers.append(Block(nn.Linear(2, 2), nn.ReLU()))
+    return ["layers.0.0", "layers.1.0", "layers.2.0"]
+
+
+def replace(model):
+    model.layers[0] = nn.Linear(2, 2)
+    return ["layers.0", "layers.1.0"]
+
+
+def delete(model):
+    del model.layers[0]
+    return ["layers.0.0"]
+
+
+def register_again(model):
+    moved = model.layers
+    del model.layers
+    model.register_module("blocks", moved)
+    return ["blocks.0.0", "blocks.1.0"]
+
+
+def change_the_registry_itself(model):
+    model.layers._modules["extra"] = nn.Linear(2, 2)
+    return ["layers.0.0", "layers.1.0", "layers.extra"]
+
+
+def parametrize(model):
+    nn.utils.parametrizations.weight_norm(model.layers[0][0])
+    return ["layers.0.0", "layers.1.0"]
+
+
+def move(model):
+    model.to(torch.float64)
+    return ["layers.0.0", "layers.1.0"]
+
+
+def wrap(model):
+    model.layers[0] = nn.DataParallel(model.layers[0])
+    return ["layers.0.0", "layers.1.0"]
+
+
+CHANGES = (add, replace, delete, register_again, change_the_registry_itself, parametrize, move, wrap)
+ALL_LINEAR = {"class": nn.Linear, "selector": byname.select.linear}
+
+
+def paths_of(model, where):
+    with byname.interject(model, where, lambda name, module, value: None) as handle:
+        torch.manual_seed(0)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module(torch.ones(1, 2, dtype=module.bias.dtype))
+        return sorted(handle.paths)
+
+
+@pytest.mark.sees_nothing
+@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("where", ALL_LINEAR.values(), ids=ALL_LINEAR)
+def test_each_attachment_sees_the_modules_that_there_are_now(change, where):
+    model = a_model(2)
+    assert paths_of(model, where) == ["layers.0.0", "layers.1.0"]
+    expected = change(model)
+    assert paths_of(model, where) == expected
+    for path in expected:
+        assert paths_of(model, path) == [path]
+
+
+@pytest.mark.parametrize("where", [nn.Linear, byname.select.linear, "layers.0.0"], ids=str)
+def test_an_attachment_that_was_removed_keeps_no_model(where):
+    model = a_model(2)
+    byname.interject(model, where, lambda name, module, value: None).remove()
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None

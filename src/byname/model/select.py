@@ -13,7 +13,7 @@ from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
 from byname.model.families import FAMILIES, family_named, inside_of_others
 from byname.model.operations import operation_name
-from byname.model.selectors import Look, Selector, Test
+from byname.model.selectors import Counted, Look, Selector, Test
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of
@@ -29,6 +29,7 @@ __all__ = [
     "TheModule",
     "TheOperation",
     "Where",
+    "goes_by_class",
     "select",
 ]
 
@@ -367,6 +368,11 @@ class Where(Predicate):
 
     def _takes(self, call: Call) -> bool:
         return is_place(call) and bool(self.function(call))
+
+
+def goes_by_class(selector: Selector) -> bool:
+    """Return whether it is known of each module of ``torch.nn``, before anything runs, if a selector means it."""
+    return not isinstance(selector, Where | Counted) and all(map(goes_by_class, selector._parts()))
 
 
 def _class_text(kind: type) -> str:

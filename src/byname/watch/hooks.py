@@ -110,6 +110,7 @@ class Hooks:
         for register in self._wanted:
             module, handle = register()
             self._handles.append((module, handle))
+        for module in {id(module): module for module, _ in self._handles}.values():
             for registry in _REGISTRIES:
                 hooks = module.__dict__[registry]
                 if len(hooks) > 1:

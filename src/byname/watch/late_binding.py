@@ -22,6 +22,7 @@ from byname.model.call_graph import Call, Flow
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
 from byname.model.operations import is_elementary
+from byname.model.select import goes_by_class
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Name, parse
@@ -34,7 +35,7 @@ from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver, delivery
 from byname.watch.function_mode import Functions, Owner
 from byname.watch.hooks import Hooks
-from byname.watch.module_outputs import Wanting, hook_calls, hook_outputs
+from byname.watch.module_outputs import Wanting, hook_calls, hook_ends, hook_outputs
 
 __all__ = ["Arrivals", "Binding"]
 
@@ -140,12 +141,13 @@ class Binding:
         for selector, online in self._online:
             if not selector.only_modules:
                 self._own_all_that(selector)
-                found = modules
+                settled = goes_by_class(selector)
+                found = [call for call in modules if not (settled and is_elementary(call.module)) or online.see(call)]
             elif is_counted(selector):  # by the order of the run
                 found = modules if any(map(selector.online().see, modules)) else []
             else:
                 found = [call for call in modules if online.see(call)]
-            if not found:
+            if not (found if selector.only_modules else modules):
                 raise no_match(selector, modules)
             asked.update((id(call.module), None) for call in found)
         self._asked_of = asked
@@ -165,14 +167,31 @@ class Binding:
         """Puts the hooks in place."""
         self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
         self._hook_chosen()
-        for path, module in self._paths.values() if self._online else ():
-            if id(module) in self._asked_of and id(module) not in self._modules:
-                hook_calls(self._asking, self._running, module, self._asked(path, module))
-        owners = [*self._owners.values()]
-        inside = {id(one): one for owner in owners for one in modules_in(owner.module) if id(one) not in self._owners}
-        self._functions.hook(self._hooks, owners, [*inside.values()])
+        self._hook_asked()
+        inside = self._inside_owners()
+        others = [module for key, module in inside.items() if key not in self._owners]
+        self._functions.hook(self._hooks, [*self._owners.values()], others)
         self._asking.install()
         self._hooks.install()
+
+    def _hook_asked(self) -> None:
+        """Hook the modules that may be selected; where nothing can be told as a call begins, one hook at its end does.
+
+        A module of ``torch.nn`` calls no other one, so the order of the places is the same.
+        """
+        by_class = self._running.before is None and all(goes_by_class(selector) for selector, _ in self._online)
+        for path, module in self._paths.values() if self._online else ():
+            if id(module) in self._asked_of and id(module) not in self._modules:
+                hook = hook_ends if by_class and is_elementary(module) else hook_calls
+                hook(self._asking, self._running, module, self._asked(path, module))
+
+    def _inside_owners(self) -> dict[int, nn.Module]:
+        """Return the owners and all modules inside them, by ``id``."""
+        inside: dict[int, nn.Module] = {}
+        for key, owner in self._owners.items():
+            if key not in inside:  # else what is inside of it is there, too
+                inside.update((id(one), one) for one in modules_in(owner.module))
+        return inside
 
     def _hook_chosen(self) -> None:
         """Hooks the modules that are known to be wanted."""
@@ -240,7 +259,7 @@ class Binding:
         for key, owner in self._owners.items():
             owner.idle = owner.ran and key not in self._matched
         self._owners = {key: owner for key, owner in self._owners.items() if not owner.idle}
-        self._hooks.keep({id(one) for owner in self._owners.values() for one in modules_in(owner.module)})
+        self._hooks.keep(self._inside_owners())
         if self._online:
             self._asking.keep({key for key in self._paths if key not in self._modules})
             self._hook_chosen()

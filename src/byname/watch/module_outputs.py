@@ -24,7 +24,7 @@ from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import overwrite
 from byname.watch.value_gradients import HOOKING, node_reshaped
 
-__all__ = ["Wanting", "hook_calls", "hook_outputs"]
+__all__ = ["Wanting", "hook_calls", "hook_ends", "hook_outputs"]
 
 
 _GONE = object()
@@ -64,6 +64,25 @@ def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanti
     hooks.before(module, calls.begin)
     hooks.after(module, calls)
     hooks.after(module, calls.ended, always=True)
+
+
+def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
+    """Hook a module so that whoever wants its output is found when its call ends.
+
+    Args:
+        hooks: the hooks of the attachment.
+        running: knows the calls.
+        module: the module.
+        wanting: is asked when a call ends.
+    """
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        new = output
+        for _, deliver in wanting() if running.hears() else ():
+            new = deliver(new, (*args, *kwargs.values()))
+        return new if new is output else _put(running, module, args, output, new)
+
+    hooks.after(module, hook)
 
 
 def _always(found: list[tuple[Spot, Deliver]]) -> Wanting:
