@@ -56,7 +56,10 @@ class Forks:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-u", "-c", PROGRAM],  # a frozen stdout does not write at the end what it still holds
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, folder, command, given=b"", *, thawed=False):
@@ -86,5 +89,5 @@ class Forks:
 
 def run_started(folder, command, given=b""):
     """The same for a Python that is started."""
-    done = subprocess.run([sys.executable, *command], cwd=folder, input=given, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-u", *command], cwd=folder, input=given, capture_output=True, timeout=120)
     return Ending(done.returncode, done.stdout, done.stderr)

@@ -163,8 +163,10 @@ def test_ctrl_c_ends_following_and_a_look_in_between_tells_what_is_missing(runs,
     writer.end()
 
 
-def test_output_that_nobody_reads_is_no_error(runs):
-    command = f"{sys.executable} -m byname show --place 1 shown.h5 | true"
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_nobody_reads_is_no_error(runs, buffered):
+    python = f"env -u PYTHONUNBUFFERED {sys.executable}" if buffered else f"{sys.executable} -u"
+    command = f"{python} -m byname show --place 1 shown.h5 | true"
     done = subprocess.run(["bash", "-c", command], cwd=runs, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
 

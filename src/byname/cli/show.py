@@ -53,6 +53,7 @@ class Show:
                     shown.places(recording, options.place, options.top)
                 else:
                     shown.table(recording, options.file, options.top, ranges=not options.no_ranges)
+            sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
         except BrokenPipeError:
             return _nobody_reads()
         return 0
