@@ -22,9 +22,11 @@ from byname.naming.search import Targets
 from byname.reading.arguments import living_optimizers
 from byname.reading.frames import Place, places_of
 from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact
 from byname.source.location import Site, is_torch, locate
+from byname.tracking.lookup import site_of_tensor
 
-__all__ = ["FailureContext", "base_name", "message_of", "context_of"]
+__all__ = ["FailureContext", "base_name", "context_of", "made_at", "message_of"]
 
 
 class FailureContext:
@@ -149,6 +151,14 @@ class FailureContext:
         """
         with DisableTorchFunction():
             return self.describer.variable(number, among)
+
+
+def made_at(tensor: torch.Tensor) -> Site | None:
+    """Return the line that made a tensor, if a tracker saw it or its node knows."""
+    with DisableTorchFunction():
+        made = site_of_tensor(tensor)
+        has_node = fact(tensor, "grad_fn") is not None
+    return FailureContext([tensor]).site(1) if made is None and has_node else made
 
 
 def base_name(name: Name) -> Name:

@@ -13,7 +13,8 @@ import torch
 
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
 from byname.diagnose.causes.freed import backward_twice
-from byname.diagnose.causes.in_place import leaf_in_place, modified, non_leaf_grad
+from byname.diagnose.causes.in_place import leaf_in_place, modified
+from byname.diagnose.causes.non_leaf import non_leaf_grad
 from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
 from byname.diagnose.causes.refused import empty_optimizer, input_without_grad, non_scalar_backward, numpy_of_graph
 from byname.diagnose.context import FailureContext, context_of, message_of

@@ -1,13 +1,13 @@
-"""In-place changes: modified-in-place, optimizer-step-between, leaf-in-place, non-leaf-grad.
+"""In-place changes: modified-in-place, optimizer-step-between, leaf-in-place.
 
-Each finding names the tensor that was changed or asked for its gradient, the line, and the code to write instead.
+Each finding names the tensor that was changed, the line, and the code to write instead.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,21 +16,18 @@ from torch import nn
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
 from byname.diagnose.context import FailureContext, base_name, message_of
+from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_at, unnamed
-from byname.reading.frames import locals_of
-from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor
-from byname.source.code import expression
-from byname.source.location import Expression, Site, locate, statements_binding
+from byname.source.location import Site
 from byname.table import counted
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
-from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
-__all__ = ["leaf_in_place", "modified", "non_leaf_grad"]
+__all__ = ["leaf_in_place", "modified"]
 
 
 def modified(context: FailureContext, message: str = "") -> list[Finding]:
@@ -235,120 +232,31 @@ def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if base is None else base
 
 
-def non_leaf_grad(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
-    asked = _given_to_optimizer(context) if type(error) is ValueError else _asked_for_grad(context)
-    tensor = next(asked, None)
-    if tensor is None:
-        return None
-    with DisableTorchFunction():
-        made, name = site_of_tensor(tensor), context.name(tensor)
-        node = fact(tensor, "grad_fn")
-        if made is None and node is not None:
-            made = FailureContext([tensor]).site(1)
-    why = (
-        f"it was made{at(made)} by an operation on another tensor"
-        if made
-        else "it is the result of an operation on another tensor"
-    )
-    wanted = "an optimizer takes only leaves" if type(error) is ValueError else "only leaves get a .grad"
-    it = quote(name)
-    remedy = (
-        f"compute the values first, then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
-        "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
-    )
-    message = f"{it} is not a leaf: {why}, and {wanted}"
-    return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
-
-
-def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
-    """Yield the non-leaf tensors that ``add_param_group`` refused, from the frame that refused them."""
-    for place in context.places:
-        if place.frame.f_code.co_name == "add_param_group":
-            group = dict(locals_of(place.frame)).get("param_group")
-            params = group.get("params", ()) if type(group) is dict else ()
-            yield from (one for one in params if is_tensor(one) and _is_result(one))
-
-
-def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
-    """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
-    place = context.users_place
-    found = None if place is None else expression(place.frame.f_code, place.instruction)
-    if place is None or found is None:
-        return
-    code = place.frame.f_code
-    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    for node in _gradients_in(found.node, code, variables):
-        value = evaluated(node.value, variables)
-        if value is None:
-            yield from _read_there(code, node.lineno)
-        elif is_tensor(value) and _is_result(value):
-            yield value
-
-
-def _gradients_in(node: ast.AST, code: CodeType, variables: dict[str, Any]) -> Iterator[ast.Attribute]:
-    """Yield each ``x.grad`` in an expression, and each that one of its variables was assigned: ``g = x.grad``."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and part.attr == "grad":
-            yield part
-        if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
-            for spot in statements_binding(code, part.id):
-                value = _assigned_in(spot)
-                if isinstance(value, ast.Attribute) and value.attr == "grad":
-                    yield value
-
-
-def _assigned_in(spot: Expression) -> ast.expr | None:
-    """Return the value of a simple assignment, parsed from its source."""
-    try:
-        statement = ast.parse(spot.site.statement).body[0]
-    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
-        return None
-    return statement.value if isinstance(statement, ast.Assign) else None
-
-
-def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose missing ``.grad`` a tracker saw read on this line, the last one first."""
-    for log in logs():
-        for where, instruction, reference in reversed(log.grad_reads):
-            tensor = reference()
-            if where is code and tensor is not None and locate(code, instruction).site.line == line:
-                yield tensor
-
-
-def _is_result(tensor: torch.Tensor) -> bool:
-    with DisableTorchFunction():
-        return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
-
-
 def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the tensors that the failing expression changes."""
-    place = context.users_place
-    if place is None:
+    failing = failing_expression(context)
+    if failing is None:
         return
-    found = expression(place.frame.f_code, place.instruction)
-    if found is None:
-        return
-    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
     with DisableTorchFunction():
-        for value in _subjects(found.node, variables):
+        for value in _subjects(failing):
             yield from (one for one in _inside(value) if is_tensor(one))
 
 
-def _subjects(node: ast.AST, variables: dict[str, Any]) -> list[Any]:
+def _subjects(failing: FailingExpression) -> list[Any]:
     """Return the objects that a call or assignment changes; an empty list if the source does not tell."""
+    node = failing.node
     if isinstance(node, ast.AugAssign):
-        return [evaluated(node.target, variables)]
+        return [failing.value(node.target)]
     if isinstance(node, ast.Subscript):
-        return [evaluated(node.value, variables)]
+        return [failing.value(node.value)]
     if not isinstance(node, ast.Call):
         return []
     out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
     if isinstance(node.func, ast.Attribute) and not out:
-        receiver = evaluated(node.func.value, variables)
+        receiver = failing.value(node.func.value)
         if not _is_namespace(receiver):
             return [receiver]
-    return [evaluated(one, variables) for one in out or node.args[:1]]
+    return [failing.value(one) for one in out or node.args[:1]]
 
 
 def _is_namespace(value: Any) -> bool:
@@ -363,44 +271,3 @@ def _inside(value: Any) -> list[Any]:
     if issubclass(type(value), nn.Module):
         return list(nn.Module.parameters(value))
     return [value]
-
-
-def evaluated(node: ast.AST, variables: dict[str, Any]) -> Any:
-    """Return the value of an expression such as ``a.b[0]['k']``, read without running anything; None if it is unknown.
-
-    An item of a tensor, and the result of a method of one, such as ``w.view(-1)``, counts as the tensor itself.
-    """
-    if isinstance(node, ast.Name):
-        return variables.get(node.id)
-    if isinstance(node, ast.Attribute):
-        return _attribute(evaluated(node.value, variables), node.attr)
-    if isinstance(node, ast.Subscript):
-        holder = evaluated(node.value, variables)
-        return holder if is_tensor(holder) else _item(holder, node.slice, variables)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        made_of = evaluated(node.func.value, variables)  # w.view(-1), w.T.reshape(...): a view of w
-        return made_of if is_tensor(made_of) else None
-    return None
-
-
-def _attribute(holder: Any, name: str) -> Any:
-    if is_tensor(holder):
-        return holder if name in ("T", "mT", "H", "mH", "data") else None
-    if holder is None:
-        return None
-    spaces = [attributes_of(holder)]
-    spaces += [spaces[0].get(key) or {} for key in ("_parameters", "_buffers", "_modules")]
-    return next((space[name] for space in spaces if type(space) is dict and name in space), None)
-
-
-def _item(holder: Any, key: ast.AST, variables: dict[str, Any]) -> Any:
-    wanted = key.value if isinstance(key, ast.Constant) else evaluated(key, variables)
-    if issubclass(type(holder), nn.Module):
-        holder = list(
-            (attributes_of(holder).get("_modules") or attributes_of(holder).get("_parameters") or {}).values()
-        )
-    if type(holder) is dict and type(wanted) in (str, int):
-        return holder.get(wanted)
-    if type(holder) in (list, tuple) and type(wanted) is int and -len(holder) <= wanted < len(holder):
-        return holder[wanted]
-    return None

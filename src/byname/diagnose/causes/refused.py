@@ -14,18 +14,15 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import Walk
-from byname.diagnose.causes.in_place import evaluated
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, made_at
+from byname.diagnose.failing_expression import failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import expression
-from byname.source.location import Site
 from byname.table import counted
-from byname.tracking.lookup import site_of_tensor
 
 __all__ = ["empty_optimizer", "input_without_grad", "non_scalar_backward", "numpy_of_graph"]
 
@@ -38,7 +35,7 @@ def non_scalar_backward(context: FailureContext, error: BaseException) -> Findin
         root = next(several, None)
     if root is None:
         return None
-    name, made = context.name(root), _made(root)
+    name, made = context.name(root), made_at(root)
     it = name.path if name.exact and name.path else "loss"
     message = (
         f"backward{at(context.noticed)} starts from {quote(name)}, which has {counted(root.numel(), 'element')} (shape "
@@ -57,7 +54,7 @@ def input_without_grad(context: FailureContext, error: BaseException) -> Finding
         asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
     if asked is None:
         return None
-    name, made = context.name(asked), _made(asked)
+    name, made = context.name(asked), made_at(asked)
     it = name.path if name.exact and name.path else "it"
     message = (
         f"a gradient{at(context.noticed)} is asked for {quote(name)}, which does not require grad: nothing that it was "
@@ -78,7 +75,7 @@ def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | N
         tensor = next(_receivers(context, "numpy"), None)
     if tensor is None:
         return None
-    name, made = context.name(tensor), _made(tensor)
+    name, made = context.name(tensor), made_at(tensor)
     behind = _parameters_behind(context, tensor)
     lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
     message = f"NumPy{at(context.noticed)} is to read {quote(name)}, which requires grad; an array has no graph{lost}"
@@ -92,17 +89,15 @@ def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | N
 
 def empty_optimizer(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about an optimizer that was given no parameters, and the module or generator that gave none."""
-    place = context.users_place
-    found = None if place is None else expression(place.frame.f_code, place.instruction)
-    if place is None or found is None:
+    failing = failing_expression(context)
+    if failing is None:
         return None
-    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    for node in ast.walk(found.node):
+    for node in ast.walk(failing.node):
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
-            module = evaluated(node.value, variables)
+            module = failing.value(node.value)
             if issubclass(type(module), nn.Module):
                 return _without_parameters(context, ast.unparse(node.value), module)
-        if isinstance(node, ast.Name) and _is_exhausted(variables.get(node.id)):
+        if isinstance(node, ast.Name) and _is_exhausted(failing.variables.get(node.id)):
             return _exhausted(context, node.id)
     return None
 
@@ -159,14 +154,12 @@ def _variables_of(context: FailureContext, function: str) -> Iterator[dict[str, 
 
 def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
     """Yield the tensors whose method of this name the failing expression calls."""
-    place = context.users_place
-    found = None if place is None else expression(place.frame.f_code, place.instruction)
-    if place is None or found is None:
+    failing = failing_expression(context)
+    if failing is None:
         return
-    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    for node in ast.walk(found.node):
+    for node in ast.walk(failing.node):
         if isinstance(node, ast.Attribute) and node.attr == method:
-            value = evaluated(node.value, variables)
+            value = failing.value(node.value)
             if is_tensor(value) and _asks_for_grad(value):
                 yield value
 
@@ -185,11 +178,3 @@ def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Na
         leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
     names = context.names([one for one in leaves if issubclass(type(one), nn.Parameter)])
     return [name for name in names if name.path]
-
-
-def _made(tensor: torch.Tensor) -> Site | None:
-    """Return the line that made a tensor, if a tracker saw it."""
-    with DisableTorchFunction():
-        made = site_of_tensor(tensor)
-        has_node = fact(tensor, "grad_fn") is not None
-    return made if made is not None or not has_node else FailureContext([tensor]).site(1)
