@@ -3,11 +3,14 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 
+import pytest
 import torch
 
 import byname
-from byname.source.tracebacks import clean, frames, users_frame, without_byname
+from byname.source.location import is_torch
+from byname.source.tracebacks import clean, frames, is_byname, users_frame, without_byname
 
 
 def backward_twice():
@@ -127,3 +130,14 @@ def test_a_chain_as_long_as_recursion_allows_is_cleaned():
         another = ValueError()
         another.__cause__, error = error, another
     clean(error)
+
+
+def test_what_is_byname_and_what_is_torch_is_told_by_the_folders_that_hold_them():
+    files = [*Path(byname.__file__).parent.rglob("*.py")]
+    assert len(files) > 100
+    assert all(is_byname(str(file)) and is_torch(str(file)) for file in files)
+    assert is_torch(torch.nn.functional.__file__)
+    assert not is_byname(torch.__file__)
+    for other in (__file__, pytest.__file__, str(Path(byname.__file__).parent) + "_of_somebody/else.py"):
+        assert not is_byname(other)
+        assert not is_torch(other)

@@ -90,7 +90,7 @@ def quote_all(names: Iterable[object], most: int = 6) -> str:
 
 def quote_at(name: Name, site: Site | None) -> str:
     """Return a name and the line that belongs to it as text for a sentence."""
-    return f"{quote(name)}{at(site)}" if name.path or site is None else f"the value made at {site}"
+    return f"{quote(name)}{at(site)}" if name.path or site is None else f"the tensor made at {site}"
 
 
 def at(site: Site | None) -> str:

@@ -27,6 +27,7 @@ from torch import nn
 from byname.reading.objects import parents_of
 from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_library, is_torch
+from byname.source.tracebacks import is_byname
 
 __all__ = [
     "Outside",
@@ -206,7 +207,7 @@ class Outside:
 
     def _asks(self, frame: FrameType, what: str) -> None:
         file = frame.f_code.co_filename
-        if not file.startswith(_HERE) and not file.endswith(_OF_MODES):
+        if not is_byname(file) and not file.endswith(_OF_MODES):
             self.answers[what] = self._now[what]
 
     def _draws(self, frame: FrameType, called: Any) -> None:
@@ -239,7 +240,6 @@ class Outside:
 
 
 _BUILTIN = type(len)
-_HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _OF_MODES = (os.path.join("autograd", "grad_mode.py"), os.path.join("amp", "autocast_mode.py"))  # noqa: PTH118
 """The files that switch modes; they query the mode only to restore it."""
 
@@ -271,12 +271,8 @@ def is_leaving() -> bool:
         name, file = frame.f_code.co_name, str(frame.f_code.co_filename)
         if file.endswith("grad_mode.py") and name in ("__enter__", "__exit__"):
             return bool(name == "__exit__")
-        frame = frame.f_back if file.startswith((_TORCH, _OURS)) else None
+        frame = frame.f_back if is_torch(file) else None
     return False
-
-
-_TORCH = str(torch.__file__).rpartition("__init__")[0]
-_OURS = __file__.rpartition("outside.py")[0]
 
 
 def switched(enabled: bool) -> bool:

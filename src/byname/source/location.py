@@ -18,6 +18,7 @@ import executing
 import torch
 
 from byname.source.code import ThisCode, enclosing_statement, expression, expression_at, position_of, source_of
+from byname.source.tracebacks import is_byname
 from byname.text import printable
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "Site",
     "Expression",
     "binds_alone",
-    "is_byname",
     "is_library",
     "is_torch",
     "locate",
@@ -251,14 +251,9 @@ def scope_of(code: CodeType) -> str:
     return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
 
 
-def is_byname(filename: str) -> bool:
-    """Return whether a file is part of byname."""
-    return filename.startswith(_HERE)
-
-
 def is_torch(filename: str) -> bool:
     """Return whether a file is part of PyTorch or byname, and so is no place in the user's program."""
-    return filename.startswith(_NOT_THE_USERS)
+    return filename.startswith(_TORCH) or is_byname(filename)
 
 
 @lru_cache(maxsize=4096)
@@ -269,8 +264,7 @@ def is_library(filename: str) -> bool:
     return filename.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(filename.replace("\\", "/").split("/"))
 
 
-_HERE = str(Path(__file__).parent.parent) + os.sep
-_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, _HERE)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _BESIDE_TORCH = Path(torch.__file__).parent.parent
 _INSTALLED = (
     *(

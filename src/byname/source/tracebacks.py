@@ -73,9 +73,13 @@ def warn(sentence: str, category: type[Warning]) -> None:
         category: the class of the warning.
     """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, contextlib.__file__)):
+    while frame.f_back is not None and _is_between(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"byname: {sentence}", category, stacklevel=level)
+
+
+def _is_between(filename: str) -> bool:
+    return is_byname(filename) or filename == contextlib.__file__
 
 
 def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:
