@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -21,14 +21,17 @@ __all__ = [
     "Expression",
     "Position",
     "ThisCode",
+    "body_of",
     "enclosing_statement",
     "expression",
     "expression_at",
     "is_what_ran",
+    "names_bound",
     "one_at_a_time",
     "position_of",
     "source_of",
     "stands_for",
+    "statements_in",
     "text_of",
 ]
 
@@ -223,3 +226,42 @@ def enclosing_statement(node: ast.AST) -> ast.stmt:
     while not isinstance(node, ast.stmt):
         node = node.parent  # type: ignore[attr-defined]  # set by executing
     return node
+
+
+def body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
+    """Return the body of the function or module that a code object was compiled from; None if several could be."""
+    if code.co_name == "<module>":
+        return tree.body
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == code.co_name
+        and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
+    ]
+    return found[0].body if len(found) == 1 else None
+
+
+def statements_in(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield every statement of a body in source order, entering blocks but neither functions nor classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            yield from statements_in(getattr(statement, name, []))
+        for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+            yield from statements_in(block.body)
+
+
+def names_bound(statement: ast.stmt) -> set[str]:
+    """Return the plain names that a simple statement, or the head of a compound one, binds or deletes."""
+    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
+    nodes = [node for head in heads for node in ast.walk(head)]
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    found |= {alias.asname or alias.name.partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
+    found |= {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
+    found |= {handler.name for handler in getattr(statement, "handlers", []) if handler.name}
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        found = {statement.name}
+    return found

@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,17 @@ from typing import Any, TypeAlias
 import executing
 import torch
 
-from byname.source.code import ThisCode, enclosing_statement, expression, expression_at, position_of, source_of
+from byname.source.code import (
+    ThisCode,
+    body_of,
+    enclosing_statement,
+    expression,
+    expression_at,
+    names_bound,
+    position_of,
+    source_of,
+    statements_in,
+)
 from byname.source.tracebacks import is_byname
 from byname.text import printable
 
@@ -193,7 +203,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
     Nested functions and classes are left out, because a variable of theirs is a different variable.
     """
     source = source_of(code)
-    body = None if source is None or source.tree is None else _body_of(source.tree, code)
+    body = None if source is None or source.tree is None else body_of(source.tree, code)
     if source is None or body is None:
         return []
     return [
@@ -202,8 +212,8 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
             made_here=_makes_unseen(getattr(statement, "value", None)),
             reads=_reads(statement),
         )
-        for statement in _statements(body)
-        if variable in _names_bound(statement)
+        for statement in statements_in(body)
+        if variable in names_bound(statement)
     ]
 
 
@@ -405,41 +415,3 @@ def _text(source: executing.Source, node: Any, limit: int = 160) -> str:
     lines[0] = lines[0][node.col_offset :]
     text = " ".join(b" ".join(lines).decode(errors="replace").split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
-    if code.co_name == "<module>":
-        return tree.body
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name == code.co_name
-        and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
-    ]
-    return found[0].body if len(found) == 1 else None
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield every statement of a body in source order, entering blocks but neither functions nor classes."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(statement, name, []))
-        for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
-            yield from _statements(block.body)
-
-
-def _names_bound(statement: ast.stmt) -> set[str]:
-    """Return the plain names that a simple statement, or the head of a compound one, binds or deletes."""
-    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
-    nodes = [node for head in heads for node in ast.walk(head)]
-    found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    found |= {alias.asname or alias.name.partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
-    found |= {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
-    found |= {handler.name for handler in getattr(statement, "handlers", []) if handler.name}
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        found = {statement.name}
-    return found

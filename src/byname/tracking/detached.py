@@ -38,7 +38,7 @@ def cuts_by(
 ) -> tuple[RawCut, ...]:
     """Return the detach points behind the result of a call that made no node: the call itself, and those of its inputs.
 
-    Callers hold `DisableTorchFunction`.
+    There are none if the result requires grad. Callers hold `DisableTorchFunction`.
 
     Args:
         log: the log that records the call's own detach point.
@@ -48,6 +48,8 @@ def cuts_by(
         number: the thread's sequence number at the call.
         frame: the frame that called.
     """
+    if result is not None and requires_grad(result):
+        return ()
     inherited: tuple[RawCut, ...] = ()
     requiring = []
     inner, made = log.inner, log.made

@@ -163,10 +163,9 @@ class TrackingMode(TorchFunctionMode):
         after = _sequence_number()
         if after != before:
             self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
-        elif issubclass(type(result), torch.Tensor) and _name_of(func) in VALUES:
+        elif issubclass(type(result), torch.Tensor) and (name := _name_of(func)) in VALUES:
             with DisableTorchFunction():
-                name = _name_of(func)
-                cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
+                cuts = cuts_by(self.log, name, args, result, before, frame)
                 if cuts:
                     self.log.note_making(result, users_frame(frame)[0], False, cuts)
         return result
@@ -215,7 +214,7 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
             with DisableTorchFunction():
-                cuts = () if requires_grad(result) else cuts_by(self.log, called.name, args, result, before, frame)
+                cuts = cuts_by(self.log, called.name, args, result, before, frame)
                 self.log.note_making(result, users_frame(frame)[0], False, cuts)
 
     def _get_to_know(self, function: Any) -> int:
@@ -265,7 +264,7 @@ class TrackingMode(TorchFunctionMode):
         if not users and checks_a_distribution(frame):
             return
         with DisableTorchFunction():
-            cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
+            cuts = cuts_by(self.log, name, args, result, before, frame)
             if users:
                 same = bool(args) and result is args[0]
                 self.log.note_making(result, users_frame(frame)[0], same, cuts)
