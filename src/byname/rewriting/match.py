@@ -17,6 +17,7 @@ from byname.model.selectors import Selector
 from byname.model.spot import Spot
 from byname.model.where import meaning_of, parts_of
 from byname.place import parse
+from byname.reading.targets import is_in_place
 from byname.rewriting.graph_tracer import Record, Trace, passed
 from byname.table import listed
 
@@ -112,9 +113,6 @@ def _inside(where: Any, record: Record, modules: dict[str, nn.Module]) -> bool:
     )
 
 
-_CHANGING = frozenset({"setitem", "iand", "ior", "ixor", "ilshift", "irshift"})
-
-
 def flow_of(trace: Trace, modules: Mapping[str, nn.Module]) -> Flow:
     """Return the call graph of a trace.
 
@@ -196,5 +194,4 @@ def changes(node: fx.Node, call: Record) -> bool:
     """Return whether a call changes its first argument in place."""
     if call.kind == "module":
         return getattr(call.module, "inplace", False) is True
-    name = call.operation
-    return name in _CHANGING or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
+    return is_in_place(call.operation) or node.kwargs.get("inplace") is True

@@ -20,6 +20,7 @@ from byname.model.operations import is_elementary, operation_name, operation_pat
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
@@ -27,8 +28,7 @@ from byname.tracing.muted import example_running
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import Numbers
 from byname.tracking.depth import Deeper
-from byname.tracking.functions import first_given, versions_of
-from byname.tracking.log import is_in_place
+from byname.tracking.functions import versions_of
 
 __all__ = ["Draft", "Tracer", "trace"]
 
@@ -215,11 +215,8 @@ def _among(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
 
 def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
     """Return the tensors that a call changes according to its name or arguments; None if it changes none."""
-    if kwargs.get("out") is not None:
-        return tensors_in(kwargs["out"])
-    if is_in_place(str(getattr(func, "__name__", ""))) or kwargs.get("inplace") is True:
-        return tensors_in(first_given(args, kwargs))
-    return None
+    target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
+    return None if target is None else tensors_in(target)
 
 
 def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from byname.reading.frames import called_from, line_of, users_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.targets import is_in_place
 from byname.source.location import Instruction, Site, is_torch, locate
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
 
@@ -221,7 +222,7 @@ _modes_below: Callable[[], int] = torch._C._len_torch_dispatch_stack
 def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
     """Call an operator; for ``_foreach_add_`` and the like, raise the versions that PyTorch omits under a mode."""
     name = func.__name__.partition(".")[0]
-    if not (name.startswith("_foreach_") and name.endswith("_")):
+    if not (name.startswith("_foreach_") and is_in_place(name)):
         return func(*args, **kwargs)
     before = versions_of(args[0])
     result = func(*args, **kwargs)

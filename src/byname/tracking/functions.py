@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import nn
 
 from byname.reading.objects import namespace_of
 from byname.reading.quiet import DisableTorchFunction
+from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import fact
-from byname.tracking.log import Called, is_in_place, is_method, name_of
+from byname.tracking.log import Called, is_method, name_of
 
 __all__ = [
     "COMPOSITE",
@@ -25,7 +26,6 @@ __all__ = [
     "SETTER",
     "TAKEN",
     "called_as",
-    "first_given",
     "flat",
     "is_pytorchs",
     "kind_of",
@@ -98,18 +98,10 @@ def called_as(function: Any, kind: int) -> Any:
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
     """Return the tensors that a call may change; None if it changes none."""
-    if kind in (PLAIN, READ, TAKEN, GRADIENT, FACT):
-        out = kwargs.get("out") if kwargs else None
-        return None if out is None else flat([out])
-    return flat([first_given(args, kwargs)]) if kind != COMPOSITE else flat([*args, *(kwargs or {}).values()])
-
-
-def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """Return the first argument of a call; if there are only keywords, ``input``, ``self`` or the first of them."""
-    if args:
-        return args[0]
-    given = kwargs or {}
-    return next((given[name] for name in ("input", "self") if name in given), next(iter(given.values()), None))
+    if kind == COMPOSITE:
+        return flat([*args, *(kwargs or {}).values()])
+    target = target_of(args, kwargs, in_place=kind in (IN_PLACE, SETTER))
+    return None if target is None else flat([target])
 
 
 def flat(values: Iterable[Any]) -> list[torch.Tensor]:

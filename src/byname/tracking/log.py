@@ -37,7 +37,6 @@ __all__ = [
     "OptimizerStep",
     "RawCall",
     "RawCut",
-    "is_in_place",
     "is_method",
     "name_of",
 ]
@@ -49,15 +48,6 @@ class Called(NamedTuple):
     name: str
     kind: int
     is_method: bool
-
-
-def is_in_place(name: str) -> bool:
-    """Return whether a function of this name changes its first argument."""
-    return name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
-
-
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-_IN_PLACE_NAMES = frozenset({"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)})
 
 
 def name_of(function: Any) -> str:

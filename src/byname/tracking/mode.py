@@ -26,6 +26,7 @@ from byname.reading.frames import (
 )
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.targets import first_given
 from byname.reading.tensor import fact
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
@@ -40,7 +41,6 @@ from byname.tracking.functions import (
     SETTER,
     TAKEN,
     called_as,
-    first_given,
     is_pytorchs,
     kind_of,
     memory_of,

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
+from byname.reading.targets import is_in_place
 from byname.tracing.muted import active_modes
-from byname.tracking.log import is_in_place
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
 from byname.watch.hooks import Hook, Hooks

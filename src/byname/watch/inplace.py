@@ -9,21 +9,15 @@ from typing import Any
 import torch
 
 from byname.reading.quiet import dynamo_skip
+from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import is_tensor
-from byname.tracking.functions import first_given
-from byname.tracking.log import is_in_place
 
 __all__ = ["called", "changed_by", "overwrite"]
 
 
 def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The tensor that a function changes, and its caller may go on with: told by name, by ``inplace`` and by ``out``.
-
-    That a function returns what it was given says nothing: ``x.contiguous()`` and a dropout in eval mode do so too.
-    """
-    target = kwargs.get("out")
-    if target is None and (is_in_place(getattr(function, "__name__", "")) or kwargs.get("inplace") is True):
-        target = first_given(args, kwargs)
+    """Return the one tensor that a function changes, and its caller may go on with; else None."""
+    target = target_of(args, kwargs, in_place=is_in_place(getattr(function, "__name__", "")))
     return target if is_tensor(target) else None
 
 

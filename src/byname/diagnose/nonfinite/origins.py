@@ -23,10 +23,11 @@ from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_f
 from byname.reading.frames import caller
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.tracebacks import STANDS_IN, is_byname
-from byname.tracking.functions import first_given, is_pytorchs
-from byname.tracking.log import is_in_place, name_of
+from byname.tracking.functions import is_pytorchs
+from byname.tracking.log import name_of
 
 __all__ = ["Origin", "Origins", "OriginsMode", "StandIns", "plainly"]
 
@@ -136,8 +137,7 @@ class OriginsMode(TorchFunctionMode):
         if kind is _READ:
             return call(func, args, kwargs or {})
         # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
-        changed = list(_tensors([first_given(args, kwargs)])) if kind is _IN_PLACE else []
-        changed += _tensors([kwargs["out"]]) if kwargs and "out" in kwargs else []
+        changed = list(_tensors([target_of(args, kwargs, in_place=kind is _IN_PLACE)]))
         were_finite = [is_finite(one) for one in changed]
         before = _sequence_number()
         result = call(func, args, kwargs or {})
