@@ -9,6 +9,7 @@ from torch import nn
 
 import byname
 from byname import select
+from byname.model import families
 from byname.model.families import FAMILIES, family_named
 from byname.model.operations import operation_name
 from byname.tracing.tracer import trace
@@ -20,6 +21,7 @@ NO_FAMILY_CLASSES = set(
     "Unfold Transformer TransformerEncoder TransformerDecoder TransformerEncoderLayer TransformerDecoderLayer "
     "DataParallel".split()
 )
+ACTIVATIONS = set(families._ACTIVATIONS) - {"gumbel_softmax"}
 NO_FAMILY_FUNCTIONS = set("affine_grid grid_sample fold unfold one_hot".split())
 HELPERS = set(
     "assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function has_torch_function_unary "
@@ -72,6 +74,76 @@ def test_no_family_names_what_pytorch_does_not_have():
     newer = {"scaled_addmm", "linear_cross_entropy"}  # PyTorch 2.10 has neither
     for family in FAMILIES:
         assert family_named(family).functions <= known | operators | newer, family
+
+
+WRITTEN = {
+    "activation": (
+        "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh LeakyReLU LogSoftmax LogSigmoid Mish PReLU ReLU "
+        "ReLU6 RReLU SELU Sigmoid SiLU Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink "
+        "Threshold"
+    ),
+    "attention": "MultiheadAttention",
+    "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
+    "distance": "CosineSimilarity PairwiseDistance",
+    "dropout": "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout",
+    "embedding": "Embedding EmbeddingBag",
+    "linear": "Linear Bilinear",
+    "loss": (
+        "AdaptiveLogSoftmaxWithLoss BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss CrossEntropyLoss "
+        "GaussianNLLLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss LinearCrossEntropyLoss MSELoss "
+        "MarginRankingLoss MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss "
+        "SmoothL1Loss SoftMarginLoss TripletMarginLoss TripletMarginWithDistanceLoss"
+    ),
+    "norm": (
+        "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm "
+        "GroupNorm RMSNorm LocalResponseNorm CrossMapLRN2d LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d "
+        "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d"
+    ),
+    "pad": (
+        "ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d "
+        "ReplicationPad2d ReplicationPad3d ZeroPad1d ZeroPad2d ZeroPad3d CircularPad1d CircularPad2d CircularPad3d"
+    ),
+    "pool": (
+        "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
+        "AvgPool1d AvgPool2d AvgPool3d FractionalMaxPool2d FractionalMaxPool3d LPPool1d LPPool2d LPPool3d MaxPool1d "
+        "MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d"
+    ),
+    "recurrent": "RNNBase RNNCellBase RNN LSTM GRU RNNCell LSTMCell GRUCell",
+    "shuffle": "ChannelShuffle PixelShuffle PixelUnshuffle",
+    "upsample": "Upsample UpsamplingBilinear2d UpsamplingNearest2d",
+}
+"""The classes of each family, written out by hand for PyTorch 2.13; an earlier one does not have them all."""
+ADDED = {
+    "conv": "LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d",
+    "linear": "LazyLinear",
+    "loss": "NLLLoss2d",
+}
+"""Those that ``torch.nn.modules`` names as well; they belonged to these families before, by the class above them."""
+
+
+def test_the_classes_that_pytorch_names_are_those_once_written_by_hand():
+    for name in sorted(WRITTEN):
+        found = {kind.__name__ for kind in family_named(name).classes}
+        by_hand = {kind for kind in WRITTEN[name].split() if hasattr(nn, kind)}
+        assert found - by_hand == set(ADDED.get(name, "").split()), name
+        assert not by_hand - found, name
+    assert {name for name in FAMILIES if family_named(name).classes} - set(WRITTEN) == ACTIVATIONS
+
+
+def test_each_activation_has_the_classes_of_its_name():
+    assert [kind.__name__ for kind in family_named("softmax").classes] == ["Softmax", "Softmax2d"]
+    for name in ACTIVATIONS - {"softmax"}:
+        (kind,) = family_named(name).classes
+        assert kind.__name__.lower() == name.replace("_", "")
+
+
+def test_a_new_class_of_pytorch_belongs_by_itself(monkeypatch):
+    class Newest(nn.Module):
+        pass
+
+    monkeypatch.setattr(nn.modules.normalization, "Newest", Newest, raising=False)
+    monkeypatch.setattr(nn.modules.normalization, "__all__", [*nn.modules.normalization.__all__, "Newest"])
+    assert Newest in families._classes_of("norm")
 
 
 def test_activation_is_all_activations_together():

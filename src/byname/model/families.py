@@ -2,6 +2,8 @@
 
 Classes that other libraries write from scratch are known by their names: ``LlamaRMSNorm`` is a norm, and the ``Conv1D``
 of GPT-2 a linear map.
+
+Classes of PyTorch are known by the file of ``torch.nn.modules`` that names them, so that a new one belongs by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Family:
     """
 
     name: str
-    classes: tuple[type | None, ...]
+    classes: tuple[type, ...]
     functions: frozenset[str]
 
     def has_module(self, module: nn.Module) -> bool:
@@ -66,139 +68,122 @@ class Family:
 
 
 _ACTIVATIONS = {
-    "celu": ("CELU", "celu"),
-    "elu": ("ELU", "elu"),
-    "gelu": ("GELU", "gelu"),
-    "glu": ("GLU", "glu"),
-    "gumbel_softmax": ("", "gumbel_softmax"),
-    "hardshrink": ("Hardshrink", "hardshrink"),
-    "hardsigmoid": ("Hardsigmoid", "hardsigmoid"),
-    "hardswish": ("Hardswish", "hardswish"),
-    "hardtanh": ("Hardtanh", "hardtanh"),
-    "leaky_relu": ("LeakyReLU", "leaky_relu"),
-    "log_softmax": ("LogSoftmax", "log_softmax special_log_softmax _log_softmax"),
-    "logsigmoid": ("LogSigmoid", "logsigmoid log_sigmoid"),
-    "mish": ("Mish", "mish"),
-    "prelu": ("PReLU", "prelu"),
-    "relu": ("ReLU", "relu"),
-    "relu6": ("ReLU6", "relu6"),
-    "rrelu": ("RReLU", "rrelu"),
-    "selu": ("SELU", "selu"),
-    "sigmoid": ("Sigmoid", "sigmoid special_expit"),
-    "silu": ("SiLU", "silu"),
-    "softmax": ("Softmax Softmax2d", "softmax special_softmax _softmax"),
-    "softmin": ("Softmin", "softmin"),
-    "softplus": ("Softplus", "softplus"),
-    "softshrink": ("Softshrink", "softshrink"),
-    "softsign": ("Softsign", "softsign"),
-    "tanh": ("Tanh", "tanh"),
-    "tanhshrink": ("Tanhshrink", "tanhshrink"),
-    "threshold": ("Threshold", "threshold _threshold"),
+    **{
+        name: name
+        for name in "celu elu gelu glu gumbel_softmax hardshrink hardsigmoid hardswish hardtanh leaky_relu mish prelu "
+        "relu relu6 rrelu selu silu softmin softplus softshrink softsign tanh tanhshrink".split()
+    },
+    "log_softmax": "log_softmax special_log_softmax _log_softmax",
+    "logsigmoid": "logsigmoid log_sigmoid",
+    "sigmoid": "sigmoid special_expit",
+    "softmax": "softmax special_softmax _softmax",
+    "threshold": "threshold _threshold",
 }
-"""Each activation: the classes and the functions."""
+"""The functions of each activation. Its classes are those of its name: ``nn.LeakyReLU``, ``nn.Softmax2d``."""
 
 _OTHERS = {
     "arithmetic": (
-        "",
         "add sub mul div neg pow remainder fmod subtract multiply divide true_divide negative positive floor_divide "
         "float_power abs absolute radd rsub rmul rdiv truediv floordiv rfloordiv mod rmod rpow iadd isub imul idiv "
-        "ifloordiv imod ipow addcmul addcdiv lerp square sqrt rsqrt reciprocal",
+        "ifloordiv imod ipow addcmul addcdiv lerp square sqrt rsqrt reciprocal"
     ),
-    "attention": ("MultiheadAttention", "scaled_dot_product_attention multi_head_attention_forward"),
+    "attention": "scaled_dot_product_attention multi_head_attention_forward",
     "conv": (
-        "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution "
         "miopen_convolution miopen_depthwise_convolution miopen_convolution_transpose cudnn_convolution "
-        "cudnn_convolution_transpose mkldnn_convolution",
+        "cudnn_convolution_transpose mkldnn_convolution"
     ),
-    "distance": (
-        "CosineSimilarity PairwiseDistance",
-        "cosine_similarity pairwise_distance cdist pdist dist",
-    ),
+    "distance": "cosine_similarity pairwise_distance cdist pdist dist",
     "dropout": (
-        "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout",
-        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout native_dropout",
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout native_dropout"
     ),
-    "embedding": ("Embedding EmbeddingBag", "embedding embedding_bag"),
-    "linear": ("Linear Bilinear", "linear bilinear"),
+    "embedding": "embedding embedding_bag",
+    "linear": "linear bilinear",
     "loss": (
-        "AdaptiveLogSoftmaxWithLoss BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss CrossEntropyLoss "
-        "GaussianNLLLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss LinearCrossEntropyLoss MSELoss "
-        "MarginRankingLoss MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss "
-        "SmoothL1Loss SoftMarginLoss TripletMarginLoss TripletMarginWithDistanceLoss",
         "binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss "
         "gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss linear_cross_entropy margin_ranking_loss "
-        "mse_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss nll_loss nll_loss_nd "
-        "nll_loss2d poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss "
-        "triplet_margin_with_distance_loss cross_entropy_loss",
+        "mse_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss nll_loss nll_loss_nd nll_loss2d "
+        "poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss "
+        "cross_entropy_loss"
     ),
     "matmul": (
-        "",
         "matmul rmatmul imatmul mm bmm mv dot vdot inner outer ger addmm addmv addr addbmm baddbmm einsum tensordot "
         "chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot kron sspaddmm saddmm smm hsmm dsmm grouped_mm "
-        "_grouped_mm scaled_mm _scaled_mm scaled_addmm scaled_grouped_mm _int_mm "
-        "_addmm_activation matrix_power linalg_matrix_power",
+        "_grouped_mm scaled_mm _scaled_mm scaled_addmm scaled_grouped_mm _int_mm _addmm_activation matrix_power "
+        "linalg_matrix_power"
     ),
     "norm": (
-        "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm "
-        "GroupNorm RMSNorm LocalResponseNorm CrossMapLRN2d LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d "
-        "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d",
         "batch_norm instance_norm layer_norm group_norm rms_norm local_response_norm normalize native_batch_norm "
         "native_layer_norm native_group_norm _fused_rms_norm _native_batch_norm_legit miopen_batch_norm "
-        "cudnn_batch_norm quantized_batch_norm",
+        "cudnn_batch_norm quantized_batch_norm"
     ),
-    "pad": (
-        "ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d "
-        "ReplicationPad2d ReplicationPad3d ZeroPad1d ZeroPad2d ZeroPad3d CircularPad1d CircularPad2d CircularPad3d",
-        "pad constant_pad_nd",
-    ),
+    "pad": "pad constant_pad_nd",
     "pool": (
-        "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
-        "AvgPool1d AvgPool2d AvgPool3d FractionalMaxPool2d FractionalMaxPool3d LPPool1d LPPool2d LPPool3d MaxPool1d "
-        "MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d",
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
         "adaptive_max_pool3d adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices "
-        "adaptive_max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d fractional_max_pool2d "
-        "fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices lp_pool1d "
-        "lp_pool2d lp_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
-        "max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d quantized_max_pool1d quantized_max_pool2d "
-        "quantized_max_pool3d",
+        "adaptive_max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d fractional_max_pool2d fractional_max_pool3d "
+        "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices lp_pool1d lp_pool2d lp_pool3d "
+        "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
+        "max_unpool1d max_unpool2d max_unpool3d quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d"
     ),
     "recurrent": (
-        "RNNBase RNNCellBase RNN LSTM GRU RNNCell LSTMCell GRUCell",
         "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell quantized_lstm_cell "
-        "quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell miopen_rnn",
+        "quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell miopen_rnn"
     ),
-    "shuffle": (
-        "ChannelShuffle PixelShuffle PixelUnshuffle",
-        "channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle",
-    ),
-    "upsample": (
-        "Upsample UpsamplingBilinear2d UpsamplingNearest2d",
-        "interpolate upsample upsample_bilinear upsample_nearest",
-    ),
+    "shuffle": "channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle",
+    "upsample": "interpolate upsample upsample_bilinear upsample_nearest",
 }
+"""The functions of the other families."""
 
-_NAMES = {
-    **_ACTIVATIONS,
-    **_OTHERS,
-    "activation": tuple(" ".join(part) for part in zip(*_ACTIVATIONS.values(), strict=True)),
+_FILES = {
+    "activation": "activation",
+    "attention": "activation",
+    "conv": "conv",
+    "distance": "distance",
+    "dropout": "dropout",
+    "embedding": "sparse",
+    "linear": "linear",
+    "loss": "loss adaptive",
+    "norm": "batchnorm instancenorm normalization",
+    "pad": "padding",
+    "pool": "pooling",
+    "recurrent": "rnn",
+    "shuffle": "channelshuffle pixelshuffle",
+    "upsample": "upsampling",
 }
+"""The files of ``torch.nn.modules`` that name the classes of a family, in their ``__all__``."""
 
-FAMILIES = tuple(sorted(_NAMES))
+_FUNCTIONS = {**_ACTIVATIONS, **_OTHERS, "activation": " ".join(_ACTIVATIONS.values())}
+
+FAMILIES = tuple(sorted(_FUNCTIONS))
 """The names of the families."""
 
 
 @lru_cache
 def family_named(name: str) -> Family:
-    """The family of a name. Classes that this version of PyTorch does not have yet are left out.
+    """Return the family of a name, with the classes that this version of PyTorch has.
 
     >>> family_named("relu").classes, family_named("relu").has_operation("relu_")
     ((<class 'torch.nn.modules.activation.ReLU'>,), True)
     """
-    classes, functions = _NAMES[name]
-    found = tuple(getattr(nn, one) for one in classes.split() if hasattr(nn, one))
-    return Family(name, found, frozenset(functions.split()))
+    return Family(name, _classes_of(name), frozenset(_FUNCTIONS[name].split()))
+
+
+def _classes_of(name: str) -> tuple[type, ...]:
+    if name in _ACTIVATIONS:
+        plain = name.replace("_", "")
+        return tuple(kind for kind in _classes_of("activation") if kind.__name__.removesuffix("2d").lower() == plain)
+    named = [kind for file in _FILES.get(name, "").split() for kind in _named_in(file)]
+    if name in ("activation", "attention"):  # of one file
+        return tuple(kind for kind in named if ("Attention" in kind.__name__) is (name == "attention"))
+    return tuple(kind for kind in named if kind is not nn.Identity)
+
+
+def _named_in(file: str) -> list[type]:
+    """Return the classes of modules in the ``__all__`` of a file of ``torch.nn.modules``."""
+    module = getattr(nn.modules, file)
+    named = [getattr(module, name) for name in module.__all__]
+    return [one for one in named if isinstance(one, type) and issubclass(one, nn.Module)]
 
 
 @dataclass(frozen=True, slots=True)
