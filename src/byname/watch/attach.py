@@ -22,10 +22,10 @@ from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
 from byname.watch.attachment import Before, Callback, Running
-from byname.watch.delivery import delivery
+from byname.watch.delivery import Deliver, delivery
 from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
-from byname.watch.heard import in_words, not_come_to
+from byname.watch.heard import not_come_to
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Arrivals, Binding
 from byname.watch.module_outputs import hook_outputs
@@ -83,77 +83,64 @@ def attach(
     if not callable(callback):
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
-    running.stamp = stamp
-    meaning, selectors = meaning_of(where, root, reads=reads)
+    running.stamp, running.begun, running.unmatched = stamp, begun, unmatched
     running.heard.methods = callable_instead
-    for asked, spots in meaning.asked:
-        running.heard.ask(in_words(asked), spots)
-    for selector in selectors:
-        running.heard.ask(in_words(selector), (), selector)
-    running.notes.update(dict.fromkeys(meaning.notes))
-    running.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
-    uncompiled = Uncompiled(model, running.notes)
-    handle = _handle(root, model, running, uncompiled, meaning, selectors, example, begun, reads, unmatched)
-    return handle.switched(enabled)
+    meaning, selectors = meaning_of(where, root, reads=reads)
+    running.ask(meaning, selectors)
+    return _handle(root, model, running, meaning, selectors, example).switched(enabled)
 
 
 def _handle(
-    root: nn.Module,
-    model: nn.Module,
-    running: Running,
-    uncompiled: Uncompiled,
-    meaning: Meaning,
-    selectors: list[Selector],
-    example: Any,
-    begun: Callable[[int], object] | None,
-    reads: bool,
-    unmatched: Callable[[NoMatchError], None] | None,
+    root: nn.Module, given: nn.Module, running: Running, meaning: Meaning, selectors: list[Selector], example: Any
 ) -> Handle:
+    """Return the handle of an attachment, which is not in place yet."""
     wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
-    of_kind = {
-        kind: [one for one in wanted if one[0].kind in kinds]
-        for kind, kinds in (("module", ("module",)), ("state", ("parameter", "buffer")), ("variable", ("variable",)))
-    }
-    binding = Binding(root, running, meaning, selectors, unmatched)
-    if example is not None:
-        with EAGERLY.held():
-            binding.bind(example)
-    else:
-        binding.choose_online()
-    running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_kind["state"])
-    states = States(running, of_kind["state"], reads=reads)
-    variables = Assigned(running, of_kind["variable"])
-
-    def ended() -> None:
-        variables.look()
-        _ended(running, meaning.spots, binding)
-
-    iterations = Iterations(running, states, binding.begin, ended, begun)
-    first, outputs, last = (Hooks(root, running) for _ in range(3))
-    iterations.begin_with(first)
-    hook_outputs(outputs, running, of_kind["module"])
-    iterations.end_with(last)
-    arrivals = Arrivals(root, running, binding)
-    taps: list[Tap] = [
-        Deeper(),
-        uncompiled,
-        running,
-        states,
-        variables,
-        first,
-        outputs,
-        binding,
-        last,
-        arrivals,
-        iterations,
-    ]
+    binding = _bound(Binding(root, running, meaning, selectors), example)
+    of_states = _of_kind(wanted, "parameter", "buffer")
+    running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_states)
+    states = States(running, of_states)
+    of_model = _following(root, running, states, binding, wanted)
+    taps: list[Tap] = [Deeper(), Uncompiled(given, running.notes), running, states, *of_model]
     of_places = (spot.module for spot in meaning.spots if spot.kind == "module")
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
-    noticed = _Noticed(root, model, hooked, mode=binding.listens_to_functions)
+    noticed = _Noticed(root, given, hooked, mode=binding.listens_to_functions)
     handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
     handle.heard = running.heard
     binding.missing = handle.give_up
     return handle
+
+
+def _of_kind(wanted: list[tuple[Spot, Deliver]], *kinds: str) -> list[tuple[Spot, Deliver]]:
+    return [one for one in wanted if one[0].kind in kinds]
+
+
+def _bound(binding: Binding, example: Any) -> Binding:
+    """Return the binding, which knows its calls by the example, or is ready to find them in the first forward."""
+    if example is None:
+        binding.choose_online()
+        return binding
+    with EAGERLY.held():
+        binding.bind(example)
+    return binding
+
+
+def _following(
+    root: nn.Module, running: Running, states: States, binding: Binding, wanted: list[tuple[Spot, Deliver]]
+) -> list[Tap]:
+    """Return the taps that follow the forwards of the model; their hooks run in this order."""
+    spots = [spot for spot, _ in wanted]
+    variables = Assigned(running, _of_kind(wanted, "variable"))
+
+    def ended() -> None:
+        variables.look()
+        _ended(running, spots, binding)
+
+    iterations = Iterations(running, states, binding.begin, ended, running.begun)
+    first, outputs, last = (Hooks(root, running) for _ in range(3))
+    iterations.begin_with(first)
+    hook_outputs(outputs, running, _of_kind(wanted, "module"))
+    iterations.end_with(last)
+    return [variables, first, outputs, binding, last, Arrivals(root, running, binding), iterations]
 
 
 class _Noticed:

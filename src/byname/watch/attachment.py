@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.errors import NoMatchError
+from byname.model.selectors import Selector
+from byname.model.spot import Meaning
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.text import note_on
 from byname.tracing.muted import asleep, of_thread, unheard
-from byname.watch.heard import Heard
+from byname.watch.heard import Heard, in_words
 from byname.watch.replacement import conversion
 from byname.watch.value_gradients import of_thread as hooked
 from byname.watch.value_gradients import without_superseded
@@ -126,6 +129,9 @@ class Running:
         everything: whether every call of a place is told; not while only some of them are selected.
         thread: what it knows of the thread that asks.
         stamp: is called with the number of the forward when a value passes of which the gradient is waited for.
+        begun: is called when a forward of the model begins, with its number, before anything of it is told.
+        unmatched: is given an error for each path or selector of which the first forward came to nothing; what is
+            attached then stays, for the sake of the others.
         hooked: hooks on tensors that outlive their graph.
         standing_in: what stands in the place of parameters at the moment.
         notes, paths: what the `Handle` shows.
@@ -140,9 +146,12 @@ class Running:
         self.callback = callback
         self.before = before
         self.reader: object | None = getattr(callback, "__self__", callback) if reads else None
+        self.reads = reads
         self.order = next(order_of_attaching)
         self.listening = False
         self.stamp: Callable[[int], object] | None = None
+        self.begun: Callable[[int], object] | None = None
+        self.unmatched: Callable[[NoMatchError], None] | None = None
         self.needs_forward = False
         self.hooked: dict[tuple[str, int], list[Any]] = {}
         self.standing_in: list[Any] = []
@@ -166,6 +175,15 @@ class Running:
         """What the callback calls itself."""
         name = getattr(self.callback, "label", None) or getattr(self.callback, "__qualname__", None)
         return str(name or type(self.callback).__name__)
+
+    def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
+        """Notes what was asked for, and shows the places that are known already."""
+        for asked, spots in meaning.asked:
+            self.heard.ask(in_words(asked), spots)
+        for selector in selectors:
+            self.heard.ask(in_words(selector), (), selector)
+        self.notes.update(dict.fromkeys(meaning.notes))
+        self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
 
     def install(self) -> None:
         """From now on values are told."""

@@ -48,20 +48,11 @@ class Binding:
         running: knows the calls.
         meaning: what the paths mean. Names of operations may have wildcards; modules in it are not told of twice.
         selectors: what else is wanted.
-        unmatched: is given an error for each path or selector of which the first forward came to nothing; what is
-            attached then stays, for the sake of the others.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        running: Running,
-        meaning: Meaning,
-        selectors: Sequence[Selector],
-        unmatched: Callable[[NoMatchError], None] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, running: Running, meaning: Meaning, selectors: Sequence[Selector]) -> None:
         self.missing: Callable[[], None] = lambda: None
-        self._tell = unmatched
+        self._tell = running.unmatched
         self._model = model
         self._running = running
         self._patterns = meaning.operations

@@ -51,11 +51,11 @@ class States:
         reads: whether nothing is put in the place of parameters; they are then told when a forward ends.
     """
 
-    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]], *, reads: bool = False) -> None:
+    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
         self._running = running
         values = [one for one in spots if not one[0].gradient]
-        self._at_begin = [] if reads else [one for one in values if one[0].kind == "parameter"]
-        self._at_end = values if reads else [one for one in values if one[0].kind == "buffer"]
+        self._at_begin = [] if running.reads else [one for one in values if one[0].kind == "parameter"]
+        self._at_end = values if running.reads else [one for one in values if one[0].kind == "buffer"]
         self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
         self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
         self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
