@@ -18,6 +18,7 @@ from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.timing import Row, Variant, interleaved, small_heap
 from benchmarks.tracking import NoOp
+from benchmarks.watching_rivals import watching_rivals
 from byname.model.call_graph import Call
 from byname.model.select import select
 from byname.watch.attach import attach
@@ -40,6 +41,7 @@ def watching() -> list[Row]:
         *_exact_paths(),
         *_over_by_hand(),
         *_sweep(),
+        *watching_rivals(),
     ]
 
 

@@ -69,11 +69,16 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
 def _meaning(place: Place, model: nn.Module) -> Meaning:
     reached = [*_modules(model, place.segments)]
     alone = not place.wild
-    kinds = {kind: _unique(_spots(kind, reached, alone)) for kind in ("module", "parameter", "method")}
-    matched = [kind for kind, spots in kinds.items() if spots]
-    if not matched:
+    kinds: dict[str, list[Spot]] = {}
+    for kind in ("module", "parameter", "method"):
+        spots = _unique(_spots(kind, reached, alone))
+        if spots:
+            kinds[kind] = spots
+            if not alone:  # what else a pattern could be read as is not said
+                break
+    if not kinds:
         return Meaning(_unique(_spots("operation", reached, alone)) or _unique(_spots("anywhere", reached, alone)))
-    first, *others = matched
+    first, *others = kinds
     notes = [
         f"`{place}` was read as the {_called(kinds[first][0])}; it could also be the {_called(kinds[other][0])}"
         for other in (others if alone else ())
