@@ -32,7 +32,11 @@ def watching_rivals(rounds: int = 7) -> list[Row]:
 
 
 def _of(title: str, model: nn.Module, x: Tensor, rounds: int) -> list[Row]:
-    ways: dict[str, Way] = {"hooks by hand": _by_hand, "byname.attach": _byname}
+    ways: dict[str, Way] = {
+        "hooks by hand": _by_hand,
+        "byname.attach": _byname,
+        "byname.attach, attached before": _attached(model),
+    }
     if find_spec("torchlens"):
         ways["torchlens.trace"] = _torchlens
     if find_spec("nnsight"):
@@ -71,6 +75,20 @@ def _byname(model: nn.Module, x: Tensor) -> object:
     with attach(model, "**", lambda event: found.update({event.path: event.value.detach()})):
         model(x)
     return found
+
+
+def _attached(model: nn.Module) -> Way:
+    """As in a training that is watched: attached once, and enabled for what is measured."""
+    found: dict[str, Tensor] = {}
+    handle = attach(model, "**", lambda event: found.update({event.path: event.value.detach()}), enabled=False)
+
+    def way(model: nn.Module, x: Tensor) -> object:
+        handle.enabled = True
+        model(x)
+        handle.enabled = False
+        return found
+
+    return way
 
 
 def _torchlens(model: nn.Module, x: Tensor) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,10 +78,8 @@ def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wantin
     """
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        new = output
-        for _, deliver in wanting() if running.hears() else ():
-            new = deliver(new, (*args, *kwargs.values()))
-        return new if new is output else _put(running, module, args, output, new)
+        found = wanting() if running.hears() else ()
+        return _deliver(running, [deliver for _, deliver in found], module, args, kwargs, output)
 
     hooks.after(module, hook)
 
@@ -90,27 +89,26 @@ def _always(found: list[tuple[Spot, Deliver]]) -> Wanting:
 
 
 def _hook_of(running: Running, found: list[tuple[Spot, Deliver]]) -> Callable[..., Any]:
-    several: Callable[..., Any] = _several(running, [deliver for _, deliver in found])
     spot, deliver = found[0]
     if len(found) > 1 or spot.items:
-        return several
+        return partial(_deliver, running, [deliver for _, deliver in found])
     if isinstance(deliver, OfGradients):
-        return _GradientHook(running, deliver, several)
-    return _OutputHook(running, spot, several)
+        return _GradientHook(running, deliver)
+    return _OutputHook(running, spot, deliver)
 
 
 class _OutputHook(Hook):
     """Tells the output of a module to one who wants the whole of it.
 
     Attributes:
-        function: the longer way.
+        function: delivers on the longer way.
         told: whether something was told of the place by then, so that nothing is left to note of it.
     """
 
     __slots__ = ("module", "path", "told")
 
-    def __init__(self, running: Running, spot: Spot, function: Callable[..., Any]) -> None:
-        super().__init__(function, 4, running)
+    def __init__(self, running: Running, spot: Spot, deliver: Deliver) -> None:
+        super().__init__(deliver, 4, running)
         self.module = spot.module
         self.path = spot.full
         self.told = False
@@ -153,19 +151,24 @@ class _OutputHook(Hook):
         """The way of all that is rare."""
         if output is _GONE:
             return None
-        new = self.function(module, args, kwargs, output)
+        new = _deliver(self.running, (self.function,), module, args, kwargs, output)
         self.told = self.path in self.running.heard.reached
         return new
 
 
-def _several(running: Running, delivers: list[Deliver]) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        new = output
-        for deliver in delivers:
-            new = deliver(new, (*args, *kwargs.values()))
-        return new if new is output else _put(running, module, args, output, new)
-
-    return hook
+def _deliver(
+    running: Running,
+    delivers: Sequence[Deliver],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> Any:
+    """Deliver an output to everybody who wants it; what takes its place."""
+    new, inputs = output, (*args, *kwargs.values())
+    for deliver in delivers:
+        new = deliver(new, inputs)
+    return new if new is output else _put(running, module, args, output, new)
 
 
 def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
@@ -224,14 +227,14 @@ class _GradientHook(Hook):
     """Waits for the gradient of the output of a module, for one who wants that of the whole output.
 
     Attributes:
-        function: the longer way.
+        function: delivers on the longer way.
         place: where the gradient is told.
     """
 
     __slots__ = ("place",)
 
-    def __init__(self, running: Running, deliver: OfGradients, function: Callable[..., Any]) -> None:
-        super().__init__(function, 4, running)
+    def __init__(self, running: Running, deliver: OfGradients) -> None:
+        super().__init__(deliver, 4, running)
         self.place = deliver.place()
 
     @dynamo_skip
@@ -250,16 +253,16 @@ class _GradientHook(Hook):
             or _graph_task() != -1
             or output.grad_fn is None
         ):
-            return None if output is _GONE else self.function(module, args, kwargs, output)
+            return None if output is _GONE else self._longer(module, args, kwargs, output)
         for one in args:
             if one is output:
-                return self.function(module, args, kwargs, output)
+                return self._longer(module, args, kwargs, output)
         known = found = None
         if output._is_view():
             known = here.latest.of(output)
             found = node_reshaped(output) if known is None else None
             if known is found:
-                return self.function(module, args, kwargs, output)
+                return self._longer(module, args, kwargs, output)
         path, calls, iteration, stamp = place.path, here.calls, here.iteration, running.stamp
         call = calls.get(path, 0)
         calls[path] = call + 1
@@ -275,6 +278,10 @@ class _GradientHook(Hook):
         else:
             _hook(output, ValueGradient(place, call, iteration, stamped))
         return None
+
+    def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """The way of all that is rare."""
+        return _deliver(self.running, (self.function,), module, args, kwargs, output)
 
 
 def _hook(output: Tensor, hook: ValueGradient) -> None:
