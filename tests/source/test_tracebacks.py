@@ -10,7 +10,8 @@ import torch
 
 import byname
 from byname.source.location import is_torch
-from byname.source.tracebacks import clean, frames, is_byname, users_frame, without_byname
+from byname.source.own_files import is_byname
+from byname.source.tracebacks import clean, frames, users_frame, without_byname
 
 
 def backward_twice():

@@ -56,7 +56,7 @@ class SavedTensor(Carded, Located):
     @property
     def shares_with(self) -> tuple[int, ...]:
         """The positions, in the same result, of the other rows that lie in the same storage."""
-        return tuple(row for row in self.storage_rows if row != self.position)
+        return tuple([row for row in self.storage_rows if row != self.position])
 
     @property
     def saved_at(self) -> Site | None:
@@ -116,7 +116,7 @@ class Saved(Rows[SavedTensor]):
     def __getitem__(self, position: slice) -> Sequence[SavedTensor]: ...
     def __getitem__(self, position: int | slice) -> SavedTensor | Sequence[SavedTensor]:
         if isinstance(position, slice):
-            return tuple(self[one] for one in range(*position.indices(len(self))))
+            return tuple([self[one] for one in range(*position.indices(len(self)))])
         fields, facts = self._fields[position], self._facts[position]
         card = None if facts is None else card_from(facts)
         rows = () if card is None else self._rows_by_storage().get(card.storage, ())

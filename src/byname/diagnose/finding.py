@@ -47,6 +47,15 @@ CAUSES = (
     "non-finite-gradient",
     "checkpoint-mismatch",
     "ddp-unused",
+    "never-learns",
+    "zero-gradient",
+    "zeroed-before-step",
+    "zero-learning-rate",
+    "never-stepped",
+    "never-zeroed",
+    "leaf-loss",
+    "double-softmax",
+    "broadcast-loss",
     "out-of-memory",
     "unknown",
 )
@@ -82,7 +91,7 @@ class Finding:
         """Escape control characters, which the names of modules, classes and files may hold."""
         for name in ("message", "remedy"):
             object.__setattr__(self, name, printable_lines(getattr(self, name)))
-        object.__setattr__(self, "details", tuple(map(printable, self.details)))
+        object.__setattr__(self, "details", tuple(list(map(printable, self.details))))
 
     def row(self) -> dict[str, Any]:
         """Return the finding as plain values."""
@@ -148,12 +157,12 @@ def can_take_a_note(error: BaseException) -> bool:
 
 def culprits_of(*names: Name) -> tuple[Name, ...]:
     """Return the variables to blame, each once, without those that have no name."""
-    return tuple(dict.fromkeys(name for name in names if name.path))
+    return tuple(dict.fromkeys([name for name in names if name.path]))
 
 
 def known_sites(*sites: Site | None) -> tuple[Site, ...]:
     """Return the lines of a story that are known, in its order."""
-    return tuple(site for site in sites if site is not None)
+    return tuple([site for site in sites if site is not None])
 
 
 def quote_operation(operation: str, spot: Expression | None, culprit: Name | None) -> str:

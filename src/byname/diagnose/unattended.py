@@ -12,17 +12,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.causes.growing import graph_grows, graph_in_grad
-from byname.diagnose.causes.not_reached import MAY_BE, cut_off
+from byname.diagnose.causes.not_reached import MAY_BE, CutOff, cut_off
 from byname.diagnose.check import check
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall
 from byname.diagnose.finding import Finding
+from byname.diagnose.learning import LearningWatch
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.arguments import living_optimizers, parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
+from byname.source.location import is_library
 from byname.undo import Undo
 
 __all__ = ["RunningCheck"]
@@ -44,10 +46,12 @@ class RunningCheck:
         self._runs: dict[tuple[ThisCode, int], int] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[_Waiting] = []
+        self._learning = LearningWatch(self.tell)
 
     def begin(self, block: Undo) -> None:
         """Watch the steps of optimizers until the block is left."""
         block.register(register_optimizer_step_pre_hook, self._before_step)
+        self._learning.begin(block)
 
     def before(self, run: BackwardCall, roots: Sequence[Any]) -> None:
         """Check the roots of a backward call that is about to run.
@@ -56,7 +60,10 @@ class RunningCheck:
         """
         place = (ThisCode(run.code), run.instruction)
         self._runs[place] = self._runs.get(place, 0) + 1
-        if run.partial or self._runs[place] not in (1, _GROWN_BY):
+        if run.partial:
+            return
+        self._learning.before(run, [one for one in roots if has_graph(one)], self._runs[place])
+        if self._runs[place] not in (1, _GROWN_BY):
             return
         if self._runs[place] == _GROWN_BY:
             self._tell_of_growth(roots)
@@ -65,7 +72,22 @@ class RunningCheck:
         for finding in check(list(roots), model=self._models, optimizer=optimizers):
             self.tell(finding)
         if not self._models:
-            self._waiting += _cut_off_from(roots, optimizers)
+            self._note_cuts(roots, optimizers)
+
+    def _note_cuts(self, roots: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
+
+        Those of an optimizer that has other parameters of the graph are told at its next step. The others, and those
+        whose cut is in doubt, are told if the parameters never get a gradient.
+        """
+        concerned = set(map(id, optimizers))
+        for optimizer in {id(one): one for one in [*optimizers, *living_optimizers()]}.values():
+            for group, finding in _cut_off_from(roots, optimizer):
+                if id(optimizer) in concerned and group.sure is not MAY_BE:
+                    parameters = [weakref.ref(one) for one in group.parameters]
+                    self._waiting.append(_Waiting(finding, weakref.ref(optimizer), parameters))
+                if group.sure is not MAY_BE or not any(is_library(site.file) for site in finding.sites):
+                    self._learning.note_cut(optimizer, finding, group.parameters)
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""
@@ -87,7 +109,7 @@ class RunningCheck:
 
     def tell(self, finding: Finding) -> None:
         """Report a finding, unless it was reported before."""
-        key = (finding.cause, tuple(map(str, finding.culprits)))
+        key = (finding.cause, tuple(list(map(str, finding.culprits))))
         if key not in self._told:
             self._told.add(key)
             self._report(finding)
@@ -110,19 +132,17 @@ class _Waiting(NamedTuple):
         return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
 
 
-def _cut_off_from(roots: Sequence[Any], optimizers: Sequence[Any]) -> Iterator[_Waiting]:
-    """Yield a finding for each group of these optimizers' parameters that recorded calls cut off from a loss."""
+def _cut_off_from(roots: Sequence[Any], optimizer: Any) -> Iterator[tuple[CutOff, Finding]]:
+    """Yield each group of an optimizer's parameters that recorded calls cut off from a loss, with the finding."""
     behind = [root for root in roots if has_graph(root)]
-    if not behind or not optimizers:
+    if not behind:
         return
-    context = FailureContext(behind, optimizers=optimizers)
+    context = FailureContext(behind, optimizers=[optimizer])
     reached = {id(leaf) for leaf in leaf_tensors(context.walk.nodes)}
-    for optimizer in optimizers:
-        missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
-        for group in cut_off(context, missing):
-            if group.snips and group.sure is not MAY_BE:
-                parameters = [weakref.ref(one) for one in group.parameters]
-                yield _Waiting(group.finding(context), weakref.ref(optimizer), parameters)
+    missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
+    for group in cut_off(context, missing):
+        if group.snips:
+            yield group, group.finding(context)
 
 
 def _held_results() -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import namespace_of
-from byname.source.tracebacks import is_byname
+from byname.source.own_files import is_byname
 
 __all__ = ["Climb", "References", "candidates", "climb", "codes_of", "everything", "is_ours", "reached_from"]
 

@@ -122,7 +122,7 @@ def places_of(error: BaseException) -> list[Place]:
 def revisiting(error: BaseException | None) -> Iterator[None]:
     """Within the block, treat the variables of functions that an error has left as those of running ones."""
     before = _revisited.frames
-    _revisited.frames = () if error is None else tuple(place.frame for place in places_of(error))
+    _revisited.frames = () if error is None else tuple([place.frame for place in places_of(error)])
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ from byname.source.code import (
     source_of,
     statements_in,
 )
-from byname.source.tracebacks import is_byname
+from byname.source.own_files import is_byname
 from byname.text import printable
 
 __all__ = [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-__all__ = ["STANDS_IN", "Entry", "clean", "frames", "is_byname", "users_frame", "warn", "without_byname"]
+from byname.source.own_files import is_byname
+
+__all__ = ["STANDS_IN", "Entry", "clean", "frames", "users_frame", "warn", "without_byname"]
 
 STANDS_IN = "<byname>"
 """Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
@@ -108,11 +108,6 @@ def _is_ours(one: TracebackType) -> bool:
     return is_byname(code.co_filename) or code.co_name == STANDS_IN
 
 
-def is_byname(filename: str) -> bool:
-    """Return whether a file is part of byname."""
-    return filename.startswith(_HERE)
-
-
 def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> None:
     """Mark in `ours` the first entry into the function of the frame at `entered`, and the dispatch in between."""
     before = entered - 1
@@ -126,4 +121,3 @@ def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> 
 
 
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
-_HERE = str(Path(__file__).parent.parent) + os.sep

@@ -76,7 +76,7 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
         return
     inherited = log.raw_cuts_of(tensor)
     if inherited and _in_backward() == -1 and computes(frame):
-        _noted(log, name, tuple(one for cut in inherited for one in cut[5])[:_MOST_INPUTS], None, number, frame)
+        _noted(log, name, tuple([one for cut in inherited for one in cut[5]])[:_MOST_INPUTS], None, number, frame)
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:

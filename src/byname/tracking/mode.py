@@ -317,7 +317,7 @@ class TrackingMode(TorchFunctionMode):
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = self._operation(function, frame)
         code, instruction, caller = line_of(frame)
-        self._add_change((code, instruction, name, storages, tuple(pair for _, pair in changed), caller))
+        self._add_change((code, instruction, name, storages, tuple([pair for _, pair in changed]), caller))
 
 
 Suspended: TypeAlias = tuple[list[Any], list[Any]]

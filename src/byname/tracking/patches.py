@@ -278,7 +278,7 @@ class _NewThreads:
     def end(self, context: _Context) -> None:
         """Stop using `context` for new threads. A second call does nothing."""
         with self._lock:
-            self._contexts = tuple(one for one in self._contexts if one is not context)
+            self._contexts = tuple([one for one in self._contexts if one is not context])
             if not self._contexts:
                 self._unwrap()
 

@@ -95,7 +95,7 @@ def _each(variable: Name) -> tuple[Name, ...]:
 def _uncertain(context: FailureContext, numbers: Sequence[int]) -> Finding:
     """Return a finding that names every variable whose node may be the one that failed."""
     possible = list(_first_of_each_name(context, numbers))
-    names = tuple(name for name, _ in possible)
+    names = tuple([name for name, _ in possible])
     sites = [made for _, made in possible] if len(possible) == 1 else []
     who = quote_all(names) or "a tensor without a name"
     message = (

@@ -69,7 +69,7 @@ def orphaned(context: FailureContext, strangers: Sequence[torch.Tensor], newcome
     holder = "one of the optimizers" if _several(context) else _those(context)
     old = ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone)
     message = f"{holder} has {old}, which the model does not have and this loss does not reach"
-    new = tuple(leaf.name for leaf in reversed(newcomers))
+    new = tuple([leaf.name for leaf in reversed(newcomers)])
     if new:
         message += (
             f"; it does not have {quote_all(new)}. It looks as if a part of the model was replaced after the "

@@ -18,7 +18,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.table import counted
 
-__all__ = ["can_look", "is_finite", "kind_of", "looking", "not_finite", "operation_of", "remedy_for", "why"]
+__all__ = ["can_look", "is_finite", "is_zero", "kind_of", "looking", "not_finite", "operation_of", "remedy_for", "why"]
 
 Tensors = Mapping[str, Any]
 
@@ -203,6 +203,22 @@ def is_finite(tensor: torch.Tensor) -> bool:
             return _is_finite(tensor)
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return True
+
+
+def is_zero(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers of a tensor are zero; False also for one whose numbers cannot be read."""
+    if type(tensor) not in PLAIN:
+        return False
+    with DisableTorchFunction():
+        try:
+            if not can_look(tensor):
+                return False
+            if torch._C._len_torch_dispatch_stack():
+                with _disable_current_modes():
+                    return not bool(tensor.detach().count_nonzero())
+            return not bool(tensor.detach().count_nonzero())
+        except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
+            return False
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:

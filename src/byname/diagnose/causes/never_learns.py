@@ -1,0 +1,155 @@
+"""Never learns: never-learns, zero-gradient, zeroed-before-step, zero-learning-rate, never-stepped, never-zeroed.
+
+These findings tell what was so in every step of an optimizer, or in every backward call, of a program that runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote_all
+from byname.source.location import Site
+from byname.table import counted
+
+__all__ = ["Flat", "Steps", "never_stepped", "never_zeroed", "nothing_learnt"]
+
+
+class Flat(NamedTuple):
+    """An operation whose derivative is 0 everywhere, such as ``round``, and the line that calls it."""
+
+    operation: str
+    site: Site | None
+
+
+class Steps(NamedTuple):
+    """The steps of an optimizer.
+
+    Attributes:
+        kind: the name of the optimizer's class.
+        number: how many there were.
+        site: the line that makes them.
+        backward: the line of the last backward call that reached one of its parameters.
+        rates_zero: whether the learning rate was 0 in each.
+        lost: whether a backward call had made gradients before each, and none was left.
+        all_without: whether none of its parameters ever had a gradient.
+        all_zero: whether all of its parameters had gradients of zeros only.
+        flat: an operation between the loss and the parameters whose derivative is 0 everywhere.
+    """
+
+    kind: str
+    number: int
+    site: Site | None
+    backward: Site | None
+    rates_zero: bool
+    lost: bool
+    all_without: bool
+    all_zero: bool
+    flat: Flat | None
+
+    def __str__(self) -> str:
+        return f"the {self.number} steps of {self.kind}{at(self.site)}"
+
+
+def nothing_learnt(
+    steps: Steps, without: tuple[Name, ...], zero: tuple[Name, ...], others: tuple[Name, ...]
+) -> list[Finding]:
+    """Return findings about parameters that no step of their optimizer changed.
+
+    Args:
+        steps: the steps.
+        without: the parameters that had no gradient in any of them.
+        zero: the parameters whose gradient was 0 whenever it was read.
+        others: the parameters that losses reach and that no optimizer has.
+    """
+    found = [_rate(steps)] if steps.rates_zero else []
+    if without and steps.lost and steps.all_without:
+        found.append(_lost(steps, without))
+    elif without and steps.all_without:
+        found.append(_strangers(steps, without, others))
+    if zero and steps.all_zero:
+        found.append(_zero(steps, zero))
+    return found
+
+
+def _rate(steps: Steps) -> Finding:
+    message = f"the learning rate (lr) is 0 in each of {steps}: they change no parameter"
+    remedy = (
+        "look at the lr that the optimizer was given and at its scheduler: with LambdaLR the function gives the factor "
+        "of lr, and a division of whole numbers such as epoch // 10 is 0 at first"
+    )
+    return Finding("zero-learning-rate", message, (), known_sites(steps.site), remedy)
+
+
+def _lost(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    message = (
+        f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}, though the backward"
+        f"{at(steps.backward)} reaches {_have(names, 'it', 'them')} before: the gradients are cleared in between, as "
+        "zero_grad() does"
+    )
+    remedy = "call zero_grad() before the backward or after the step, not between them"
+    return Finding("zeroed-before-step", message, culprits_of(*names), known_sites(steps.backward, steps.site), remedy)
+
+
+def _strangers(steps: Steps, names: tuple[Name, ...], others: tuple[Name, ...]) -> Finding:
+    message = (
+        f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}: no step changes anything"
+    )
+    if others:
+        message += f". The losses reach {quote_all(others)}, and no optimizer has {_have(others, 'it', 'them')}"
+        remedy = "build the optimizer after the model is complete, from the parameters of this model"
+    else:
+        message += ". No loss is computed from the parameters themselves"
+        remedy = (
+            "compute the loss with these parameters: a copy (copy.deepcopy, .data) passes no "
+            "gradient back to them; torch.func.functional_call runs a module with other values in their place"
+        )
+    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def _zero(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    message = f"the gradient of {quote_all(names)} is exactly 0 in each of those of {steps} that were looked at"
+    if steps.flat is not None:
+        operation, site = steps.flat
+        message += f": the derivative of {operation}(){at(site)} is 0 everywhere"
+        remedy = (
+            f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
+            f"gradient is x + (x.{operation}() - x).detach()"
+        )
+        return Finding("zero-gradient", message, culprits_of(*names), known_sites(site, steps.site), remedy)
+    remedy = (
+        "if zero_grad() is called between backward and step, call it before the backward; otherwise look for what is "
+        "saturated or has no slope between them and the loss, such as clamp, relu or a comparison"
+    )
+    return Finding("zero-gradient", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def never_stepped(steps: Steps, calls: int, names: tuple[Name, ...]) -> Finding:
+    """Return a finding about an optimizer whose parameters get gradients and whose ``step()`` was not called.
+
+    Args:
+        steps: the steps, of which there are none.
+        calls: how many backward calls that reached its parameters were seen.
+        names: its parameters.
+    """
+    message = (
+        f"{counted(calls, 'backward call')} or more{at(steps.backward)} "
+        f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and step() of the optimizer ({steps.kind}) that "
+        f"has {_have(names, 'it', 'them')} is never called: nothing changes"
+    )
+    remedy = "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing"
+    return Finding("never-stepped", message, culprits_of(*names), known_sites(steps.backward), remedy)
+
+
+def never_zeroed(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    """Return a finding about gradients that add up over the steps, since nothing clears them."""
+    message = (
+        f"nothing clears the gradients of {quote_all(names)} between {steps} so far: the backward{at(steps.backward)} "
+        "adds to those of all iterations before (accumulates)"
+    )
+    remedy = "call optimizer.zero_grad() before each backward, or after each step"
+    return Finding("never-zeroed", message, culprits_of(*names), known_sites(steps.backward, steps.site), remedy)
+
+
+def _have(names: tuple[Name, ...], one: str, several: str) -> str:
+    return one if len(names) == 1 else several

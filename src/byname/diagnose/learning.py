@@ -1,0 +1,312 @@
+"""Learning: the optimizers of a running program are followed, to find what learns nothing in any of its steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from byname.autograd.walk import leaf_tensors, nodes_behind
+from byname.diagnose.causes.never_learns import Flat, Steps, never_stepped, never_zeroed, nothing_learnt
+from byname.diagnose.causes.suspicious import leaf_loss, suspicious_losses
+from byname.diagnose.context import FailureContext
+from byname.diagnose.engine import BackwardCall, safely
+from byname.diagnose.finding import Finding
+from byname.diagnose.nonfinite.reasons import is_zero
+from byname.naming.name import Name
+from byname.reading.arguments import living_optimizers, parameters_of
+from byname.reading.frames import caller, line_of
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.tensor import fact
+from byname.source.location import Site, locate
+from byname.undo import Undo
+
+__all__ = ["LearningWatch"]
+
+_ENOUGH = 4
+"""Steps of an optimizer, or backward calls, of which something is said."""
+_CALLS = 8
+"""Calls of each line that calls backward whose graph is looked at."""
+_TELL_AT = (64, 1024)
+"""Steps at which what was found is told; otherwise it is told when the program ends."""
+_CARRIED = 3
+"""Steps in a row that used gradients of the step before, until that is told."""
+
+
+@dataclass
+class _Followed:
+    """An optimizer that is followed. It and its parameters are held weakly.
+
+    Attributes:
+        optimizer: the optimizer.
+        kind: the name of its class.
+        site: the line of its first step.
+        steps: its steps so far.
+        without: the parameters without a gradient in every step so far, by ``id``.
+        zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
+        names: the names of these parameters, as they were at an early step.
+        total: how many parameters it has that require grad.
+        rates_zero: whether the learning rate of every group was 0 in every step so far.
+        backward: the line of the last backward call that reached one of its parameters.
+        backwards: those calls, of the ones that were looked at.
+        reached: whether there was such a call since the last step.
+        cleared: whether gradients were cleared before one of these calls.
+        fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
+        lost: steps among these at which no parameter had a gradient.
+        carried: steps in a row that used the gradients of the step before.
+        flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
+        cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
+    """
+
+    optimizer: weakref.ref[Any]
+    kind: str
+    site: Site | None = None
+    steps: int = 0
+    without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    names: dict[int, Name] = field(default_factory=dict)
+    total: int = 0
+    rates_zero: bool = True
+    backward: Site | None = None
+    backwards: int = 0
+    reached: bool = False
+    cleared: bool = False
+    fed: int = 0
+    lost: int = 0
+    carried: int = 0
+    flat: Flat | None = None
+    cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return its parameters that require grad."""
+        optimizer = self.optimizer()
+        found = [] if optimizer is None else parameters_of(optimizer)
+        return [one for one in found if fact(one, "requires_grad")]
+
+    def name(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note the names of some of its parameters, as long as they and the program's variables are alive."""
+        unnamed = [one for one in tensors if id(one) not in self.names][:_MOST_NAMED]
+        if unnamed:
+            names = FailureContext(optimizers=[self.optimizer()]).names(unnamed)
+            self.names.update(zip(map(id, unnamed), names, strict=True))
+
+    def names_of(self, keys: Iterable[int]) -> tuple[Name, ...]:
+        """Return the names of those parameters that have one."""
+        return tuple([self.names[key] for key in keys if key in self.names])
+
+
+_MOST_NAMED = 200
+
+
+class LearningWatch:
+    """Follow every optimizer of the program, and tell once which of its parameters learn nothing, and why.
+
+    It looks whether gradients are there, at each step, as long as some are missing; it reads values at a few steps
+    only. What it finds is told after many steps, or when the program ends, if it was so in every step until then.
+    """
+
+    def __init__(self, tell: Callable[[Finding], None]) -> None:
+        self._tell = tell
+        self._followed: dict[int, _Followed] = {}
+        self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._outside_names: tuple[Name, ...] = ()
+        self._leaf_losses = False
+        self._told: set[int] = set()
+
+    def begin(self, block: Undo) -> None:
+        """Follow the steps of optimizers until the block is left; then tell what was found."""
+        block.add(safely, self.end)
+        block.register(register_optimizer_step_pre_hook, self._before_step)
+
+    def before(self, run: BackwardCall, roots: Sequence[Any], number: int) -> None:
+        """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
+
+        Args:
+            run: the call.
+            roots: what it is called on.
+            number: how many calls there were of this line, with this one.
+        """
+        if number == 1:
+            for optimizer in living_optimizers():
+                self._of(optimizer)
+        if number > _CALLS:
+            return
+        with DisableTorchFunction():
+            nodes = nodes_behind(roots)
+            leaves = {id(one): one for one in leaf_tensors(nodes)}
+        flat = None
+        if number == 1:
+            flat = _flat_among(nodes, roots)
+            for finding in suspicious_losses(nodes, roots):
+                self._tell(finding)
+            self._tell_of_leaves(roots, run.site)
+        owned: set[int] = set()
+        for followed in list(self._followed.values()):
+            mine = [one for one in followed.parameters() if id(one) in leaves]
+            owned.update(map(id, mine))
+            if mine:
+                self._reaches(followed, mine, run.site)
+                followed.flat = followed.flat or flat
+        self._note_outside([one for key, one in leaves.items() if key not in owned])
+
+    def _tell_of_leaves(self, roots: Sequence[Any], called: Site | None) -> None:
+        """Tell of losses that are computed from nothing, of which all else follows."""
+        for root in roots:
+            finding = leaf_loss(root, called)
+            if finding is not None:
+                self._leaf_losses = True
+                self._tell(finding)
+
+    def _reaches(self, followed: _Followed, mine: list[torch.Tensor], site: Site | None) -> None:
+        followed.backward, followed.reached = site, True
+        followed.backwards += 1
+        followed.cleared = followed.cleared or _is_cleared(mine)
+        if not followed.steps and followed.backwards == _ENOUGH:
+            followed.name(mine)
+
+    def _note_outside(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Note parameters that losses reach and that no optimizer has."""
+        known: list[torch.Tensor] = []
+        for leaf in leaves:
+            if issubclass(type(leaf), torch.nn.Parameter):
+                reference, count = self._outside.get(id(leaf), (weakref.ref(leaf), 0))
+                if reference() is not leaf:
+                    reference, count = weakref.ref(leaf), 0
+                self._outside[id(leaf)] = reference, count + 1
+                if count + 1 == _ENOUGH:
+                    known.append(leaf)
+        if known:
+            self._outside_names += tuple(FailureContext().names(known[:_MOST_NAMED]))
+
+    def note_cut(self, optimizer: Any, finding: Finding, parameters: Iterable[torch.Tensor]) -> None:
+        """Note a finding about parameters that a recorded call may have cut off from a loss."""
+        followed = self._of(optimizer)
+        if followed is not None and len(followed.cuts) < _MOST_NAMED:
+            followed.cuts.append((finding, frozenset(map(id, parameters))))
+
+    def _of(self, optimizer: Any) -> _Followed | None:
+        known = self._followed.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = _Followed(weakref.ref(optimizer), type(optimizer).__name__)
+            known.without = {id(one): weakref.ref(one) for one in known.parameters()}
+            known.total = len(known.without)
+            self._followed[id(optimizer)] = known
+        return known
+
+    @dynamo_skip
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        safely(self._step, optimizer)
+
+    def _step(self, optimizer: Any) -> None:
+        """Note what an optimizer is about to use."""
+        followed = self._of(optimizer)
+        if followed is None:
+            return
+        with DisableTorchFunction():
+            self._look(followed, optimizer)
+        if followed.steps == _ENOUGH:
+            followed.name(_alive([*followed.without.values(), *followed.zero.values()]))
+        if followed.carried == _CARRIED:
+            followed.name(followed.parameters())
+            self._tell(never_zeroed(self._steps(followed), followed.names_of(map(id, followed.parameters()))))
+        if followed.steps in _TELL_AT:
+            self._tell_of(followed)
+
+    def _look(self, followed: _Followed, optimizer: Any) -> None:
+        followed.steps += 1
+        if followed.steps == 1:
+            code, instruction, outer = line_of(caller())
+            followed.site = None if code is None else locate(code, instruction, outer).site
+        followed.fed += followed.reached
+        followed.rates_zero = followed.rates_zero and all(_rate_is_zero(group) for group in optimizer.param_groups)
+        if followed.without:
+            now = {id(one) for one in followed.parameters() if fact(one, "grad") is None}
+            graded = [key for key in followed.without if key not in now]
+            for key in graded:
+                followed.zero[key] = followed.without.pop(key)
+            followed.lost += not graded and not followed.zero and followed.reached
+        if followed.zero and followed.steps & (followed.steps - 1) == 0:  # steps 1, 2, 4, 8 ...
+            kept = {key: tensor for key, reference in followed.zero.items() if (tensor := reference()) is not None}
+            followed.zero = {key: followed.zero[key] for key, tensor in kept.items() if _has_zero_gradient(tensor)}
+        again = followed.steps > 1 and followed.reached and not followed.cleared
+        followed.carried = followed.carried + 1 if again else 0
+        followed.reached = followed.cleared = False
+
+    def end(self) -> None:
+        """Tell what was found of all optimizers."""
+        for followed in list(self._followed.values()):
+            if followed.steps:
+                self._tell_of(followed)
+            elif followed.backwards >= _ENOUGH:
+                names = tuple(followed.names.values())
+                self._tell(never_stepped(self._steps(followed), followed.backwards, names))
+
+    def _tell_of(self, followed: _Followed) -> None:
+        if followed.steps < _ENOUGH or id(followed) in self._told or self._leaf_losses:
+            return
+        told: set[int] = set()
+        for finding, keys in followed.cuts:
+            if keys <= followed.without.keys() and not keys & told:
+                told |= keys
+                self._tell(finding)
+        rest = [key for key in followed.without if key not in told]
+        found = nothing_learnt(
+            self._steps(followed), followed.names_of(rest), followed.names_of(followed.zero), self._outside_names
+        )
+        for finding in found:
+            self._tell(finding)
+        if told or found:
+            self._told.add(id(followed))
+
+    def _steps(self, followed: _Followed) -> Steps:
+        """Return the facts of the steps of an optimizer."""
+        return Steps(
+            followed.kind,
+            followed.steps,
+            followed.site,
+            followed.backward,
+            rates_zero=followed.rates_zero,
+            lost=followed.lost == followed.fed >= _ENOUGH,
+            all_without=len(followed.without) == followed.total,
+            all_zero=len(followed.zero) == followed.total,
+            flat=followed.flat,
+        )
+
+
+_FLAT = {"RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"}
+"""Nodes of operations whose derivative is 0 everywhere, without the number of the overload."""
+
+
+def _flat_among(nodes: Iterable[Any], roots: Sequence[Any]) -> Flat | None:
+    """Return the first of the nodes behind some roots whose operation has the derivative 0 everywhere."""
+    for node in nodes:
+        kind = type(node).__name__.rstrip("0123456789")
+        if kind in _FLAT:
+            context = FailureContext(roots)
+            return Flat(kind.removesuffix("Backward").lower(), context.site(context.walk.numbers[node]))
+    return None
+
+
+def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    return (tensor for reference in references if (tensor := reference()) is not None)
+
+
+def _rate_is_zero(group: dict[str, Any]) -> bool:
+    rate = group.get("lr")
+    return type(rate) in (int, float) and rate == 0
+
+
+def _has_zero_gradient(parameter: torch.Tensor) -> bool:
+    gradient = fact(parameter, "grad")
+    return gradient is not None and is_zero(gradient)
+
+
+def _is_cleared(parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether there is no gradient, or only zeros in the smallest one, so that the next one adds to nothing."""
+    with DisableTorchFunction():
+        graded = [one for one in parameters if fact(one, "grad") is not None]
+        return not graded or is_zero(fact(min(graded, key=torch.numel), "grad"))

@@ -1,0 +1,340 @@
+"""Is it told which parameters learn nothing in a whole run, and nothing of runs in which they are meant not to?"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from byname.diagnose.explaining import Explaining
+
+STEPS = 6
+
+
+def found_in(program):
+    found = []
+    with Explaining(checked=found.append):
+        alive = program()
+    assert alive is not None
+    return [(one.cause, sorted(map(str, one.culprits))) for one in found], found
+
+
+def batch():
+    return torch.randn(8, 4), torch.rand(8, 1)
+
+
+def loss_of(model):
+    x, y = batch()
+    return F.mse_loss(model(x), y)
+
+
+def another_model():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model = nn.Linear(4, 1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def a_copy():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss_of(copy.deepcopy(model)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def cleared_too_soon():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS * 3):  # more than are looked at
+        loss_of(model).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    return model, optimizer
+
+
+def no_step():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step  # noqa: B018
+    return model, optimizer
+
+
+def no_zero_grad():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(STEPS):
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def no_rate():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch // 100)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def rounded():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(model(x).round(), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def detached_generator():
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_generator = torch.optim.SGD(generator.parameters(), 0.1)
+    of_critic = torch.optim.SGD(critic.parameters(), 0.1)
+    for _ in range(STEPS):
+        fake = generator(torch.randn(8, 4)).detach()
+        of_critic.zero_grad()
+        critic(fake).mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-critic(fake).mean()).backward()
+        of_generator.step()
+    return generator, critic, of_generator, of_critic
+
+
+def through_numpy():
+    encoder, decoder = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        h = torch.from_numpy(encoder(x).detach().numpy() * 2)
+        optimizer.zero_grad()
+        F.mse_loss(decoder(h), y).backward()
+        optimizer.step()
+    return encoder, decoder, optimizer
+
+
+def wrapped_anew():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss = torch.tensor(loss_of(model).item(), requires_grad=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def softmax_twice():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def sigmoid_twice():
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(model(x).reshape(8, 1), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def broadcast():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.huber_loss(model(x), y[:, 0]).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+LINEAR = ["model.bias", "model.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("program", "cause", "culprits"),
+    [
+        (another_model, "never-learns", None),
+        (a_copy, "never-learns", LINEAR),
+        (cleared_too_soon, "zeroed-before-step", LINEAR),
+        (no_step, "never-stepped", LINEAR),
+        (no_zero_grad, "never-zeroed", LINEAR),
+        (no_rate, "zero-learning-rate", []),
+        (rounded, "zero-gradient", LINEAR),
+        (detached_generator, "detached-parameter", ["generator.bias", "generator.weight"]),
+        (through_numpy, "detached-parameter", ["encoder.bias", "encoder.weight"]),
+        (wrapped_anew, "leaf-loss", ["loss"]),
+        (softmax_twice, "double-softmax", []),
+        (sigmoid_twice, "double-softmax", []),
+        (broadcast, "broadcast-loss", []),
+    ],
+)
+def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, cause, culprits):
+    told, findings = found_in(program)
+    assert [one for one, _ in told] == [cause]
+    assert culprits is None or told[0][1] == culprits
+    assert findings[0].remedy
+    assert {site.file for site in findings[0].sites} == {__file__}
+
+
+def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one():
+    _, (finding,) = found_in(another_model)
+    assert "`model.bias` and `model.weight`, and no optimizer has them" in finding.message
+    assert "of the 6 steps of Adam" in finding.message
+
+
+def test_of_round_the_line_is_told():
+    _, (finding,) = found_in(rounded)
+    assert "round" in finding.sites[0].statement
+
+
+def accumulating():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(STEPS * 3):
+        loss_of(model).backward()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer
+
+
+def clearing_with_zeros():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def two_players():
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_generator = torch.optim.SGD(generator.parameters(), 0.1)
+    of_critic = torch.optim.SGD(critic.parameters(), 0.1)
+    for _ in range(STEPS):
+        fake = generator(torch.randn(8, 4))
+        of_critic.zero_grad()
+        critic(fake.detach()).mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-critic(fake).mean()).backward()
+        of_generator.step()
+    return generator, critic, of_generator, of_critic
+
+
+def warming_up():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 10)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        scheduler.step()
+    return model, optimizer
+
+
+def only_the_head():
+    body, head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(head(body(x)), y).backward()
+        optimizer.step()
+    return body, head, optimizer
+
+
+def one_step():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    loss_of(model).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def straight_through():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        out = model(x)
+        optimizer.zero_grad()
+        F.mse_loss(out + (out.round() - out).detach(), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def with_a_closure():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = batch()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(closure)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        accumulating,
+        clearing_with_zeros,
+        two_players,
+        warming_up,
+        only_the_head,
+        one_step,
+        straight_through,
+        with_a_closure,
+    ],
+)
+def test_nothing_is_told_of_what_is_meant(program):
+    told, _ = found_in(program)
+    assert told == []
+
+
+def test_nothing_is_kept_alive_and_nothing_is_left_behind():
+    from weakref import ref
+
+    from torch.optim import optimizer as module
+
+    before = dict(module._global_optimizer_pre_hooks)
+    found = []
+    with Explaining(checked=found.append):
+        alive = another_model()
+        parameter, optimizer = ref(alive[0].weight), ref(alive[1])
+        del alive
+        assert parameter() is None
+        assert optimizer() is None
+    assert dict(module._global_optimizer_pre_hooks) == before
