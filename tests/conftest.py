@@ -12,7 +12,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, wher
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
-FROZEN = {"analyse", "drawing", "model", "recording", "rewriting", "tracing", "watch"}
+FROZEN = {"analyse", "drawing", "edits", "model", "recording", "rewriting", "tracing", "watch"}
 """The folders of which no test looks at the whole heap."""
 
 

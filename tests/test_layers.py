@@ -24,6 +24,7 @@ LAYERS = [
     {"model"},
     {"tracing"},
     {"watch"},
+    {"edits"},
     {"rewriting"},
     {"drawing"},
     {"recording", "analyse"},

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from byname.diagnose.explaining import explaining
     from byname.diagnose.finding import Explanation, Finding
     from byname.drawing.draw import Drawing, draw
+    from byname.edits.capture import Capture, capture
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from byname.source.location import Site
     from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
+    from byname.watch.attach import attach
     from byname.watch.interject import (
         ForwardInterjection,
         WrappedForwardBackwardInterjection,
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BynameError",
+    "Capture",
     "Census",
     "Drawing",
     "Explanation",
@@ -69,6 +72,8 @@ __all__ = [
     "WrappedForwardBackwardInterjection",
     "WrappedForwardInterjection",
     "assembled",
+    "attach",
+    "capture",
     "census",
     "check",
     "draw",
@@ -99,6 +104,7 @@ __all__ = [
 
 _PLACES = {
     "BynameError": "byname.errors",
+    "Capture": "byname.edits.capture",
     "Census": "byname.memory.census",
     "Drawing": "byname.drawing.draw",
     "Explanation": "byname.diagnose.finding",
@@ -122,6 +128,8 @@ _PLACES = {
     "WrappedForwardBackwardInterjection": "byname.watch.interject",
     "WrappedForwardInterjection": "byname.watch.interject",
     "assembled": "byname.recording.distributed.assemble",
+    "attach": "byname.watch.attach",
+    "capture": "byname.edits.capture",
     "census": "byname.memory.census",
     "check": "byname.diagnose.check",
     "draw": "byname.drawing.draw",
@@ -171,4 +179,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, loaded or not."""
+    return sorted([*__all__, "analyse"])

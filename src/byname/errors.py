@@ -30,6 +30,7 @@ __all__ = [
     "NotAnErrorError",
     "NotAnInterjectionError",
     "NotAnOptimizerError",
+    "NotCapturedError",
     "NotInstalledError",
     "NotPermittedError",
     "NotReducibleError",
@@ -95,6 +96,12 @@ class BadPathError(BynameError, ValueError):
 
 class NoMatchError(BynameError, LookupError):
     """Raised when a path or selector matches nothing in the model; the message names the closest matches."""
+
+
+class NotCapturedError(NoMatchError, KeyError):
+    """Raised when a capture is asked for a place that was not passed; the message names those that were."""
+
+    __str__ = Exception.__str__  # a KeyError would print the quoted message
 
 
 class NotInstalledError(BynameError, ImportError):

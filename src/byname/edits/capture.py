@@ -1,0 +1,314 @@
+"""Capture: the values at places of a model in one run of it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from byname.edits.stopping import Stopped, Stopper, finish
+from byname.errors import BadArgumentError, NotCapturedError
+from byname.model.where import meaning_of, parts_of, unwrapped
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor
+from byname.table import Row, Rows, closest, counted
+from byname.watch.attach import attach
+from byname.watch.attachment import Event
+from byname.watch.handle import Handle
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Capture", "capture"]
+
+
+def capture(model: nn.Module, where: Any, *, grad: bool = False, stop: bool = False, example: Any = None) -> Capture:
+    """Return the values that pass places of a model when it runs once.
+
+    Called with inputs of the model it runs it:
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> cap = byname.capture(model, "*")(torch.ones(4, 2))
+        >>> list(cap), cap["1"].shape, torch.equal(cap["1"], cap.output)
+        (['0', '1'], torch.Size([4, 3]), True)
+
+        Around calls of your own:
+
+        >>> with byname.capture(model, "0") as cap:
+        ...     _ = model(torch.ones(4, 2)), model(torch.ones(5, 2))
+        >>> [value.shape[0] for value in cap.calls("0")]
+        [4, 5]
+
+        A gradient is there once a backward has come to it:
+
+        >>> cap = byname.capture(model, ["0", "0.grad"])(torch.ones(1, 2))
+        >>> cap.output.sum().backward()
+        >>> list(cap)
+        ['0', '0.grad']
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        grad: whether to keep the tensors of the graph themselves; by default they are detached copies.
+        stop: whether to end the forward as soon as each wanted place was passed, and the module around it has returned;
+            a place that runs again later is then held as often as it had run. Selectors, parameters and buffers may be
+            told of until the end, and so the forward is not ended.
+        example: arguments to run the model with first, where a selector needs to know the flow of data.
+
+    Returns:
+        A mapping from paths to values, in the order in which they were passed. It runs nothing until it is called or
+        entered; each call or block begins anew.
+
+    Raises:
+        NoMatchError: nothing matches; for operations at the end of the run.
+        NotCapturedError: a place is asked for that was not passed.
+    """
+    return Capture(model, where, grad=grad, stop=stop, example=example)
+
+
+class Capture(Mapping[str, Any]):
+    """The values at places of a model, by path, in the order in which they were passed; see `capture`."""
+
+    def __init__(self, model: nn.Module, where: Any, *, grad: bool, stop: bool, example: Any) -> None:
+        self._model = model
+        self._values, self._gradients, self._owners = _sorted(model, where)
+        self._grad = grad
+        self._stop = stop
+        self._example = example
+        self._held = _Held()
+        self._output: Any = _NOTHING
+        self._why_no_output = "the model has not run yet: call the capture with the model's inputs"
+        self._running: ExitStack | None = None
+        self._stopper: Stopper | None = None
+        self._let_go: weakref.finalize[Any, Capture] | None = None
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Capture:
+        """Run the model once on these inputs, and return this capture."""
+        with self:
+            self._output = self._model(*inputs, **kwargs)
+        return self
+
+    def __enter__(self) -> Capture:
+        if self._running is not None:
+            raise BadArgumentError("this capture is running; make another one for a run inside of it")
+        self.forget()
+        self._why_no_output = "the forwards of a with block are the program's own, which has their outputs"
+        with ExitStack() as stack:
+            self._attach(stack)
+            self._running = stack.pop_all()
+        return self
+
+    def _attach(self, stack: ExitStack) -> None:
+        """Attach to the places; leaving the stack removes what only a forward has told of."""
+        if self._gradients:
+            keep = _Keep(self._held, grad=self._grad, gradients=True)
+            handle = attach(self._model, self._gradients, keep, reads=True)
+            self._let_go = weakref.finalize(self, handle.give_up)
+            self._let_go.atexit = False
+            stack.callback(setattr, handle, "paused", True)  # it waits for gradients of what it has seen
+        if self._values:
+            keep = _Keep(self._held, grad=self._grad, gradients=False)
+            stack.push(attach(self._model, self._values, keep, reads=True, example=self._example).__exit__)
+        if self._stop and self._owners:
+            self._stopper = Stopper(self._owners)
+            stack.push(attach(self._model, self._stopper.modules, self._stopper, reads=True).__exit__)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        stack, self._running = self._running, None
+        mine = isinstance(error, Stopped) and error.by is self._stopper
+        with stack or ExitStack() as stack:
+            if isinstance(error, Stopped) and mine:
+                self._why_no_output = "the forward was ended early (stop=True), and so has no output"
+                finish(error)
+            elif error is not None:
+                stack.__exit__(kind, error, at)  # which has the attachments say nothing of what the error kept away
+        return mine
+
+    def forget(self) -> None:
+        """Let go of all values, and wait for no more gradients."""
+        self._held = _Held()
+        self._output = _NOTHING
+        if self._let_go is not None:
+            self._let_go()
+
+    @property
+    def output(self) -> Any:
+        """The output of the model, as the model has returned it.
+
+        Raises:
+            NotCapturedError: there is none: the model has not run, was stopped early, or ran in a ``with`` block.
+        """
+        if self._output is _NOTHING:
+            raise NotCapturedError(f"there is no output: {self._why_no_output}")
+        return self._output
+
+    def calls(self, path: str) -> tuple[Any, ...]:
+        """Return the values at a place, one for each time that it was passed.
+
+        Raises:
+            NotCapturedError: it was not passed.
+        """
+        if path not in self._held.calls:
+            raise NotCapturedError(self._missing(path))
+        return tuple(self._held.calls[path])
+
+    def __getitem__(self, path: str) -> Any:
+        values = self.calls(path)
+        return values[0] if len(values) == 1 else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._held.calls])
+
+    def __len__(self) -> int:
+        return len(self._held.calls)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._held.calls
+
+    def _missing(self, path: str) -> str:
+        if not self._held.calls:
+            return f"nothing was captured yet at `{path}`: call the capture with the model's inputs"
+        waited = self._gradients and str(path).endswith(".grad")
+        hint = "; a gradient is there once a backward has come to it" if waited else ""
+        return f"nothing was captured at `{path}`; there are {closest(str(path), self)}{hint}"
+
+    def rows(self) -> list[Row]:
+        """Return one dict per place: ``path, type, shape, dtype, device, bytes, calls``."""
+        return self._table().rows()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a DataFrame."""
+        return self._table().to_pandas()
+
+    def _table(self) -> _Table:
+        items = tuple(_captured(path, values) for path, values in self._held.calls.items())
+        return _Table(items, type(unwrapped(self._model)).__name__)
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+
+class _Held:
+    """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Any]] = {}
+
+
+class _Keep:
+    """The callback that keeps what passes.
+
+    Args:
+        held: where to.
+        grad: whether to keep the tensors themselves.
+        gradients: whether what passes are gradients, which autograd may add to later.
+    """
+
+    def __init__(self, held: _Held, *, grad: bool, gradients: bool) -> None:
+        self._held = weakref.ref(held)
+        self._copied = torch.clone if grad else detached
+        self._copies = gradients or not grad
+        self._gradients = gradients
+
+    def __call__(self, event: Event) -> None:
+        held = self._held()
+        if held is None or (event.recomputed and not self._gradients):
+            return
+        held.calls.setdefault(event.path, []).append(self._copied(event.value) if self._copies else event.value)
+
+
+_NOTHING = object()
+
+
+def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn.Module]]:
+    """Return the parts of `where` that are values, those that are gradients, and the modules that end with all of them.
+
+    There are no such modules where something may be told of until the end of the forward.
+    """
+    root = unwrapped(model)
+    values: list[Any] = []
+    gradients: list[Any] = []
+    owners: list[nn.Module] = []
+    to_the_end = False
+    for part in parts_of(where):
+        meaning, selectors = meaning_of(part, root, reads=True)
+        waits = bool(meaning.spots) and all(spot.gradient for spot in meaning.spots)
+        (gradients if waits else values).append(part)
+        owners += [spot.module for spot in meaning.spots]
+        state = any(spot.kind in ("parameter", "buffer") and not spot.gradient for spot in meaning.spots)
+        to_the_end = to_the_end or state or bool(selectors)
+    return values, gradients, [] if to_the_end or any(one is root for one in owners) else owners
+
+
+def detached(value: Any) -> Any:
+    """Return a copy of a value without its graph: of a tensor, and of those in tuples, lists and dicts.
+
+    An object of another class is returned as it is.
+    """
+    if is_tensor(value):
+        return value.detach().clone()
+    if isinstance(value, tuple):
+        parts = [detached(one) for one in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if isinstance(value, list):
+        return [detached(one) for one in value]
+    if isinstance(value, dict):
+        made = copy.copy(value)  # an output of transformers is a dict of a class of its own
+        for key, one in value.items():
+            made[key] = detached(one)
+        return made
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """What was captured at one place; of several calls the facts of the first."""
+
+    path: str
+    type: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    device: str | None
+    bytes: int | None
+    calls: int
+
+
+def _captured(path: str, values: list[Any]) -> _Captured:
+    first = values[0]
+    if not is_tensor(first):
+        many = f" of {len(first)}" if isinstance(first, tuple | list | dict) else ""
+        return _Captured(path, type(first).__name__ + many, None, None, None, None, len(values))
+    with DisableTorchFunction():
+        shape = None if first.is_nested else tuple(fact(first, "shape"))
+        dtype = str(fact(first, "dtype")).removeprefix("torch.")
+        size = sum(fact(one, "nbytes") for one in values if is_tensor(one) and one.layout is torch.strided)
+        return _Captured(path, type(first).__name__, shape, dtype, str(fact(first, "device")), size, len(values))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Table(Rows[_Captured]):
+    """The rows of a capture."""
+
+    items: tuple[_Captured, ...]
+    model: str
+
+    def rows(self) -> list[Row]:
+        names = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
+        return [{name: getattr(one, name) for name in names} for one in self.items]
+
+    def _title(self) -> str:
+        return f"{self.model}: {counted(len(self.items), 'place')} captured"
+
+    def _spare(self) -> tuple[str, ...]:
+        return ("device", "type", "calls", "bytes")
