@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from byname.diagnose.finding import Explanation, Finding
     from byname.drawing.draw import Drawing, draw
     from byname.edits.capture import Capture, capture
+    from byname.edits.patch import patch, steer
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -89,6 +90,7 @@ __all__ = [
     "observe",
     "open",
     "path",
+    "patch",
     "record",
     "repair",
     "replace",
@@ -98,6 +100,7 @@ __all__ = [
     "select",
     "stack",
     "stack_padded",
+    "steer",
     "tag",
     "track",
 ]
@@ -144,6 +147,7 @@ _PLACES = {
     "names": "byname.naming.names",
     "observe": "byname.analyse.observe",
     "open": "byname.recording.recording",
+    "patch": "byname.edits.patch",
     "path": "byname.autograd.graph",
     "record": "byname.recording.record",
     "repair": "byname.recording.stores.repair",
@@ -153,6 +157,7 @@ _PLACES = {
     "saved": "byname.autograd.saved",
     "select": "byname.model.select",
     "stack": "byname.recording.callbacks",
+    "steer": "byname.edits.patch",
     "stack_padded": "byname.recording.callbacks",
     "tag": "byname.naming.tags",
     "track": "byname.tracking.tracker",

@@ -21,7 +21,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.table import Row, Rows, closest, counted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
-from byname.watch.handle import Handle
 
 if TYPE_CHECKING:
     import pandas

@@ -1,0 +1,153 @@
+"""Heads: how many attention heads the last dimension of a value has, as the module that holds them says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from byname.errors import InterjectionError
+from byname.model.module_tree import modules_by_path
+from byname.place import Item, Name, join, parse
+from byname.reading.objects import attributes_of
+from byname.watch.attachment import Event
+
+__all__ = ["heads_of"]
+
+
+class _Heads(NamedTuple):
+    """What a module says of its heads.
+
+    Attributes:
+        number: the number of heads.
+        keys: the number of heads of keys and values, where there are fewer.
+        size: the width of one head; None if unknown.
+    """
+
+    number: int
+    keys: int | None
+    size: int | None
+
+
+_COUNT = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "nheads")
+_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+_SIZE = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head")
+_WIDTH = ("hidden_size", "n_embd", "embed_dim", "d_model")
+_CONFIGS = ("config", "cfg")
+_PROJECTIONS = frozenset("c_proj o_proj out_proj out to_out proj_out wo W_O o out_lin dense proj".split())
+"""The usual names of the layer that mixes the heads."""
+
+
+def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
+    """Return how many heads the last dimension of a value has; None where dimension 1 is that of the heads.
+
+    Args:
+        root: the model.
+        event: what is told of the value.
+        value: the value.
+
+    Raises:
+        InterjectionError: that is not known.
+    """
+    found = _found(root, event)
+    path = event.path
+    if value.ndim == 4:
+        if isinstance(found, _Heads) and value.shape[1] not in (found.number, found.keys):
+            raise _unknown(path, value, f"dimension 1 is not that of the {found.number} heads")
+        return None
+    if not isinstance(found, _Heads):
+        raise _unknown(path, value, found)
+    if value.ndim not in (2, 3):
+        raise _unknown(path, value, f"it has {value.ndim} dimensions")
+    mixed = _mixing(root, event)
+    if mixed:
+        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
+    width = value.shape[-1]
+    for count in (found.number, found.keys):
+        if count and (width == count * found.size if found.size else width % count == 0):
+            return count
+    size = f" of {found.size} features" if found.size else ""
+    raise _unknown(path, value, f"{width} features are not {found.number} heads{size}")
+
+
+def _unknown(path: str, value: Tensor, why: str) -> InterjectionError:
+    return InterjectionError(
+        f"`{path}`: which dimension of a value of shape {tuple(value.shape)} is that of the heads is not known: {why}. "
+        "Give it as heads=(dim, [indices])"
+    )
+
+
+def _found(root: nn.Module, event: Event) -> _Heads | str:
+    """Return what the nearest module around a place says of its heads; else why there is none."""
+    modules = modules_by_path(root)
+    start = next((path for path, one in modules.items() if one is event.module), "")
+    way = [path for path in _upwards(start) if path in modules]
+    for path in way:
+        if heads := _held(path, modules[path]):
+            return heads
+        inside = _holder_inside(path, modules, way)
+        if inside:
+            return f"the heads nearest to it are those of `{inside}`"
+    for path in way:
+        for config in _configs(modules[path]):
+            if heads := _read(config):
+                return heads
+    return "no module around it says how many heads there are (num_heads, config.num_attention_heads)"
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a path, and the paths of what is around it."""
+    segments = parse(path).segments if path else ()
+    for length in range(len(segments), -1, -1):
+        yield join(segments[:length])
+
+
+def _held(path: str, module: nn.Module) -> _Heads | None:
+    """Return what a module says itself, or its config where it is an attention by its name."""
+    own = _read(attributes_of(module), *_configs(module))
+    if own or "att" not in f"{type(module).__name__} {path.rpartition('.')[2]}".lower():
+        return own
+    return next((heads for config in _configs(module) if (heads := _read(config))), None)
+
+
+def _holder_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> str | None:
+    prefix = f"{path}." if path else ""
+    inside = ((one, module) for one, module in modules.items() if one.startswith(prefix) and one not in way)
+    return next((one for one, module in inside if one and _held(one, module)), None)
+
+
+def _configs(module: nn.Module) -> list[dict[str, Any]]:
+    found = [attributes_of(module).get(name) for name in _CONFIGS]
+    return [one if type(one) is dict else attributes_of(one) for one in found if one is not None]
+
+
+def _read(held: dict[str, Any], *others: dict[str, Any]) -> _Heads | None:
+    """Return the heads that attributes tell of; the others may tell of what is missing beside their number."""
+    count = _number(_COUNT, held)
+    if count is None:
+        return None
+    keys, size = _number(_KEYS, held, *others), _number(_SIZE, held, *others)
+    width = _number(_WIDTH, held, *others)
+    return _Heads(count, keys, size or (width // count if width else None))
+
+
+def _number(names: tuple[str, ...], *held: dict[str, Any]) -> int | None:
+    found = (one[name] for one in held for name in names if type(one.get(name)) is int)
+    return next((number for number in found if number > 0), None)
+
+
+def _mixing(root: nn.Module, event: Event) -> str | None:
+    """Return the layer that has mixed the heads of a module's output, known by its name."""
+    segments = list(parse(event.path).segments)
+    while segments and isinstance(segments[-1], Item):
+        segments.pop()
+    modules = modules_by_path(root)
+    path = join(segments)
+    if event.kind != "module" or modules.get(path) is not event.module:
+        return None
+    last = segments[-1]
+    if isinstance(last, Name) and last.plain in _PROJECTIONS:
+        return path
+    child = next((name for name in event.module._modules if name in _PROJECTIONS), None)
+    return f"{path}.{child}" if child else None

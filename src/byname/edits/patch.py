@@ -1,0 +1,286 @@
+"""Patch: another value put at places of a model, or added to what is there; all edits of values stand on `edit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from byname.edits.capture import Capture
+from byname.edits.heads import heads_of
+from byname.edits.selection import Part, Selection
+from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.items import tensors_in
+from byname.model.where import meaning_of, unwrapped
+from byname.place import is_wild, join
+from byname.reading.tensor import is_tensor
+from byname.table import closest, listed
+from byname.watch.attach import attach
+from byname.watch.attachment import Event
+from byname.watch.handle import Handle
+
+__all__ = ["Edit", "Made", "checked_keys", "edit", "patch", "steer"]
+
+Made: TypeAlias = Callable[["Edit", Event, Part], Tensor | None]
+"""``(edit, event, part)``: the tensor that takes the place of a part, broadcast to it; None keeps it."""
+
+
+def patch(
+    model: nn.Module,
+    where: Any,
+    value: Any,
+    *,
+    heads: Any = None,
+    positions: Any = None,
+    features: Any = None,
+    call: int | None = None,
+    example: Any = None,
+) -> Handle:
+    """Put another value at places of a model, in place of the whole value there or of a part of it.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> clean = byname.capture(model, "0")(torch.ones(1, 2))
+        >>> with byname.patch(model, "0", clean):
+        ...     torch.equal(model(torch.zeros(1, 2)), clean.output)
+        True
+
+        A function is given the selected part alone:
+
+        >>> with byname.patch(model, "0", lambda part: part * 0 + 7, features=[0, 2]):
+        ...     model(torch.ones(1, 2))[0, [0, 2]].tolist()
+        [7.0, 7.0]
+
+    Gradients flow to a tensor that requires them, and to the rest of the value. The value itself is not written to.
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        value: a tensor, of the shape of the selected part or of the whole value, or one that broadcasts to it; a
+            mapping from paths to such tensors, such as a `Capture`; or a function ``f(part) -> part``, where None keeps
+            the part.
+        heads: attention heads: an int, a slice, a sequence of ints, or a mask. Of values of four dimensions they are
+            dimension 1; else the last dimension is split into as many heads as the module around the place, or its
+            config, has. ``(dim, indices)`` says the dimension.
+        positions: an int, a slice, a sequence or a mask along the dimension before the features (``-2``; in scores and
+            patterns the query). A mask may have all dimensions before the features: ``(batch, position)``.
+        features: the same along the last dimension. An int drops the dimension, as it does in PyTorch.
+        call: the number of the call in a forward that is patched, from 0; by default every call.
+        example: arguments to run the model with first, where a selector needs to know the flow of data.
+
+    Raises:
+        NoMatchError: nothing matches, or a place is not in the mapping.
+        BadArgumentError: an argument is invalid.
+        InterjectionError: in the forward, where the value has no such part, or another shape.
+    """
+    selection = Selection(heads, positions, features)
+    if isinstance(value, Mapping):
+        checked_keys(model, where, value)
+        made: Made = _FromMapping(value)
+    elif is_tensor(value):
+        made = _given(value)
+    elif callable(value):
+        made = _computed(value)
+    else:
+        raise BadArgumentError(
+            f"value= is a tensor, a mapping from paths to tensors, or a function f(value); this is {_kind(value)}"
+        )
+    return edit(model, where, made, selection, call=call, example=example)
+
+
+def steer(
+    model: nn.Module,
+    where: Any,
+    vector: Any,
+    *,
+    scale: float | Tensor = 1.0,
+    positions: Any = None,
+    example: Any = None,
+) -> Handle:
+    """Add a vector to the values at places of a model.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Identity())
+        >>> with byname.steer(model, "0", torch.ones(3), scale=2):
+        ...     steered = model(torch.ones(1, 2))
+        >>> torch.allclose(steered, model(torch.ones(1, 2)) + 2)
+        True
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        vector: a tensor that broadcasts to the selected part, such as one of the width of the features; or a mapping
+            from paths to such tensors. Another dtype or device is made that of the value, which the notes of the handle
+            say.
+        scale: what the vector is multiplied by.
+        positions: as in `patch`; all by default.
+        example: as in `patch`.
+
+    Raises:
+        NoMatchError, BadArgumentError, InterjectionError: as in `patch`.
+    """
+    if isinstance(vector, Mapping):
+        checked_keys(model, where, vector)
+        direction: Made = _FromMapping(vector)
+    elif is_tensor(vector):
+        direction = _given(vector)
+    else:
+        raise BadArgumentError(f"vector= is a tensor, or a mapping from paths to tensors; this is {_kind(vector)}")
+
+    def steered(edit: Edit, event: Event, part: Part) -> Tensor | None:
+        added = direction(edit, event, part)
+        assert added is not None
+        return part.of(event.value) + edit.cast(event, scale * added)
+
+    return edit(model, where, steered, Selection(None, positions), example=example)
+
+
+def edit(
+    model: nn.Module, where: Any, made: Made, selection: Selection, *, call: int | None = None, example: Any = None
+) -> Handle:
+    """Attach an edit, and return its handle.
+
+    Args:
+        model: any module.
+        where: as in `patch`.
+        made: makes what takes the place of a part.
+        selection: the part.
+        call: the number of the call that is edited; None for all.
+        example: as in `patch`.
+    """
+    if call is not None and (type(call) is not int or call < 0):
+        raise BadArgumentError(f"call= is the number of a call in a forward, from 0, not {call!r:.40}")
+    callback = Edit(unwrapped(model), made, selection, call)
+    callback.handle = handle = attach(model, where, callback, example=example, enabled=False)
+    return handle.switched(True)
+
+
+class Edit:
+    """The callback of an edit.
+
+    Args:
+        root: the model, without wrappers.
+        made: makes what takes the place of a part.
+        selection: the part.
+        call: the number of the call that is edited; None for all.
+
+    Attributes:
+        handle: the handle of the attachment.
+    """
+
+    handle: Handle
+
+    def __init__(self, root: nn.Module, made: Made, selection: Selection, call: int | None) -> None:
+        self._root = root
+        self._made = made
+        self._selection = selection
+        self._call = call
+        self._heads: dict[tuple[str, int, int], int | None] = {}
+
+    def __call__(self, event: Event) -> Tensor | None:
+        """A value passes."""
+        if self._call is not None and event.call != self._call:
+            return None
+        value = event.value
+        if not is_tensor(value):
+            raise InterjectionError(_wants_item(event.path, value))
+        part = self._selection.part_of(event.path, value, self._heads_of(event))
+        new = self._made(self, event, part)
+        return None if new is None else part.put(value, self.cast(event, new))
+
+    def _heads_of(self, event: Event) -> int | None:
+        if not self._selection.splits:
+            return None
+        value = event.value
+        key = (event.path, value.ndim, value.shape[-1] if value.ndim != 4 else value.shape[1])
+        if key not in self._heads:
+            self._heads[key] = heads_of(self._root, event, value)
+        return self._heads[key]
+
+    def cast(self, event: Event, new: Tensor) -> Tensor:
+        """Return a tensor of the dtype and on the device of the value, and note where it was of another."""
+        value = event.value
+        if new.dtype == value.dtype and new.device == value.device:
+            return new
+        if not torch.can_cast(new.dtype, value.dtype):
+            raise InterjectionError(
+                f"at `{event.path}`: a tensor of {new.dtype} cannot take the place of one of {value.dtype} without "
+                f"loss; convert it first, as by .to({value.dtype})"
+            )
+        self.handle.note(
+            f"`{event.path}`: a tensor of {new.dtype} on {new.device} was made one of {value.dtype} on {value.device}, "
+            "as the value there is"
+        )
+        return new.to(device=value.device, dtype=value.dtype)
+
+
+def _given(new: Tensor) -> Made:
+    return lambda edit, event, part: part.fitting(event.value, new)
+
+
+def _computed(function: Callable[[Tensor], Any]) -> Made:
+    def made(edit: Edit, event: Event, part: Part) -> Tensor | None:
+        new = function(part.of(event.value).clone())
+        if new is None:
+            return None
+        if not is_tensor(new):
+            raise InterjectionError(f"at `{event.path}`: the function gives {_kind(new)}, where a tensor is needed")
+        return part.fitting(event.value, new)
+
+    return made
+
+
+class _FromMapping:
+    """Takes tensors from a mapping; where it has several of a place, that of the same call."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __call__(self, edit: Edit, event: Event, part: Part) -> Tensor:
+        """Return the tensor for a place."""
+        path, values = event.path, self._values
+        if path not in values:
+            raise NoMatchError(_not_in(path, values))
+        found = values.calls(path) if isinstance(values, Capture) else values[path]
+        if isinstance(found, tuple) and len(found) == 1:
+            found = found[0]
+        if isinstance(found, tuple) and all(map(is_tensor, found)):
+            if event.call >= len(found):
+                raise InterjectionError(f"at `{path}`: there are {len(found)} values, and none for call {event.call}")
+            found = found[event.call]
+        if not is_tensor(found):
+            raise InterjectionError(f"at `{path}`: the mapping has {_kind(found)}, where a tensor is needed")
+        tensor: Tensor = found
+        return part.fitting(event.value, tensor, whole=True)
+
+
+def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> None:
+    """Refuse places that a mapping lacks, as far as they are known before the model runs.
+
+    Raises:
+        NoMatchError: one is missing.
+    """
+    meaning, _ = meaning_of(where, unwrapped(model))
+    for spot in meaning.spots:
+        open_yet = spot.kind == "operation" or any(is_wild(one) for one in spot.items)
+        if not open_yet and spot.full not in values:
+            raise NoMatchError(_not_in(spot.full, values))
+
+
+def _not_in(path: str, values: Mapping[str, Any]) -> str:
+    return f"`{path}` is not in the mapping that was given; there are {closest(path, map(str, values)) or 'none'}"
+
+
+def _wants_item(path: str, value: Any) -> str:
+    """Return what to say of a value that is no tensor."""
+    items = [f"`{path}{join(at)}`" for at, _ in tensors_in(value)]
+    hint = f"; name the item: {listed(items, 6)}" if items else ""
+    return f"`{path}` gives {_kind(value)}, where a tensor is needed{hint}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

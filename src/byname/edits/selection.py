@@ -1,0 +1,243 @@
+"""Selection: the part of a value that an edit is about: some heads, positions or features of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from byname.errors import BadArgumentError, InterjectionError
+from byname.reading.tensor import is_tensor
+
+__all__ = ["Part", "Selection"]
+
+Index: TypeAlias = int | slice | Tensor
+"""An index, a slice, a one-dimensional tensor of indices, or a boolean mask."""
+
+
+class Selection:
+    """The heads, positions and features that an edit is about; None stands for all of them.
+
+    Args:
+        heads: an int, a slice, a sequence of ints, a mask; or ``(dim, indices)``.
+        positions: the same, along the dimension before the features; or a mask of all dimensions before the features.
+        features: the same, along the last dimension.
+
+    Attributes:
+        heads: the heads.
+        dim: the dimension of the heads, where it was given.
+
+    Raises:
+        BadArgumentError: one of them is none of these.
+    """
+
+    def __init__(self, heads: Any = None, positions: Any = None, features: Any = None) -> None:
+        self.dim: int | None = None
+        if type(heads) is tuple and len(heads) == 2 and type(heads[0]) is int and type(heads[1]) is not int:
+            self.dim, heads = heads
+        self.heads = _index(heads, "heads")
+        self.positions = _index(positions, "positions")
+        self.features = _index(features, "features")
+        self._texts = {"heads": heads, "positions": positions, "features": features}
+        for name, one in (("heads", self.heads), ("features", self.features)):
+            if isinstance(one, Tensor) and one.ndim > 1:
+                raise BadArgumentError(f"{name}= takes a mask of one dimension, not of {one.ndim}")
+            if self._masks and one is not None:
+                raise BadArgumentError(f"a mask of several dimensions as positions= leaves no room for {name}=")
+
+    @property
+    def _masks(self) -> bool:
+        return isinstance(self.positions, Tensor) and self.positions.ndim > 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether the dimension of the heads is still to be found."""
+        return self.heads is not None and self.dim is None
+
+    def part_of(self, path: str, value: Tensor, heads: int | None = None) -> Part:
+        """Return the part of a value that is selected.
+
+        Args:
+            path: the place, for messages.
+            value: the value.
+            heads: how many heads the last dimension has; None where another dimension is that of the heads.
+
+        Raises:
+            InterjectionError: the value has no such part.
+        """
+        if self._masks:
+            return Part(path, self._words(), None, (), self._mask(path, value))
+        last = value.ndim - 1
+        wanted = [("positions", last - 1, self.positions), ("features", last + (heads is not None), self.features)]
+        if self.heads is not None:
+            at = last if heads is not None else 1 if self.dim is None else self.dim
+            wanted.append(("heads", at + value.ndim if at < 0 else at, self.heads))
+        shape = [*value.shape[:-1], heads, value.shape[-1] // heads] if heads else [*value.shape]
+        dims: dict[int, Index] = {}
+        for name, dim, index in wanted:
+            if index is not None:
+                self._refuse_missing(path, name, dim, shape, dims)
+                dims[dim] = self._counted(path, name, index, shape[dim], value.device)
+        return Part(path, self._words(), heads, tuple(sorted(dims.items(), reverse=True)))
+
+    def _mask(self, path: str, value: Tensor) -> Tensor:
+        mask = self.positions
+        assert isinstance(mask, Tensor)
+        if mask.dtype is not torch.bool or mask.shape != value.shape[:-1]:
+            raise InterjectionError(
+                f"`{path}`: positions= as a mask of several dimensions has the shape of the value without its "
+                f"features, {tuple(value.shape[:-1])}; this one has {tuple(mask.shape)}"
+            )
+        return mask.to(value.device)
+
+    def _refuse_missing(self, path: str, name: str, dim: int, shape: list[int], dims: dict[int, Index]) -> None:
+        if not 0 <= dim < len(shape):
+            raise InterjectionError(f"`{path}`: {name}= needs a dimension that a value of shape {tuple(shape)} lacks")
+        if dim in dims:
+            raise InterjectionError(f"`{path}`: {name}= is about dimension {dim}, which is selected from already")
+
+    def _counted(self, path: str, name: str, index: Index, size: int, device: torch.device) -> Index:
+        """Return an index counted from the beginning, and a mask as a tensor of indices."""
+        if isinstance(index, slice):
+            return index
+        if isinstance(index, Tensor) and index.dtype is torch.bool:
+            if len(index) != size:
+                raise InterjectionError(f"`{path}`: {name}= is a mask of {len(index)}, but there are {size} {name}")
+            return index.nonzero().squeeze(1).to(device)
+        numbers = index.tolist() if isinstance(index, Tensor) else [index]
+        if wrong := [number for number in numbers if not -size <= number < size]:
+            raise InterjectionError(f"`{path}`: there is no {wrong[0]} in {name}=: there are {size} {name}")
+        counted = [number % size for number in numbers]
+        return torch.tensor(counted, dtype=torch.long, device=device) if isinstance(index, Tensor) else counted[0]
+
+    def _words(self) -> str:
+        given = [(name, one) for name, one in self._texts.items() if one is not None]
+        return ", ".join(f"{name}={'a tensor' if is_tensor(one) else repr(one)[:40]}" for name, one in given)
+
+
+def _index(which: Any, name: str) -> Index | None:
+    if which is None or isinstance(which, slice):
+        return which
+    if type(which) is int:
+        return which
+    known = is_tensor(which) or isinstance(which, Sequence) or type(which).__module__.partition(".")[0] == "numpy"
+    if known and not isinstance(which, str | bytes):
+        kinds = {type(one) for one in which} if isinstance(which, Sequence) else set()
+        index = torch.as_tensor(which if is_tensor(which) or kinds else torch.tensor(which)) if len(kinds) < 2 else None
+        if index is not None and index.dtype is torch.bool and index.ndim:
+            return index.detach()
+        if index is not None and not index.is_floating_point() and not index.is_complex() and index.ndim < 2:
+            return index.detach().long() if index.ndim else int(index)
+    raise BadArgumentError(f"{name}= is an int, a slice, a sequence of ints or a boolean mask, not {which!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a tensor that is selected.
+
+    Attributes:
+        path: the place.
+        words: how it was asked for.
+        heads: how many heads the last dimension is split into; None if it stays as it is.
+        dims: the dimensions that are selected from, last first, each with its index.
+        mask: a mask of the dimensions before the features.
+    """
+
+    path: str
+    words: str
+    heads: int | None
+    dims: tuple[tuple[int, Index], ...]
+    mask: Tensor | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is selected."""
+        return not self.dims and self.mask is None
+
+    def of(self, value: Tensor) -> Tensor:
+        """Return the part of a value; it may share the value's memory."""
+        if self.mask is not None:
+            return value[self.mask]
+        part = self._split(value)
+        for dim, index in self.dims:
+            part = part.index_select(dim, index) if isinstance(index, Tensor) else _narrowed(part, dim, index)
+        return part
+
+    def put(self, value: Tensor, new: Tensor) -> Tensor:
+        """Return a copy of a value with another part, which broadcasts to the one that is there."""
+        if self.whole:
+            return torch.empty_like(value, requires_grad=False).copy_(new)
+        made = value.clone()
+        if self.mask is not None:
+            made[self.mask] = new
+            return made
+        at = self._split(made)
+        listed: list[tuple[int, Tensor]] = []
+        for dim, index in self.dims:
+            if isinstance(index, Tensor):
+                listed.append((dim, index))
+                continue
+            at = _narrowed(at, dim, index)
+            if isinstance(index, int):
+                listed = [(other - 1, one) for other, one in listed]
+        _write(at, listed, new)
+        return made
+
+    def _split(self, value: Tensor) -> Tensor:
+        if self.heads is None:
+            return value
+        *rest, width = value.shape
+        return value.view(*rest, self.heads, width // self.heads)
+
+    def fitting(self, value: Tensor, new: Tensor, *, whole: bool = False) -> Tensor:
+        """Return a tensor as one that broadcasts to the part of a value.
+
+        Args:
+            value: the value.
+            new: the tensor: as the part, or as the whole value, of which the part is then taken.
+            whole: whether a tensor that could be both is as the whole value.
+
+        Raises:
+            InterjectionError: it is neither.
+        """
+        shape = self.of(value).shape
+        as_whole = new.ndim == value.ndim and _broadcasts(new.shape, value.shape)
+        if as_whole and (whole or not _broadcasts(new.shape, shape)):
+            return self.of(new.expand(value.shape))
+        if not _broadcasts(new.shape, shape):
+            selected = f" ({self.words} of a value of shape {tuple(value.shape)})" if not self.whole else ""
+            raise InterjectionError(
+                f"at `{self.path}`: expected a tensor of shape {tuple(shape)}, or one that broadcasts to it{selected}; "
+                f"got one of shape {tuple(new.shape)}"
+            )
+        return new
+
+
+def _narrowed(value: Tensor, dim: int, index: int | slice) -> Tensor:
+    """Return a view with one dimension indexed or sliced."""
+    view: Tensor = value[(slice(None),) * dim + (index,)]
+    return view
+
+
+def _write(at: Tensor, listed: list[tuple[int, Tensor]], new: Tensor) -> None:
+    """Write into a view, or into what indices select along some of its dimensions."""
+    if not listed:
+        at.copy_(new)
+        return
+    dims = [dim for dim, _ in listed]
+    shape = [*at.shape]
+    for dim, index in listed:
+        shape[dim] = len(index)
+    front = [*range(len(dims))]
+    grid = torch.meshgrid(*(index for _, index in listed), indexing="ij")
+    at.movedim(dims, front)[grid] = new.expand(shape).movedim(dims, front)
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    try:
+        return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
