@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from byname.diagnose.explaining import explaining
     from byname.diagnose.finding import Explanation, Finding
     from byname.drawing.draw import Drawing, draw
+    from byname.edits.ablate import ablate
     from byname.edits.capture import Capture, capture
     from byname.edits.patch import patch, steer
     from byname.errors import BynameError
@@ -72,6 +73,7 @@ __all__ = [
     "Tracker",
     "WrappedForwardBackwardInterjection",
     "WrappedForwardInterjection",
+    "ablate",
     "assembled",
     "attach",
     "capture",
@@ -130,6 +132,7 @@ _PLACES = {
     "Tracker": "byname.tracking.tracker",
     "WrappedForwardBackwardInterjection": "byname.watch.interject",
     "WrappedForwardInterjection": "byname.watch.interject",
+    "ablate": "byname.edits.ablate",
     "assembled": "byname.recording.distributed.assemble",
     "attach": "byname.watch.attach",
     "capture": "byname.edits.capture",

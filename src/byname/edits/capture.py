@@ -74,15 +74,19 @@ def capture(model: nn.Module, where: Any, *, grad: bool = False, stop: bool = Fa
 
 
 class Capture(Mapping[str, Any]):
-    """The values at places of a model, by path, in the order in which they were passed; see `capture`."""
+    """The values at places of a model, by path, in the order in which they were passed; see `capture`.
+
+    Attributes:
+        reader: what is told of the values; a rehearsal knows the capture by it.
+    """
 
     def __init__(self, model: nn.Module, where: Any, *, grad: bool, stop: bool, example: Any) -> None:
         self._model = model
         self._values, self._gradients, self._owners = _sorted(model, where)
-        self._grad = grad
         self._stop = stop
         self._example = example
         self._held = _Held()
+        self.reader = _Reader(self._held, grad=grad)
         self._output: Any = _NOTHING
         self._why_no_output = "the model has not run yet: call the capture with the model's inputs"
         self._running: ExitStack | None = None
@@ -108,14 +112,13 @@ class Capture(Mapping[str, Any]):
     def _attach(self, stack: ExitStack) -> None:
         """Attach to the places; leaving the stack removes what only a forward has told of."""
         if self._gradients:
-            keep = _Keep(self._held, grad=self._grad, gradients=True)
-            handle = attach(self._model, self._gradients, keep, reads=True)
+            handle = attach(self._model, self._gradients, self.reader.gradient, reads=True)
             self._let_go = weakref.finalize(self, handle.give_up)
             self._let_go.atexit = False
             stack.callback(setattr, handle, "paused", True)  # it waits for gradients of what it has seen
         if self._values:
-            keep = _Keep(self._held, grad=self._grad, gradients=False)
-            stack.push(attach(self._model, self._values, keep, reads=True, example=self._example).__exit__)
+            callback = self.reader.value
+            stack.push(attach(self._model, self._values, callback, reads=True, example=self._example).__exit__)
         if self._stop and self._owners:
             self._stopper = Stopper(self._owners)
             stack.push(attach(self._model, self._stopper.modules, self._stopper, reads=True).__exit__)
@@ -134,6 +137,7 @@ class Capture(Mapping[str, Any]):
     def forget(self) -> None:
         """Let go of all values, and wait for no more gradients."""
         self._held = _Held()
+        self.reader.held = weakref.ref(self._held)
         self._output = _NOTHING
         if self._let_go is not None:
             self._let_go()
@@ -205,26 +209,31 @@ class _Held:
         self.calls: dict[str, list[Any]] = {}
 
 
-class _Keep:
-    """The callback that keeps what passes.
+class _Reader:
+    """What is told of the values.
 
     Args:
-        held: where to.
+        held: where they are kept.
         grad: whether to keep the tensors themselves.
-        gradients: whether what passes are gradients, which autograd may add to later.
     """
 
-    def __init__(self, held: _Held, *, grad: bool, gradients: bool) -> None:
-        self._held = weakref.ref(held)
-        self._copied = torch.clone if grad else detached
-        self._copies = gradients or not grad
-        self._gradients = gradients
+    def __init__(self, held: _Held, *, grad: bool) -> None:
+        self.held = weakref.ref(held)
+        self._grad = grad
 
-    def __call__(self, event: Event) -> None:
-        held = self._held()
-        if held is None or (event.recomputed and not self._gradients):
-            return
-        held.calls.setdefault(event.path, []).append(self._copied(event.value) if self._copies else event.value)
+    def value(self, event: Event) -> None:
+        """A value passes."""
+        if not event.recomputed:
+            self._keep(event, event.value if self._grad else detached(event.value))
+
+    def gradient(self, event: Event) -> None:
+        """A gradient passes, to which autograd may add later."""
+        self._keep(event, event.value.clone() if self._grad else detached(event.value))
+
+    def _keep(self, event: Event, value: Any) -> None:
+        held = self.held()
+        if held is not None:
+            held.calls.setdefault(event.path, []).append(value)
 
 
 _NOTHING = object()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadExampleError
-from byname.reading.modules import modules_in
+from byname.reading.modules import modules_in, own_parameters
 from byname.reading.objects import attributes_of, snapshot
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
@@ -51,8 +51,11 @@ class Kept:
         modules = modules_in(model)
         self._seen.update(map(id, modules))
         parameters: dict[int, torch.Tensor] = {}
+        self._renormed: list[torch.Tensor] = []
         for module in modules:
             held = attributes_of(module)
+            if held.get("max_norm") is not None:
+                self._renormed += own_parameters(module)
             parameters.update((id(one), one) for one in (held.get("_parameters") or {}).values() if is_tensor(one))
         with DisableTorchFunction():
             self._seen.update(parameters)
@@ -72,6 +75,18 @@ class Kept:
             kept = self._copied_late.get(_storage_key(tensor))
             if kept is not None:
                 self._keep_values(kept)
+
+    def copy_for_a_run(self) -> set[int]:
+        """Copy the values of all tensors that a forward may write to and of which it is not watched whether it does.
+
+        These are all but parameters; and the weights of embeddings that are renormalised, whose ids are returned.
+        """
+        renormed = {id(one) for one in self._renormed}
+        with DisableTorchFunction():
+            for tensor in [*self._copied_late.values()]:
+                if id(tensor) in renormed or not issubclass(type(tensor), nn.Parameter):
+                    self._keep_values(tensor)
+        return renormed
 
     def clear_gradients(self) -> None:
         """Set all gradients to None without copying them; `restore` puts the same tensors back."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.errors import BadArgumentError
 from byname.tracing.preserve import Kept, kept
+from byname.tracing.rehearsal import autocast_keeps_nothing
 
 __all__ = ["Preserved", "gradients_kept", "preserved"]
 
@@ -63,7 +64,7 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
         for generator in generators:
             stack.callback(generator.set_state, generator.get_state())
         before = stack.enter_context(kept(model))
-        stack.enter_context(_autocast_keeps_nothing())
+        stack.enter_context(autocast_keeps_nothing())
         for weight in _renormed(model):
             stack.callback(_write, weight, weight.detach().clone())
         if backward:
@@ -83,17 +84,6 @@ def gradients_kept(loss: Tensor) -> Iterator[None]:
     finally:
         for leaf, grad in before:
             leaf.grad = grad
-
-
-@contextmanager
-def _autocast_keeps_nothing() -> Iterator[None]:
-    """What autocast casts under ``no_grad`` would be used in training, without a gradient (pytorch#48049)."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
 
 
 def _renormed(model: nn.Module) -> list[Tensor]:

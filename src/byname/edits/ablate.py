@@ -1,0 +1,232 @@
+"""Ablate: values at places of a model replaced by zero, by their mean, or by those of other samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from byname.edits.capture import Capture, capture
+from byname.edits.patch import Edit, Made, checked_keys, edit
+from byname.edits.selection import Part, Selection
+from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.where import unwrapped
+from byname.reading.tensor import is_tensor
+from byname.table import closest
+from byname.tracing.preserve import arguments_of, copied
+from byname.tracing.rehearsal import rehearsal
+from byname.watch.attachment import Event
+from byname.watch.handle import Handle
+
+__all__ = ["ablate"]
+
+HOW = ("zero", "mean", "resample")
+
+
+def ablate(
+    model: nn.Module,
+    where: Any,
+    how: str = "zero",
+    *,
+    heads: Any = None,
+    positions: Any = None,
+    features: Any = None,
+    reference: Any = None,
+    seed: int = 0,
+    call: int | None = None,
+    example: Any = None,
+) -> Handle:
+    """Replace the values at places of a model, or parts of them, by something that tells nothing of the input.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> with byname.ablate(model, "0", features=1):
+        ...     float(model(torch.ones(4, 2))[:, 1].sum())
+        0.0
+        >>> with byname.ablate(model, "1", "mean", reference=[torch.randn(8, 2), torch.randn(8, 2)]):
+        ...     ablated = model(torch.randn(4, 2))
+        >>> bool((ablated == ablated[0]).all())
+        True
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
+        how: ``"zero"``; ``"mean"``, the mean of the reference over all dimensions but those of heads and features; or
+            ``"resample"``, which takes for each sample (dimension 0) another one of the reference, the same at all
+            places in one forward.
+        heads: as in `byname.patch`.
+        positions: as in `byname.patch`.
+        features: as in `byname.patch`.
+        reference: a `Capture`, or an iterable of batches, each given as ``example=`` is: the model runs on each once,
+            without gradients, in the mode that it is in, and is afterwards as before.
+        seed: says which samples are taken; the forwards that follow take others.
+        call: as in `byname.patch`.
+        example: as in `byname.patch`.
+
+    Raises:
+        NoMatchError: nothing matches, or a place is not in the reference.
+        BadArgumentError: an argument is invalid, or the reference is missing.
+        InterjectionError: in the forward, where the value has no such part, or another shape than the reference.
+    """
+    if how not in HOW:
+        raise BadArgumentError(f"how= is one of {', '.join(map(repr, HOW))}, not {how!r:.40}")
+    if (reference is None) != (how == "zero"):
+        lacks = "needs reference=, a Capture or batches" if reference is None else "takes no reference="
+        raise BadArgumentError(f"how={how!r} {lacks}")
+    selection = Selection(heads, positions, features)
+    made: Made = _zero
+    if how != "zero":
+        gathered: _Gathered = _Means(selection.dim) if how == "mean" else _Samples(seed)
+        for values in _captures(model, where, reference):
+            for path in values:
+                for one in values.calls(path) if isinstance(values, Capture) else _several(values[path]):
+                    gathered.add(path, one)
+        made = gathered.made
+    return edit(model, where, made, selection, call=call, example=example)
+
+
+def _zero(edit: Edit, event: Event, part: Part) -> Tensor:
+    zero: Tensor = event.value.new_zeros(())
+    return zero
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _captures(model: nn.Module, where: Any, reference: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the reference, or what is captured of each of its batches."""
+    if isinstance(reference, Mapping):
+        checked_keys(model, where, reference)
+        yield reference
+        return
+    if is_tensor(reference) or not isinstance(reference, Iterable):
+        raise BadArgumentError(
+            f"reference= is a Capture or an iterable of batches, not {type(reference).__name__}; of one batch write "
+            "reference=[batch]"
+        )
+    root, wanted, some = unwrapped(model), capture(model, where), False
+    for batch in reference:
+        args, kwargs = copied(arguments_of(tuple(batch) if isinstance(batch, list) else batch), root, [])
+        with rehearsal(root, wanted.reader), torch.no_grad():
+            wanted(*args, **kwargs)
+        some = True
+        yield wanted
+    if not some:
+        raise BadArgumentError("reference= has no batches")
+
+
+class _Gathered(Protocol):
+    """What is gathered of a reference, and what takes the place of a part."""
+
+    def add(self, path: str, value: Any) -> None:
+        """Add a value of the reference."""
+
+    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+        """Return what takes the place of a part."""
+
+
+class _Means:
+    """The mean at each place, over all dimensions but those of heads and features.
+
+    Args:
+        heads: the dimension of the heads, where it was given.
+    """
+
+    def __init__(self, heads: int | None) -> None:
+        self._heads = heads
+        self._first: dict[str, Tensor] = {}
+        self._sums: dict[str, tuple[Tensor, float]] = {}
+
+    def add(self, path: str, value: Any) -> None:
+        """Add a value of the reference."""
+        value = _tensor(path, value).detach()
+        kept = {value.ndim - 1, *([1] if value.ndim == 4 else [])}
+        if self._heads is not None:
+            kept.add(self._heads % value.ndim)
+        dims = [dim for dim in range(value.ndim) if dim not in kept]
+        total = value.double().sum(dims, keepdim=True) if dims else value.double()
+        count = value.numel() / max(total.numel(), 1)
+        if path not in self._sums:
+            floating = value if value.is_floating_point() else value.double()
+            self._first[path] = floating.mean(dims, keepdim=True) if dims else floating.clone()
+            self._sums[path] = total, count
+            return
+        sums, before = self._sums[path]
+        if sums.shape != total.shape:
+            raise InterjectionError(
+                f"`{path}`: the values of the reference have no common mean: of shapes {tuple(sums.shape)} and "
+                f"{tuple(total.shape)} when averaged over all dimensions but heads and features"
+            )
+        self._first.pop(path, None)  # which is exact to the last digit where it is the only one
+        self._sums[path] = sums + total, before + count
+
+    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+        """Return the mean."""
+        path = event.path
+        sums, count = _of(path, self._sums)
+        mean = self._first[path] if path in self._first else (sums / count)
+        return part.fitting(event.value, mean.to(event.value.dtype), whole=True)
+
+
+class _Samples:
+    """All samples at each place.
+
+    Args:
+        seed: says which are taken.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, path: str, value: Any) -> None:
+        """Add a value of the reference."""
+        value = _tensor(path, value).detach()
+        before = self._values.setdefault(path, [])
+        if not value.ndim or (before and before[0].shape[1:] != value.shape[1:]):
+            shapes = ", ".join(str(tuple(one.shape)) for one in [*before[:1], value])
+            raise InterjectionError(f"`{path}`: the samples of the reference differ in shape, or are none: {shapes}")
+        before.append(value)
+
+    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+        """Return the value with other samples."""
+        values = _of(event.path, self._values)
+        if len(values) > 1:
+            values[:] = [torch.cat(values)]
+        given, wanted = values[0], event.value.shape
+        if not len(wanted) or given.shape[1:] != wanted[1:]:
+            raise InterjectionError(
+                f"at `{event.path}`: expected samples of shape {tuple(wanted[1:])}; those of the reference have "
+                f"{tuple(given.shape[1:])}"
+            )
+        taken = _others(wanted[0], len(given), self._seed, event.iteration).to(given.device)
+        return part.fitting(event.value, given[taken], whole=True)
+
+
+def _others(samples: int, of: int, seed: int, forward: int) -> Tensor:
+    """Return for each sample the number of another one: each once if there are enough, and none by its own number."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + max(forward, 0))
+    order = torch.randperm(of, generator=generator)
+    if samples > of:
+        return torch.randint(of, (samples,), generator=generator)
+    if samples == of > 1:  # each takes the next one in a circle through all in random order
+        taken = torch.empty(of, dtype=torch.long)
+        taken[order] = order.roll(1)
+        return taken
+    return order[:samples]
+
+
+def _tensor(path: str, value: Any) -> Tensor:
+    if not is_tensor(value):
+        raise InterjectionError(f"`{path}`: a {type(value).__name__} has neither mean nor samples; name an item of it")
+    tensor: Tensor = value
+    return tensor
+
+
+def _of(path: str, gathered: Mapping[str, Any]) -> Any:
+    if path not in gathered:
+        raise NoMatchError(f"`{path}` is not in the reference; there are {closest(path, gathered) or 'none'}")
+    return gathered[path]
