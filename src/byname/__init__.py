@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from byname.drawing.draw import Drawing, draw
     from byname.edits.ablate import ablate
     from byname.edits.capture import Capture, capture
+    from byname.edits.edited import edited
     from byname.edits.patch import patch, steer
+    from byname.edits.skip import skip
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -80,6 +82,7 @@ __all__ = [
     "census",
     "check",
     "draw",
+    "edited",
     "explain",
     "explaining",
     "graph",
@@ -100,6 +103,7 @@ __all__ = [
     "points",
     "saved",
     "select",
+    "skip",
     "stack",
     "stack_padded",
     "steer",
@@ -138,6 +142,7 @@ _PLACES = {
     "capture": "byname.edits.capture",
     "census": "byname.memory.census",
     "check": "byname.diagnose.check",
+    "edited": "byname.edits.edited",
     "draw": "byname.drawing.draw",
     "explain": "byname.diagnose.explain",
     "explaining": "byname.diagnose.explaining",
@@ -158,6 +163,7 @@ _PLACES = {
     "rewrite": "byname.rewriting.rewrite",
     "points": "byname.tracing.points",
     "saved": "byname.autograd.saved",
+    "skip": "byname.edits.skip",
     "select": "byname.model.select",
     "stack": "byname.recording.callbacks",
     "steer": "byname.edits.patch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import torch
 from torch import nn
@@ -95,6 +96,7 @@ def seen_by_hook(model, path, *args):
 
 def untouched(model):
     """A function that says whether the model is as it is now, with copies that are as well."""
+    gc.collect()  # views of other tests, which may still be attached to
     before, weights = state(model), copy.deepcopy(model.state_dict())
 
     def check():

@@ -43,7 +43,7 @@ def ablate(
         >>> import torch, byname
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
         >>> with byname.ablate(model, "0", features=1):
-        ...     float(model(torch.ones(4, 2))[:, 1].sum())
+        ...     model(torch.ones(4, 2))[:, 1].sum().item()
         0.0
         >>> with byname.ablate(model, "1", "mean", reference=[torch.randn(8, 2), torch.randn(8, 2)]):
         ...     ablated = model(torch.randn(4, 2))

@@ -17,7 +17,7 @@ from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
 from byname.watch.attachment import Running
 
-__all__ = ["Hook", "Hooks", "attachments_of"]
+__all__ = ["Hook", "Hooks", "StandIn", "attachments_of"]
 
 
 class Hook:
@@ -45,6 +45,62 @@ class _Spent:
     @dynamo_skip
     def __call__(self, module: nn.Module, *args: Any) -> None:
         _take_out(module, self)
+
+
+class StandIn:
+    """What stands in a module's ``__dict__`` as its forward; copies of the module have what was there before.
+
+    Several of one module may be removed in any order.
+
+    Args:
+        module: the module.
+
+    Attributes:
+        below: what was there before; None for the forward of the class.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self._on = False
+        self.below: Any = None
+        self.__wrapped__ = type(module).forward  # by which a path to a variable finds the function
+
+    def install(self) -> None:
+        """Put it in place, above those that are there."""
+        module = self._module()
+        if module is not None and not self._on:
+            self.below = module.__dict__.get("forward")
+            self._on = True
+            module.__dict__["forward"] = self
+
+    def remove(self) -> None:
+        """Take it out; where somebody has wrapped it since, it only passes on."""
+        module, self._on = self._module(), False
+        if module is None:
+            return
+        above, held = None, module.__dict__.get("forward")
+        while isinstance(held, StandIn) and held is not self:
+            above, held = held, held.below
+        if held is not self:
+            return
+        if above is not None:
+            above.below = self.below
+        elif self.below is not None:
+            module.__dict__["forward"] = self.below
+        else:
+            del module.__dict__["forward"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What PyTorch calls as the forward."""
+        if self._on:
+            return self.instead(args, kwargs)
+        if self.below is not None:
+            return self.below(*args, **kwargs)
+        return self.__wrapped__(self._module(), *args, **kwargs)
+
+    def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what takes the place of the module's output."""
+        raise NotImplementedError
 
 
 def _take_out(module: nn.Module, hook: Any) -> None:
@@ -204,6 +260,9 @@ def _without_hooks(module: nn.Module) -> Any:
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
     state = dict(reduced[2])
+    while isinstance(state.get("forward"), StandIn):
+        below = state.pop("forward").below
+        state.update({} if below is None else {"forward": below})
     for registry, flags in _REGISTRIES.items():
         hooks = state.get(registry) or {}
         ours = {key for key, hook in hooks.items() if issubclass(type(hook), Hook)}

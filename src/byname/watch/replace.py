@@ -16,7 +16,7 @@ from byname.model.selectors import Selector
 from byname.model.where import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
 
-__all__ = ["replace"]
+__all__ = ["modules_selected", "replace"]
 
 Make = Callable[[nn.Module], nn.Module | None]
 
@@ -82,7 +82,7 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
                 )
             found[id(spot.module)] = spot.module
         for selector in selectors:
-            found.update((id(module), module) for module in _selected(model, selector))
+            found.update((id(module), module) for module in modules_selected(model, selector).values())
     itself = found.pop(id(model), None) is not None
     if itself and (not found or any(one is model or one == "forward" for one in parts_of(where))):
         raise BadArgumentError(
@@ -91,18 +91,18 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
     return [module for module in modules_by_path(model).values() if id(module) in found]
 
 
-def _selected(model: nn.Module, selector: Selector) -> list[nn.Module]:
-    """The modules that a selector means, taken as they are registered, without running the model."""
+def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Module]:
+    """The modules that a selector means by path, taken as they are registered, without running the model."""
     if selector.needs_example:
         raise BadArgumentError(
-            f"{selector} depends on how the model runs; replace takes modules as they are registered. Give their paths"
+            f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
         )
     modules = modules_by_path(model)
     calls = tuple(Call(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one))
     try:
-        matched = [calls[index].module for index in selector.matches(Flow(calls, {}, {}))]
+        matched = {calls[index].path: calls[index].module for index in selector.matches(Flow(calls, {}, {}))}
     except NoMatchError:
-        matched = []
+        matched = {}
     if not matched:
         raise NoMatchError(
             f"{selector} matches no module of this {type(model).__name__}; where it means functions, "

@@ -1,0 +1,82 @@
+"""Edited: a second view of a model, with edits, which shares the parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from byname.errors import BadArgumentError, NotAModuleError
+from byname.reading.modules import modules_in, state_of
+from byname.reading.objects import attributes_of
+from byname.tracing.preserve import tensors_in
+from byname.watch.handle import Handle
+
+__all__ = ["edited"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def edited(model: M, *edits: Callable[[M], Handle]) -> M:
+    """Return a second view of a model with edits; the model itself is not touched.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> view = byname.edited(model, lambda one: byname.ablate(one, "0", features=0))
+        >>> view[0].weight is model[0].weight
+        True
+        >>> x = torch.ones(1, 2)
+        >>> view(x)[0, 0].item(), torch.equal(view(x)[0, 1], model(x)[0, 1])
+        (0.0, True)
+
+    Parameters, buffers and other tensors that the modules hold are the same objects, so to train one is to train the
+    other. The modules themselves, their training flags, attributes and hooks are the view's own, as in a deep copy;
+    what is attached to the model is not attached to the view. The edits last as long as the view.
+
+    Args:
+        model: any module.
+        edits: functions ``f(view) -> Handle``, applied in order, such as ``lambda view: byname.skip(view, "h.3")``.
+
+    Raises:
+        BadArgumentError: an edit does not return a handle, or the model cannot be copied.
+    """
+    if not isinstance(model, nn.Module):
+        raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
+    view = _view(model)
+    done: list[Handle] = []
+    try:
+        for make in edits:
+            done.append(_handle(make, view))
+    except BaseException:
+        for handle in done[::-1]:
+            handle.give_up()
+        raise
+    return view
+
+
+def _view(model: M) -> M:
+    held = [value for module in modules_in(model) for value in attributes_of(module).values()]
+    memo: dict[int, Any] = {id(one): one for one in tensors_in(held)}
+    try:
+        view = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise BadArgumentError(
+            f"this {type(model).__name__} cannot be copied, which a view of it needs: {error}. Attach the edits to the "
+            "model itself, and remove them afterwards"
+        ) from error
+    mine, theirs = list(state_of(view)), list(state_of(model))
+    if len(mine) != len(theirs) or any(one is not other for (_, one), (_, other) in zip(mine, theirs, strict=True)):
+        raise BadArgumentError(f"a copy of this {type(model).__name__} does not share its parameters and buffers")
+    return view
+
+
+def _handle(make: Callable[[M], Handle], view: M) -> Handle:
+    handle = make(view)
+    if not isinstance(handle, Handle):
+        raise BadArgumentError(
+            "an edit is a function of the view that returns a handle, such as lambda view: byname.skip(view, 'h.3'); "
+            f"this one returned {type(handle).__name__}"
+        )
+    return handle

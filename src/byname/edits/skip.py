@@ -1,0 +1,148 @@
+"""Skip: modules of a model that are not computed; something else takes the place of what they return."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+from byname.errors import BadArgumentError, InterjectionError
+from byname.model.returns import returned_by
+from byname.model.where import meaning_of, unwrapped
+from byname.reading.tensor import is_tensor
+from byname.text import note_on
+from byname.watch.attach import attach
+from byname.watch.attachment import Running
+from byname.watch.handle import Handle
+from byname.watch.hooks import Hooks, StandIn
+from byname.watch.replace import modules_selected
+
+__all__ = ["skip"]
+
+
+def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
+    """Leave modules of a model out of the computation.
+
+        >>> import torch, byname
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with byname.skip(model, "0"):
+        ...     model(torch.tensor([[-1.0, 2.0]]))
+        tensor([[0., 2.]])
+
+        What a module returns that is more than a tensor has to be given:
+
+        >>> lstm = torch.nn.LSTM(2, 2)
+        >>> with byname.skip(lstm, "forward", lambda x: (x, None)):
+        ...     lstm(torch.ones(1, 2))
+        (tensor([[1., 1.]]), None)
+
+    The hooks of the module run, and what is attached to it is told of the other value. A copy of the model is one with
+    nothing skipped.
+
+    Args:
+        model: any module.
+        where: a path, a selector, a class of modules, a module of the model, or a sequence of these; modules alone.
+        value: ``"input"``, the module's first argument (positional, else the first keyword); a tensor, of which each
+            call gets a copy; or a function ``f(*args, **kwargs)`` of the module's arguments.
+
+    Raises:
+        NoMatchError: nothing matches.
+        BadArgumentError: an argument is invalid; or the source of a module says that it returns a tuple or dict, and
+            `value` is the input. Where the source does not tell, the notes of the handle say so.
+    """
+    root = unwrapped(model)
+    if not (is_tensor(value) or callable(value) or (type(value) is str and value == "input")):
+        kind = f"of type {type(value).__name__}" if type(value) is not str else repr(value)[:40]
+        raise BadArgumentError(f"value= is 'input', a tensor, or a function of the module's arguments; this is {kind}")
+    modules = _modules(root, where)
+    handle = attach(model, where, _told, enabled=False)
+    if type(value) is str:
+        _note_what_is_open(root, modules, handle)
+    for path, module in modules.items():
+        handle.add(_Skipped(path, module, value))
+    return handle.switched(True)
+
+
+def _told(event: object) -> None:
+    """Keep the value; the attachment is there for what it says of modules that do not run."""
+
+
+def _modules(root: nn.Module, where: Any) -> dict[str, nn.Module]:
+    """Return the modules that are meant, by path."""
+    meaning, selectors = meaning_of(where, root)
+    for spot in meaning.spots:
+        if spot.kind != "module" or spot.items or spot.gradient:
+            raise BadArgumentError(
+                f"`{spot.full}` is not the output of a module, and cannot be skipped; byname.patch(model, where, "
+                "value) puts another value in the place of the one there"
+            )
+    found = {spot.path: spot.module for spot in meaning.spots}
+    for selector in selectors:
+        found.update((path or "forward", module) for path, module in modules_selected(root, selector).items())
+    return found
+
+
+def _note_what_is_open(root: nn.Module, modules: dict[str, nn.Module], handle: Handle) -> None:
+    """Refuse modules that return containers, and note of which it is not known."""
+    unknown = []
+    for path, module in modules.items():
+        kind = returned_by(module)
+        if kind in ("tuple", "dict"):
+            raise BadArgumentError(
+                f"`{path}` is a {type(module).__name__}, which returns a {kind}; its first argument cannot take the "
+                "place of that. Give value=, a function of its arguments such as lambda x, *args, **kwargs: (x, None)"
+            )
+        if not kind:
+            unknown.append(path)
+    for path in unknown:
+        handle.note(_open(path))
+    if unknown:
+        handle.add(_on_failure(root, [_open(path) for path in unknown]))
+
+
+def _open(path: str) -> str:
+    return (
+        f"`{path}` is skipped and gives its first argument; its source does not say that it returns a tensor. If it "
+        "returns a tuple, give value="
+    )
+
+
+def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
+    """Return hooks that add sentences to an error of the model's forward."""
+
+    def failed(*_: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, Exception):
+            for sentence in sentences:
+                note_on(error, f"byname: {sentence}")
+
+    hooks = Hooks(root, Running(root, _told))
+    hooks.after(root, failed, always=True)
+    return hooks
+
+
+class _Skipped(StandIn):
+    """What is called in the place of a module's forward.
+
+    Args:
+        path: the place.
+        module: the module.
+        value: what it returns: ``"input"``, a tensor, or a function.
+    """
+
+    def __init__(self, path: str, module: nn.Module, value: Any) -> None:
+        super().__init__(module)
+        self._path = path
+        self._value = value
+
+    def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what takes the place of the module's output."""
+        value = self._value
+        if isinstance(value, Tensor):
+            return value.clone()  # a function in place may follow
+        if callable(value):
+            return value(*args, **kwargs)
+        for one in (*args, *kwargs.values()):
+            return one
+        raise InterjectionError(f"`{self._path}` is skipped, and was called without an argument that it could give")
