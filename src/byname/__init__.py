@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from byname.edits.edited import edited
     from byname.edits.patch import patch, steer
     from byname.edits.skip import skip
+    from byname.edits.summary import Summary, summary
     from byname.errors import BynameError
     from byname.memory.census import Census, census
     from byname.memory.growth import Growth, growth
@@ -72,6 +73,7 @@ __all__ = [
     "Selector",
     "Series",
     "Site",
+    "Summary",
     "Tracker",
     "WrappedForwardBackwardInterjection",
     "WrappedForwardInterjection",
@@ -107,6 +109,7 @@ __all__ = [
     "stack",
     "stack_padded",
     "steer",
+    "summary",
     "tag",
     "track",
 ]
@@ -132,6 +135,7 @@ _PLACES = {
     "SavedTensor": "byname.autograd.saved",
     "Selector": "byname.model.selectors",
     "Series": "byname.recording.series",
+    "Summary": "byname.edits.summary",
     "Site": "byname.source.location",
     "Tracker": "byname.tracking.tracker",
     "WrappedForwardBackwardInterjection": "byname.watch.interject",
@@ -166,6 +170,7 @@ _PLACES = {
     "skip": "byname.edits.skip",
     "select": "byname.model.select",
     "stack": "byname.recording.callbacks",
+    "summary": "byname.edits.summary",
     "steer": "byname.edits.patch",
     "stack_padded": "byname.recording.callbacks",
     "tag": "byname.naming.tags",

@@ -30,7 +30,7 @@ from byname.tracing.tensor_ids import Numbers
 from byname.tracking.depth import Deeper
 from byname.tracking.functions import versions_of
 
-__all__ = ["Draft", "Tracer", "trace"]
+__all__ = ["Draft", "Tracer", "refuse_unfinished", "trace"]
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +246,7 @@ def trace(model: nn.Module, example: Any) -> Flow:
         raise NotAModuleError(f"a model is needed here, and this is of type {type(model).__name__}")
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
-    _refuse_unfinished(model)
+    refuse_unfinished(model)
     with Deeper(), example_running(), kept(model) as before, EAGERLY.held():
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
@@ -262,7 +262,12 @@ def trace(model: nn.Module, example: Any) -> Flow:
         return _finished(tracer)
 
 
-def _refuse_unfinished(model: nn.Module) -> None:
+def refuse_unfinished(model: nn.Module) -> None:
+    """Refuse a model with lazy modules, which the first run changes for good.
+
+    Raises:
+        BadArgumentError: the model has one that has not run yet.
+    """
     for name, tensor in _state_names(model):
         if issubclass(type(tensor), _UNFINISHED):
             raise BadArgumentError(

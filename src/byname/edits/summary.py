@@ -1,0 +1,334 @@
+"""Summary: what each module of a model costs in one forward: parameters, operations, memory and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from byname.model.module_tree import is_called, modules_by_path
+from byname.model.where import unwrapped
+from byname.reading.modules import own_parameters, parameters_in
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact
+from byname.table import Row, Rows, bytes_text, counted
+from byname.tracing.preserve import copied, tensors_in
+from byname.tracing.rehearsal import rehearsal
+from byname.tracing.tracer import refuse_unfinished
+from byname.tracking.functions import memory_of
+from byname.watch.attach import attach
+from byname.watch.attachment import Event
+
+__all__ = ["ModuleSummary", "Summary", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSummary:
+    """What one module costs, with all that is inside it.
+
+    Attributes:
+        path: the path of the module; empty for the model itself.
+        module: the name of its class.
+        calls: how often it was called.
+        output: the shape of what the first call returned, or the shapes of all tensors in it; None if nothing was.
+        output_bytes: the size of these tensors, of all calls.
+        parameters: the number of parameters, each counted once.
+        own_parameters: those of the module itself.
+        flops: floating-point operations, as `torch.utils.flop_counter` counts them.
+        own_flops: those of the module itself.
+        saved_bytes: the size of what the forward has saved for backward: whole storages, each counted once, without
+            those of parameters.
+        seconds: the time that it took.
+    """
+
+    path: str
+    module: str
+    calls: int
+    output: tuple[Any, ...] | None
+    output_bytes: int
+    parameters: int
+    own_parameters: int
+    flops: int
+    own_flops: int
+    saved_bytes: int
+    seconds: float
+
+
+_COLUMNS = "path module calls output output_bytes parameters own_parameters flops own_flops saved_bytes seconds".split()
+_TOTALS = ("parameters", "flops", "output_bytes", "saved_bytes", "seconds")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary(Rows[ModuleSummary]):
+    """What the modules of a model cost in one forward, in the order of their registration.
+
+    Attributes:
+        items: the modules; the first is the model itself.
+        model: the class name of the model.
+        notes: what was different from an ordinary run.
+    """
+
+    items: tuple[ModuleSummary, ...]
+    model: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The figures of the whole model: parameters, flops, output_bytes, saved_bytes and seconds."""
+        return {name: getattr(self.items[0], name) for name in _TOTALS}
+
+    def rows(self) -> list[Row]:
+        """Return one dict per module, with the attributes of `ModuleSummary`."""
+        return [{name: getattr(one, name) for name in _COLUMNS} for one in self.items]
+
+    def _shown(self) -> list[Row]:
+        return [_in_words(row) for row in self.rows()]
+
+    def _title(self) -> str:
+        whole = self.items[0]
+        figures = f"{whole.parameters:,} parameters, {whole.flops:,} FLOPs, {bytes_text(whole.saved_bytes)} saved"
+        return f"{self.model}: {counted(len(self.items), 'module')}, {figures}"
+
+    def _notes(self) -> tuple[str, ...]:
+        return self.notes
+
+    def _spare(self) -> tuple[str, ...]:
+        return ("own_flops", "own_parameters", "calls", "module", "seconds")
+
+
+def _in_words(row: Row) -> Row:
+    """Return a row as it is printed."""
+    numbers = {name: f"{row[name]:,}" for name in ("parameters", "own_parameters", "flops", "own_flops")}
+    sizes = {name: bytes_text(row[name]) for name in ("output_bytes", "saved_bytes")}
+    shapes = row["output"] or ()
+    shapes = shapes if shapes and type(shapes[0]) is tuple else (shapes,) if row["output"] is not None else ()
+    output = ", ".join("×".join(map(str, one)) or "scalar" for one in shapes)
+    return {**row, **numbers, **sizes, "output": output, "seconds": f"{row['seconds']:.2g}"}
+
+
+def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:
+    """Return what each module of a model costs in one forward with these arguments.
+
+    The model runs twice, once for the figures and once for the time, in the mode that it is in and in the grad mode of
+    the caller; without gradients nothing is saved. It is afterwards as before: buffers, gradients, random state.
+
+    >>> import torch, byname
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> found = byname.summary(model, torch.ones(4, 2))
+    >>> for row in found.rows():
+    ...     print(row["path"] or "the model", row["output"], row["parameters"], row["flops"], row["saved_bytes"])
+    the model (4, 3) 9 48 80
+    0 (4, 3) 9 48 32
+    1 (4, 3) 0 0 48
+    >>> found.totals["flops"]
+    48
+
+    Args:
+        model: any module.
+        args: the positional arguments of the forward.
+        kwargs: its keyword arguments.
+
+    Raises:
+        BadArgumentError: the model has a lazy module that has not run yet, or its forward changes a parameter in place.
+    """
+    root = unwrapped(model)
+    refuse_unfinished(root)
+    modules = modules_by_path(root)
+    figures, clock = _Figures(root), _Clock(root)
+    notes = _measured(model, root, figures, args, kwargs)
+    _measured(model, root, clock, args, kwargs)
+    costs = {id(module): figures.costs.get(id(module), _Cost()) for module in modules.values()}
+    for module in reversed(modules.values()):
+        costs[id(module)].seconds = clock.costs.get(id(module), _Cost()).seconds
+        if not is_called(module):  # a list of modules costs what they cost
+            for child in module._modules.values():
+                costs[id(module)].add(costs.get(id(child), _Cost()))
+    items = tuple(_row(path, module, costs[id(module)]) for path, module in modules.items())
+    return Summary(items, type(root).__name__, notes)
+
+
+def _row(path: str, module: nn.Module, cost: _Cost) -> ModuleSummary:
+    saved = sum(size for _, size in cost.saved.values())
+    with DisableTorchFunction():
+        parameters = sum(int(one.numel()) for one in parameters_in(module))
+        own = sum(int(one.numel()) for one in {id(one): one for one in own_parameters(module)}.values())
+    return ModuleSummary(
+        path=path,
+        module=type(module).__name__,
+        calls=cost.calls,
+        output=cost.output,
+        output_bytes=cost.output_bytes,
+        parameters=parameters,
+        own_parameters=own,
+        flops=cost.flops,
+        own_flops=cost.own_flops,
+        saved_bytes=saved,
+        seconds=cost.seconds,
+    )
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What one module has cost so far; `saved` holds the storages by address, so that no other one gets it."""
+
+    calls: int = 0
+    output: tuple[Any, ...] | None = None
+    output_bytes: int = 0
+    flops: int = 0
+    own_flops: int = 0
+    seconds: float = 0.0
+    saved: dict[int, tuple[Any, int]] = field(default_factory=dict)
+
+    def add(self, other: _Cost) -> None:
+        """Add what a module inside it has cost."""
+        self.flops += other.flops
+        self.seconds += other.seconds
+        self.saved |= other.saved
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a module that has begun: the meter at its beginning, and what the calls inside it have used."""
+
+    module: nn.Module
+    begun: float
+    inside: float = 0.0
+
+
+class _Meter:
+    """Reads a meter when modules begin and end.
+
+    Args:
+        root: the model.
+
+    Attributes:
+        costs: what each module has cost, by ``id``.
+        running: the calls under way, outermost first.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.costs: dict[int, _Cost] = {}
+        self.running: list[_Call] = []
+
+    def during(self) -> Iterator[AbstractContextManager[Any]]:
+        """Yield the contexts in which the model runs."""
+        return iter(())
+
+    def read(self) -> float:
+        """Return what the meter shows."""
+        raise NotImplementedError
+
+    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
+        """Note what a call has used."""
+        raise NotImplementedError
+
+    def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call begins."""
+        self.running.append(_Call(module, self.read()))
+
+    def ends(self, event: Event) -> None:
+        """A call has ended; those inside it that raised have ended before."""
+        now, module = self.read(), event.module
+        if not any(call.module is module for call in self.running):
+            return
+        while (call := self.running.pop()).module is not module:
+            continue
+        used = now - call.begun
+        if self.running:
+            self.running[-1].inside += used
+        self.note(self.costs.setdefault(id(module), _Cost()), event, used, used - call.inside)
+
+
+class _Figures(_Meter):
+    """Counts operations, outputs and saved tensors."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(root)
+        self._counter: Any = FlopCounterMode(display=False)
+        self._parameters = {_address(one) for one in parameters_in(root)}
+
+    def during(self) -> Iterator[AbstractContextManager[Any]]:
+        """Yield what counts operations and saved tensors."""
+        yield saved_tensors_hooks(self._saves, _same)
+        yield self._counter
+
+    def read(self) -> float:
+        """Return the number of operations."""
+        return int(self._counter.get_total_flops())
+
+    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
+        """Note the operations and the output of a call."""
+        cost.flops += int(used)
+        cost.own_flops += int(own)
+        with DisableTorchFunction():
+            tensors = tensors_in(event.value)
+            shapes = tuple(() if one.is_nested else tuple(fact(one, "shape")) for one in tensors)
+            cost.output_bytes += sum(one.nbytes for one in tensors if one.layout is torch.strided)
+        if not cost.calls and tensors:
+            cost.output = shapes[0] if len(shapes) == 1 else shapes
+        cost.calls += 1
+
+    def _saves(self, tensor: Tensor) -> Tensor:
+        """A tensor is saved for backward."""
+        storage = memory_of(tensor)
+        key = _address(tensor)
+        if key not in self._parameters:
+            size = 0 if storage is tensor else int(storage.nbytes())
+            for call in self.running:
+                self.costs.setdefault(id(call.module), _Cost()).saved[key] = storage, size
+        return tensor
+
+
+class _Clock(_Meter):
+    """Takes the time."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(root)
+        on_gpu = any(one.device.type == "cuda" for one in parameters_in(root))
+        self._wait: Callable[[], Any] = torch.cuda.synchronize if on_gpu else _nothing
+
+    def read(self) -> float:
+        """Return the time, once a GPU has done what it was given."""
+        self._wait()
+        return time.perf_counter()
+
+    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
+        """Note the time of a call."""
+        cost.seconds += used
+
+
+def _measured(
+    model: nn.Module, root: nn.Module, meter: _Meter, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """Run the model once under a meter; return what was different from an ordinary run."""
+    with rehearsal(root, meter):
+        args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
+        handle = attach(model, nn.Module, meter.ends, before=meter.begins, reads=True)
+        if handle.heard is not None:
+            handle.heard.says = False  # the table says how often each was called
+        with handle, ExitStack() as stack:
+            for context in meter.during():
+                stack.enter_context(context)
+            model(*args, **kwargs)
+    return handle.notes
+
+
+def _address(tensor: Tensor) -> int:
+    storage = memory_of(tensor)
+    return id(tensor) if storage is tensor else int(storage._cdata)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
