@@ -376,3 +376,34 @@ def test_no_tensor_lives_on():
     del given
     gc.collect()
     assert tensor() is None and held.paths
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "heads"), [(gpt2, "transformer.h.1.attn.c_proj", 2), (llama, "model.layers.0.self_attn.o_proj", 4)]
+)
+def test_merged_heads_where_the_projection_gets_them(make, path, heads):
+    model, x = make()
+
+    def change(value):
+        value = value.clone().view(*value.shape[:2], heads, -1)
+        value[:, -1, 1] = 0
+        return value.flatten(-2)
+
+    wanted = by_hook(model, path, change, x, pre=True)
+    try:
+        handle = byname.ablate(model, f"{path}.input", heads=1, positions=-1)
+    except NoMatchError:
+        pytest.skip("there is no such place yet")
+    with handle:
+        assert torch.equal(logits(model(x)), wanted)
+
+
+def test_merged_heads_as_the_variable_of_the_projection():
+    model, x = gpt2()
+    path = "transformer.h.1.attn.c_proj"
+
+    def change(value):
+        return torch.cat([value[..., :4], 0 * value[..., 4:]], -1)
+
+    with byname.ablate(model, f"{path}.forward.x", heads=[1], call=0):
+        assert torch.equal(logits(model(x)), by_hook(model, path, change, x, pre=True))

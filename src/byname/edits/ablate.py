@@ -168,7 +168,7 @@ class _Means:
         path = event.path
         sums, count = _of(path, self._sums)
         mean = self._first[path] if path in self._first else (sums / count)
-        return part.fitting(event.value, mean.to(event.value.dtype), whole=True)
+        return edit.fitting(event, part, mean.to(event.value.dtype), whole=True)
 
 
 class _Samples:
@@ -203,7 +203,7 @@ class _Samples:
                 f"{tuple(given.shape[1:])}"
             )
         taken = _others(wanted[0], len(given), self._seed, event.iteration).to(given.device)
-        return part.fitting(event.value, given[taken], whole=True)
+        return edit.fitting(event, part, given[taken], whole=True)
 
 
 def _others(samples: int, of: int, seed: int, forward: int) -> Tensor:

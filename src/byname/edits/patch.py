@@ -24,7 +24,7 @@ from byname.watch.handle import Handle
 __all__ = ["Edit", "Made", "checked_keys", "edit", "patch", "steer"]
 
 Made: TypeAlias = Callable[["Edit", Event, Part], Tensor | None]
-"""``(edit, event, part)``: the tensor that takes the place of a part, broadcast to it; None keeps it."""
+"""``(edit, event, part)``: the tensor that takes the place of a part, which ``edit.fitting`` makes; None keeps it."""
 
 
 def patch(
@@ -131,8 +131,8 @@ def steer(
 
     def steered(edit: Edit, event: Event, part: Part) -> Tensor | None:
         added = direction(edit, event, part)
-        assert added is not None
-        return part.of(event.value) + edit.cast(event, scale * added)
+        assert added is not None  # it is a tensor that was given
+        return part.of(event.value) + scale * added
 
     return edit(model, where, steered, Selection(None, positions), example=example)
 
@@ -188,7 +188,11 @@ class Edit:
             raise InterjectionError(_wants_item(event.path, value))
         part = self._selection.part_of(event.path, value, self._heads_of(event))
         new = self._made(self, event, part)
-        return None if new is None else part.put(value, self.cast(event, new))
+        return None if new is None else part.put(value, new)
+
+    def fitting(self, event: Event, part: Part, new: Tensor, *, whole: bool = False) -> Tensor:
+        """Return a tensor as one that can take the place of a part; see `Part.fitting`."""
+        return part.fitting(event.value, self._cast(event, new), whole=whole)
 
     def _heads_of(self, event: Event) -> int | None:
         if not self._selection.splits:
@@ -199,7 +203,7 @@ class Edit:
             self._heads[key] = heads_of(self._root, event, value)
         return self._heads[key]
 
-    def cast(self, event: Event, new: Tensor) -> Tensor:
+    def _cast(self, event: Event, new: Tensor) -> Tensor:
         """Return a tensor of the dtype and on the device of the value, and note where it was of another."""
         value = event.value
         if new.dtype == value.dtype and new.device == value.device:
@@ -217,7 +221,7 @@ class Edit:
 
 
 def _given(new: Tensor) -> Made:
-    return lambda edit, event, part: part.fitting(event.value, new)
+    return lambda edit, event, part: edit.fitting(event, part, new)
 
 
 def _computed(function: Callable[[Tensor], Any]) -> Made:
@@ -227,7 +231,7 @@ def _computed(function: Callable[[Tensor], Any]) -> Made:
             return None
         if not is_tensor(new):
             raise InterjectionError(f"at `{event.path}`: the function gives {_kind(new)}, where a tensor is needed")
-        return part.fitting(event.value, new)
+        return edit.fitting(event, part, new)
 
     return made
 
@@ -253,7 +257,7 @@ class _FromMapping:
         if not is_tensor(found):
             raise InterjectionError(f"at `{path}`: the mapping has {_kind(found)}, where a tensor is needed")
         tensor: Tensor = found
-        return part.fitting(event.value, tensor, whole=True)
+        return edit.fitting(event, part, tensor, whole=True)
 
 
 def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> None:
