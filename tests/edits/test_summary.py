@@ -108,6 +108,12 @@ def test_keywords_and_checkpoints():
     assert with_it < without == 32 * 3
 
 
+def test_parameters_of_scripted_modules():
+    x = torch.ones(2, 3)
+    rows = rows_of(byname.summary(nn.Sequential(torch.jit.trace(nn.Linear(3, 3), x), nn.Linear(3, 1)), x))
+    assert rows[""]["parameters"] == 12 + 4 and rows["0"]["parameters"] == rows["0"]["own_parameters"] == 12
+
+
 def test_edits_count():
     model, x = plain()
     whole = byname.summary(model, x).totals["flops"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from byname.edits.capture import Capture, capture
 from byname.edits.patch import Edit, Made, checked_keys, edit
-from byname.edits.selection import Part, Selection
+from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
 from byname.model.where import unwrapped
 from byname.reading.tensor import is_tensor
@@ -87,7 +87,7 @@ def ablate(
     return edit(model, where, made, selection, call=call, example=example)
 
 
-def _zero(edit: Edit, event: Event, part: Part) -> Tensor:
+def _zero(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
     zero: Tensor = event.value.new_zeros(())
     return zero
 
@@ -124,7 +124,7 @@ class _Gathered(Protocol):
     def add(self, path: str, value: Any) -> None:
         """Add a value of the reference."""
 
-    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+    def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         """Return what takes the place of a part."""
 
 
@@ -163,7 +163,7 @@ class _Means:
         self._first.pop(path, None)  # which is exact to the last digit where it is the only one
         self._sums[path] = sums + total, before + count
 
-    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+    def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         """Return the mean."""
         path = event.path
         sums, count = _of(path, self._sums)
@@ -191,7 +191,7 @@ class _Samples:
             raise InterjectionError(f"`{path}`: the samples of the reference differ in shape, or are none: {shapes}")
         before.append(value)
 
-    def made(self, edit: Edit, event: Event, part: Part) -> Tensor:
+    def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         """Return the value with other samples."""
         values = _of(event.path, self._values)
         if len(values) > 1:

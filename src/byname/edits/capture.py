@@ -85,8 +85,8 @@ class Capture(Mapping[str, Any]):
         self._values, self._gradients, self._owners = _sorted(model, where)
         self._stop = stop
         self._example = example
-        self._held = _Held()
-        self.reader = _Reader(self._held, grad=grad)
+        self._held = _Values()
+        self.reader = _Keeper(self._held, grad=grad)
         self._output: Any = _NOTHING
         self._why_no_output = "the model has not run yet: call the capture with the model's inputs"
         self._running: ExitStack | None = None
@@ -136,7 +136,7 @@ class Capture(Mapping[str, Any]):
 
     def forget(self) -> None:
         """Let go of all values, and wait for no more gradients."""
-        self._held = _Held()
+        self._held = _Values()
         self.reader.held = weakref.ref(self._held)
         self._output = _NOTHING
         if self._let_go is not None:
@@ -202,14 +202,14 @@ class Capture(Mapping[str, Any]):
         return self._table()._repr_html_()
 
 
-class _Held:
+class _Values:
     """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Any]] = {}
 
 
-class _Reader:
+class _Keeper:
     """What is told of the values.
 
     Args:
@@ -217,7 +217,7 @@ class _Reader:
         grad: whether to keep the tensors themselves.
     """
 
-    def __init__(self, held: _Held, *, grad: bool) -> None:
+    def __init__(self, held: _Values, *, grad: bool) -> None:
         self.held = weakref.ref(held)
         self._grad = grad
 

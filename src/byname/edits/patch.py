@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from byname.edits.capture import Capture
 from byname.edits.heads import heads_of
-from byname.edits.selection import Part, Selection
+from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
 from byname.model.items import tensors_in
 from byname.model.where import meaning_of, unwrapped
@@ -23,7 +23,7 @@ from byname.watch.handle import Handle
 
 __all__ = ["Edit", "Made", "checked_keys", "edit", "patch", "steer"]
 
-Made: TypeAlias = Callable[["Edit", Event, Part], Tensor | None]
+Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
 """``(edit, event, part)``: the tensor that takes the place of a part, which ``edit.fitting`` makes; None keeps it."""
 
 
@@ -129,7 +129,7 @@ def steer(
     else:
         raise BadArgumentError(f"vector= is a tensor, or a mapping from paths to tensors; this is {_kind(vector)}")
 
-    def steered(edit: Edit, event: Event, part: Part) -> Tensor | None:
+    def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor | None:
         added = direction(edit, event, part)
         assert added is not None  # it is a tensor that was given
         return part.of(event.value) + scale * added
@@ -190,8 +190,8 @@ class Edit:
         new = self._made(self, event, part)
         return None if new is None else part.put(value, new)
 
-    def fitting(self, event: Event, part: Part, new: Tensor, *, whole: bool = False) -> Tensor:
-        """Return a tensor as one that can take the place of a part; see `Part.fitting`."""
+    def fitting(self, event: Event, part: SelectedPart, new: Tensor, *, whole: bool = False) -> Tensor:
+        """Return a tensor as one that can take the place of a part; see `SelectedPart.fitting`."""
         return part.fitting(event.value, self._cast(event, new), whole=whole)
 
     def _heads_of(self, event: Event) -> int | None:
@@ -225,7 +225,7 @@ def _given(new: Tensor) -> Made:
 
 
 def _computed(function: Callable[[Tensor], Any]) -> Made:
-    def made(edit: Edit, event: Event, part: Part) -> Tensor | None:
+    def made(edit: Edit, event: Event, part: SelectedPart) -> Tensor | None:
         new = function(part.of(event.value).clone())
         if new is None:
             return None
@@ -242,7 +242,7 @@ class _FromMapping:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
-    def __call__(self, edit: Edit, event: Event, part: Part) -> Tensor:
+    def __call__(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         """Return the tensor for a place."""
         path, values = event.path, self._values
         if path not in values:

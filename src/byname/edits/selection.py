@@ -12,7 +12,7 @@ from torch import Tensor
 from byname.errors import BadArgumentError, InterjectionError
 from byname.reading.tensor import is_tensor
 
-__all__ = ["Part", "Selection"]
+__all__ = ["SelectedPart", "Selection"]
 
 Index: TypeAlias = int | slice | Tensor
 """An index, a slice, a one-dimensional tensor of indices, or a boolean mask."""
@@ -57,7 +57,7 @@ class Selection:
         """Whether the dimension of the heads is still to be found."""
         return self.heads is not None and self.dim is None
 
-    def part_of(self, path: str, value: Tensor, heads: int | None = None) -> Part:
+    def part_of(self, path: str, value: Tensor, heads: int | None = None) -> SelectedPart:
         """Return the part of a value that is selected.
 
         Args:
@@ -69,7 +69,7 @@ class Selection:
             InterjectionError: the value has no such part.
         """
         if self._masks:
-            return Part(path, self._words(), None, (), self._mask(path, value))
+            return SelectedPart(path, self._words(), None, (), self._mask(path, value))
         last = value.ndim - 1
         wanted = [("positions", last - 1, self.positions), ("features", last + (heads is not None), self.features)]
         if self.heads is not None:
@@ -81,7 +81,7 @@ class Selection:
             if index is not None:
                 self._refuse_missing(path, name, dim, shape, dims)
                 dims[dim] = self._counted(path, name, index, shape[dim], value.device)
-        return Part(path, self._words(), heads, tuple(sorted(dims.items(), reverse=True)))
+        return SelectedPart(path, self._words(), heads, tuple(sorted(dims.items(), reverse=True)))
 
     def _mask(self, path: str, value: Tensor) -> Tensor:
         mask = self.positions
@@ -135,7 +135,7 @@ def _index(which: Any, name: str) -> Index | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SelectedPart:
     """The part of a tensor that is selected.
 
     Attributes:

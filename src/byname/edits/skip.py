@@ -15,7 +15,7 @@ from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.attachment import Running
 from byname.watch.handle import Handle
-from byname.watch.hooks import Hooks, StandIn
+from byname.watch.hooks import ForwardStandIn, Hooks
 from byname.watch.replace import modules_selected
 
 __all__ = ["skip"]
@@ -122,7 +122,7 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
     return hooks
 
 
-class _Skipped(StandIn):
+class _Skipped(ForwardStandIn):
     """What is called in the place of a module's forward.
 
     Args:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from byname.model.module_tree import is_called, modules_by_path
+from byname.model.module_tree import is_called, is_script, modules_by_path
 from byname.model.where import unwrapped
-from byname.reading.modules import own_parameters, parameters_in
+from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.table import Row, Rows, bytes_text, counted
@@ -156,9 +156,11 @@ def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:
 
 def _row(path: str, module: nn.Module, cost: _Cost) -> ModuleSummary:
     saved = sum(size for _, size in cost.saved.values())
+    inside = _parameters(module)
+    direct = module.parameters(recurse=False) if is_script(module) else own_parameters(module)
     with DisableTorchFunction():
-        parameters = sum(int(one.numel()) for one in parameters_in(module))
-        own = sum(int(one.numel()) for one in {id(one): one for one in own_parameters(module)}.values())
+        parameters = sum(int(one.numel()) for one in inside)
+        own = sum(int(one.numel()) for one in {id(one): one for one in direct}.values())
     return ModuleSummary(
         path=path,
         module=type(module).__name__,
@@ -172,6 +174,13 @@ def _row(path: str, module: nn.Module, cost: _Cost) -> ModuleSummary:
         saved_bytes=saved,
         seconds=cost.seconds,
     )
+
+
+def _parameters(module: nn.Module) -> list[Tensor]:
+    """Return the parameters of a module, each once, also those of scripted modules, which are kept elsewhere."""
+    scripts = [one for one in modules_in(module) if is_script(one)]
+    found = [*parameters_in(module), *(parameter for one in scripts for parameter in one.parameters())]
+    return list({_address(one): one for one in found}.values()) if scripts else found
 
 
 @dataclass(slots=True)
@@ -194,7 +203,7 @@ class _Cost:
 
 
 @dataclass(slots=True)
-class _Call:
+class _ModuleCall:
     """A call of a module that has begun: the meter at its beginning, and what the calls inside it have used."""
 
     module: nn.Module
@@ -216,7 +225,7 @@ class _Meter:
     def __init__(self, root: nn.Module) -> None:
         self.root = root
         self.costs: dict[int, _Cost] = {}
-        self.running: list[_Call] = []
+        self.running: list[_ModuleCall] = []
 
     def during(self) -> Iterator[AbstractContextManager[Any]]:
         """Yield the contexts in which the model runs."""
@@ -232,7 +241,7 @@ class _Meter:
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
-        self.running.append(_Call(module, self.read()))
+        self.running.append(_ModuleCall(module, self.read()))
 
     def ends(self, event: Event) -> None:
         """A call has ended; those inside it that raised have ended before."""
@@ -253,7 +262,7 @@ class _Figures(_Meter):
     def __init__(self, root: nn.Module) -> None:
         super().__init__(root)
         self._counter: Any = FlopCounterMode(display=False)
-        self._parameters = {_address(one) for one in parameters_in(root)}
+        self._parameters = {_address(one) for one in _parameters(root)}
 
     def during(self) -> Iterator[AbstractContextManager[Any]]:
         """Yield what counts operations and saved tensors."""

@@ -19,7 +19,7 @@ Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
 """Empty where it is not known."""
 
 _DEEPEST = 5
-"""The number of modules and variables that are followed, one from the other."""
+"""The number of modules that are followed, one from the other."""
 
 
 def returned_by(module: nn.Module) -> Returned:
@@ -42,68 +42,84 @@ def _of_module(module: nn.Module, depth: int) -> Returned:
     except BadArgumentError:  # it has no Python code
         return ""
     definition = None if function is None else definition_of(stands_for[function.__code__])
-    if definition is None or depth > _DEEPEST:
-        return ""
-    found = {_kind(one, definition, module, depth) for one in _returns(definition) if one is not None}
-    if len(found) == 1 and (kind := found.pop()):
-        return kind
-    containers: list[Returned] = [kind for kind in ("tuple", "dict") if kind in found]
-    if containers:
-        return containers[0]
-    annotated = "" if definition.returns is None else ast.unparse(definition.returns)
-    return "tensor" if annotated in ("Tensor", "torch.Tensor") else ""
+    return "" if definition is None or depth > _DEEPEST else _Forward(module, definition, depth).returned()
 
 
-def _returns(definition: Function) -> Iterator[ast.expr | None]:
-    """Yield what the function itself returns, not a function inside it."""
+class _Forward:
+    """The source of a forward.
+
+    Args:
+        module: the module.
+        definition: the syntax tree of its forward.
+        depth: the number of modules that were followed to this one.
+    """
+
+    def __init__(self, module: nn.Module, definition: Function, depth: int) -> None:
+        self._module = module
+        self._definition = definition
+        self._depth = depth
+        self._own = list(_statements(definition))
+        self._seen: set[str] = set()
+
+    def returned(self) -> Returned:
+        """Return what it returns: as written in a return, else as annotated, else as its variables and calls say."""
+        values = [one.value for one in self._own if isinstance(one, ast.Return) and one.value is not None]
+        plain = [kind for one in values if (kind := _display(one))]
+        annotation = self._definition.returns
+        if plain or not values:
+            return plain[0] if plain else ""
+        if annotation is not None and ast.unparse(annotation) in ("Tensor", "torch.Tensor"):
+            return "tensor"
+        return _either([self._kind(one) for one in values])
+
+    def _kind(self, node: ast.expr) -> Returned:
+        """Return what an expression is."""
+        if isinstance(node, ast.IfExp):
+            return _either([self._kind(node.body), self._kind(node.orelse)])
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            kinds = [self._kind(node.left), self._kind(node.right)]
+            return next((kind for kind in kinds if kind), "")  # both sides are of one kind
+        if isinstance(node, ast.Name) and node.id not in self._seen:
+            self._seen.add(node.id)
+            return _either([self._kind(one) for one in self._assigned(node.id)])
+        inner = self._called(node)
+        return _display(node) if inner is None else _of_module(inner, self._depth + 1)
+
+    def _assigned(self, name: str) -> list[ast.expr]:
+        """Return what a variable is assigned."""
+        assignments = [one for one in self._own if isinstance(one, ast.Assign)]
+        return [one.value for one in assignments if any(_is(target, name) for target in one.targets)]
+
+    def _called(self, node: ast.expr) -> nn.Module | None:
+        """Return the module that ``self.name(...)`` calls."""
+        function = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(function, ast.Attribute) or not _is(function.value, "self"):
+            return None
+        inner: nn.Module | None = self._module.__dict__["_modules"].get(function.attr)
+        return inner
+
+
+def _statements(definition: Function) -> Iterator[ast.AST]:
+    """Yield what is in a function, without the functions inside it."""
     waiting: list[ast.AST] = list(definition.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Return):
-            yield node.value
-        elif not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+        yield node
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef | ast.expr):
             waiting += ast.iter_child_nodes(node)
 
 
-def _kind(node: ast.expr, definition: Function, module: nn.Module, depth: int) -> Returned:
-    """Return what an expression is."""
-    if depth > _DEEPEST:
-        return ""
-    if isinstance(node, ast.Tuple):
-        return "tuple"
-    if isinstance(node, ast.Dict):
-        return "dict"
-    parts = _parts(node, definition)
-    if parts is not None:
-        kinds: set[Returned] = {_kind(one, definition, module, depth + 1) for one in parts}
-        added = isinstance(node, ast.BinOp)  # to a tensor nothing but a tensor can be added
-        certain: list[Returned] = [kind for kind in ("tuple", "dict", "tensor")[: 2 + added] if kind in kinds]
-        return certain[0] if certain else kinds.pop() if len(kinds) == 1 else ""
-    inner = _called(node, module)
-    return "" if inner is None else _of_module(inner, depth + 1)
+def _display(node: ast.expr) -> Returned:
+    return "tuple" if isinstance(node, ast.Tuple) else "dict" if isinstance(node, ast.Dict) else ""
 
 
-def _parts(node: ast.expr, definition: Function) -> list[ast.expr] | None:
-    """Return the expressions one of which decides what this one is; None if there are none."""
-    if isinstance(node, ast.IfExp):
-        return [node.body, node.orelse]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [node.left, node.right]
-    if isinstance(node, ast.Name):
-        found = [one for one in ast.walk(definition) if isinstance(one, ast.Assign)]
-        values = [one.value for one in found if any(_is(target, node.id) for target in one.targets)]
-        return values or None
-    return None
+def _either(kinds: list[Returned]) -> Returned:
+    """Return what one of several is: a container if any is, a tensor if all are."""
+    containers = [kind for kind in kinds if kind in ("tuple", "dict")]
+    if containers:
+        return containers[0]
+    return "tensor" if kinds and all(kind == "tensor" for kind in kinds) else ""
 
 
 def _is(target: ast.expr, name: str) -> bool:
     return isinstance(target, ast.Name) and target.id == name
-
-
-def _called(node: ast.expr, module: nn.Module) -> nn.Module | None:
-    """Return the module that ``self.name(...)`` calls."""
-    function = node.func if isinstance(node, ast.Call) else None
-    if isinstance(function, ast.Attribute) and _is(function.value, "self"):
-        inner: nn.Module | None = module.__dict__["_modules"].get(function.attr)
-        return inner
-    return None

@@ -17,7 +17,7 @@ from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
 from byname.watch.attachment import Running
 
-__all__ = ["Hook", "Hooks", "StandIn", "attachments_of"]
+__all__ = ["Hook", "Hooks", "ForwardStandIn", "attachments_of"]
 
 
 class Hook:
@@ -47,7 +47,7 @@ class _Spent:
         _take_out(module, self)
 
 
-class StandIn:
+class ForwardStandIn:
     """What stands in a module's ``__dict__`` as its forward; copies of the module have what was there before.
 
     Several of one module may be removed in any order.
@@ -79,7 +79,7 @@ class StandIn:
         if module is None:
             return
         above, held = None, module.__dict__.get("forward")
-        while isinstance(held, StandIn) and held is not self:
+        while isinstance(held, ForwardStandIn) and held is not self:
             above, held = held, held.below
         if held is not self:
             return
@@ -260,7 +260,7 @@ def _without_hooks(module: nn.Module) -> Any:
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
     state = dict(reduced[2])
-    while isinstance(state.get("forward"), StandIn):
+    while isinstance(state.get("forward"), ForwardStandIn):
         below = state.pop("forward").below
         state.update({} if below is None else {"forward": below})
     for registry, flags in _REGISTRIES.items():
