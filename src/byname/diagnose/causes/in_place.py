@@ -15,6 +15,7 @@ from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
+from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, base_name, message_of
 from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -120,7 +121,24 @@ class _Change:
             message,
             culprits_of(self.name),
             known_sites(self.saved, where, self._context.noticed),
-            _remedy(change, self.name, self._is_leaf()),
+            self._remedy(change),
+        )
+
+    def _remedy(self, change: Mutation | None) -> str:
+        """Return advice on the code to write instead of the in-place change."""
+        if self._is_leaf():
+            it = self.name.path or "the tensor"
+            return (
+                f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
+            )
+        where = None if change is None else change.site
+        base = self._base()
+        return instead_of(
+            "" if where is None else where.statement,
+            "" if change is None else change.operation,
+            self.name.path,
+            reads_it=where is not None and where == self.saved,
+            keeps_graph=base is not None and fact(base, "grad_fn") is not None,
         )
 
     def _stepped(self, where: Site | None, what: str) -> Finding:
@@ -151,56 +169,6 @@ class _Change:
                 if any(one is base for one in group["params"]):
                     return type(optimizer).__name__
         return ""
-
-
-def _remedy(change: Mutation | None, name: Name, is_leaf: bool) -> str:
-    """Return advice on the code to write instead of the in-place change."""
-    it = name.path or "the tensor"
-    if is_leaf:
-        return f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
-    rewritten = None if change is None or change.site is None else _rewritten(change.site.statement, change.operation)
-    if rewritten is not None:
-        return f"write it out of place: {rewritten}"
-    return (
-        f"change a copy instead: take {it}.clone() before the change, or use an operation that returns a new tensor "
-        "(no trailing underscore, inplace=False, no out=; torch.where to change some elements)"
-    )
-
-
-def _rewritten(statement: str, operation: str) -> str | None:
-    """Return ``h += b`` as ``h = h + b`` and ``h.relu_()`` as ``h = h.relu()``; None for anything less plain."""
-    try:
-        parsed = ast.parse(statement).body[0]
-    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
-        return None
-    if isinstance(parsed, ast.AugAssign) and _is_path(parsed.target):
-        value = ast.BinOp(ast.parse(ast.unparse(parsed.target), mode="eval").body, parsed.op, parsed.value)
-        return f"{ast.unparse(parsed.target)} = {ast.unparse(value)}"
-    call = parsed.value if isinstance(parsed, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != operation:
-        return None
-    receiver, method = call.func.value, operation.removesuffix("_")
-    plain = method != operation and method not in _NO_PLAIN_FORM and _is_path(receiver)
-    if (
-        not plain
-        or ast.unparse(receiver).rpartition(".")[2] in _NAMESPACES
-        or any(k.arg == "out" for k in call.keywords)
-    ):
-        return None
-    call.func.attr = method
-    return f"{ast.unparse(receiver)} = {ast.unparse(call)}"
-
-
-_NAMESPACES = frozenset("torch F functional nn init special linalg fft".split())
-_NO_PLAIN_FORM = frozenset("copy zero fill set normal uniform random bernoulli exponential requires_grad".split())
-"""In-place methods without a counterpart that has no underscore and computes the same values."""
-
-
-def _is_path(node: ast.expr) -> bool:
-    """Return whether an expression is a variable, or an attribute or item of one."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return isinstance(node, ast.Name)
 
 
 def leaf_in_place(context: FailureContext, error: BaseException) -> Finding | None:

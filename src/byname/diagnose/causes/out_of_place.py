@@ -1,0 +1,161 @@
+"""Out of place: the line to write instead of one that changed a tensor in place, made from its own source."""
+
+from __future__ import annotations
+
+import ast
+
+__all__ = ["instead_of"]
+
+
+def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:
+    """Return advice on what to write instead of a statement that changes a tensor in place.
+
+    Args:
+        statement: the source of the statement; empty if it is unknown.
+        operation: the name of the function that it calls, such as ``add_``.
+        variable: the name of the tensor that autograd had saved; empty if it has none.
+        reads_it: whether autograd saved the tensor during the same statement.
+        keeps_graph: whether the changed tensor is the result of an operation since.
+    """
+    parsed = _parsed(statement)
+    target = None if parsed is None else _target(parsed, operation)
+    if parsed is None or target is None:
+        return _in_general(variable)
+    if not _is_part(target, variable):
+        plain = _rewritten(parsed, operation)
+        return f"write it out of place: {plain}" if plain else _on_a_copy(target, statement)
+    whole = _whole(target)
+    reading = _reading_copies(parsed, ast.unparse(whole)) if reads_it else None
+    if reading is not None:
+        return (
+            f"let it read a copy of what it changes: {reading}; or collect the parts in a list, and join them at the "
+            "end with torch.stack"
+        )
+    if keeps_graph and isinstance(whole, ast.Attribute) and isinstance(parsed, ast.Assign):
+        return _on_a_copy(whole, statement) + _if_carried(parsed, ast.unparse(whole))
+    return _on_a_copy(whole, statement)
+
+
+def _parsed(statement: str) -> ast.stmt | None:
+    try:
+        return ast.parse(statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+        return None
+
+
+def _target(parsed: ast.stmt, operation: str) -> ast.expr | None:
+    """Return the variable, attribute or item that a statement changes; None if its source does not tell."""
+    target: ast.expr | None = None
+    if isinstance(parsed, ast.AugAssign):
+        target = parsed.target
+    elif isinstance(parsed, ast.Assign) and len(parsed.targets) == 1 and isinstance(parsed.targets[0], ast.Subscript):
+        target = parsed.targets[0]
+    elif isinstance(parsed, ast.Expr):
+        target = _receiver(parsed.value, operation)
+    return target if target is not None and _is_path(target) else None
+
+
+def _receiver(call: ast.expr, operation: str) -> ast.expr | None:
+    """Return ``h`` of ``h.relu_()``, also where more calls follow: ``h.sub_(m).div_(s)``."""
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        if any(keyword.arg == "out" for keyword in call.keywords):
+            return None
+        receiver = call.func.value
+        if call.func.attr == operation and operation.endswith("_"):
+            return None if ast.unparse(receiver).rpartition(".")[2] in _NAMESPACES else receiver
+        call = receiver
+    return None
+
+
+_NAMESPACES = frozenset("torch F functional nn init special linalg fft".split())
+_NO_PLAIN_FORM = frozenset("copy zero fill set normal uniform random bernoulli exponential requires_grad".split())
+"""In-place methods without a counterpart that has no underscore and computes the same values."""
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Return whether an expression is a variable, or an attribute or item of one."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _is_part(target: ast.expr, variable: str) -> bool:
+    """Return whether a path is a part of a tensor, which out of place would be assigned in place all the same.
+
+    ``y[..., :2]`` is; ``states[0]`` is an item of a list unless `variable` says that ``states`` is the tensor.
+    """
+    if not isinstance(target, ast.Subscript):
+        return False
+    if isinstance(target.slice, ast.Slice | ast.Tuple):
+        return True
+    if isinstance(target.slice, ast.Constant) and target.slice.value is Ellipsis:
+        return True
+    return ast.unparse(_whole(target)).rpartition(".")[2] == variable.rpartition(".")[2]
+
+
+def _whole(target: ast.expr) -> ast.expr:
+    """Return ``y`` of ``y[0][:, 1]``."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target
+
+
+def _rewritten(parsed: ast.stmt, operation: str) -> str | None:
+    """Return ``h += b`` as ``h = h + b`` and ``h.relu_()`` as ``h = h.relu()``; None for anything less plain."""
+    if isinstance(parsed, ast.AugAssign):
+        value = ast.BinOp(ast.parse(ast.unparse(parsed.target), mode="eval").body, parsed.op, parsed.value)
+        return f"{ast.unparse(parsed.target)} = {ast.unparse(value)}"
+    call = parsed.value if isinstance(parsed, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != operation:
+        return None
+    receiver, method = ast.unparse(call.func.value), operation.removesuffix("_")
+    if method in _NO_PLAIN_FORM:
+        return None
+    call.func.attr = method
+    return f"{receiver} = {ast.unparse(call)}"
+
+
+def _reading_copies(parsed: ast.stmt, whole: str) -> str | None:
+    """Return ``h[t + 1] = f(h[t])`` as ``h[t + 1] = f(h[t].clone())``; None if the value does not read the tensor."""
+    if not isinstance(parsed, ast.Assign | ast.AugAssign):
+        return None
+    before = ast.unparse(parsed)
+    value: ast.expr = _Copies(whole).visit(parsed.value)  # type: ignore[assignment]
+    parsed.value = value
+    after = ast.unparse(parsed)
+    return None if after == before else after
+
+
+class _Copies(ast.NodeTransformer):
+    """Puts ``.clone()`` behind what is read of one tensor."""
+
+    def __init__(self, whole: str) -> None:
+        self._whole = whole
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "dtype", "device", "ndim", "clone"):
+            return node
+        if isinstance(node, ast.expr) and ast.unparse(_whole(node)) == self._whole:
+            return ast.Call(ast.Attribute(node, "clone", ast.Load()), [], [])
+        return self.generic_visit(node)
+
+
+def _on_a_copy(target: ast.expr, statement: str) -> str:
+    path = ast.unparse(target)
+    return f"change a copy instead: put `{path} = {path}.clone()` on the line before `{statement}`"
+
+
+def _if_carried(parsed: ast.Assign, path: str) -> str:
+    """Return what to write if the tensor lives on, so that the next iteration would meet this one's graph."""
+    target, value = ast.unparse(parsed.targets[0]), ast.unparse(parsed.value)
+    return (
+        f". If a later iteration reads `{path}`, put `{path} = {path}.detach().clone()` there, and write without the "
+        f"graph: {target} = ({value}).detach()"
+    )
+
+
+def _in_general(variable: str) -> str:
+    return (
+        f"change a copy instead: take {variable or 'the tensor'}.clone() before the change, or use an operation that "
+        "returns a new tensor (no trailing underscore, inplace=False, no out=; torch.where to change some elements)"
+    )
