@@ -103,3 +103,138 @@ def test_a_bank_that_is_carried_on_is_written_without_its_graph(tmp_path):
     statement = "self.bank[idx] = 0.5 * self.bank[idx] + 0.5 * f"
 
     assert run(put_before(BANK, line, statement).replace(statement, written), tmp_path) is None
+
+
+LSTM = """
+rnn = nn.LSTM(3, 4)
+optimizer = torch.optim.SGD(rnn.parameters(), 0.1)
+state = None
+for _ in range(3):
+    out, state = rnn(torch.randn(5, 2, 3), state)
+    loss = out.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+LSTM_IN_PARTS = """
+rnn = nn.LSTM(3, 4)
+optimizer = torch.optim.SGD(rnn.parameters(), 0.1)
+h = c = torch.zeros(1, 2, 4)
+for _ in range(3):
+    out, (h, c) = rnn(torch.randn(5, 2, 3), (h, c))
+    loss = out.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+ON_A_MODULE = """
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+        self.hidden = torch.zeros(2, 4)
+    def forward(self, x):
+        self.hidden = self.cell(x, self.hidden)
+        return self.hidden.sum()
+model = Remembers()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    loss = model(torch.randn(2, 3))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+IN_A_LIST = """
+cells = nn.ModuleList([nn.GRUCell(3, 4), nn.GRUCell(4, 4)])
+optimizer = torch.optim.SGD(cells.parameters(), 0.1)
+states = [torch.zeros(2, 4) for _ in cells]
+for _ in range(3):
+    x = torch.randn(2, 3)
+    for k, cell in enumerate(cells):
+        x = states[k] = cell(x, states[k])
+    loss = x.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+IN_A_CACHE = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Linear(8, 8)
+        self.cache = torch.zeros(4, 16, 8)
+    def forward(self, x):
+        k = self.key(x)
+        self.cache[:, : x.shape[1]] = k
+        return (x @ self.cache.mT).softmax(-1) @ self.cache
+layers = nn.Sequential(Attention(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+for _ in range(3):
+    loss = layers(torch.randn(4, 10, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+REPLAYED = """
+encoder = nn.Linear(3, 4)
+optimizer = torch.optim.SGD(encoder.parameters(), 0.1)
+episode = []
+for _ in range(3):
+    episode.append(encoder(torch.randn(2, 3)).tanh())
+    loss = torch.stack(episode).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+CARRIED = {
+    "state": LSTM,
+    "h, c": LSTM_IN_PARTS,
+    "self.hidden": ON_A_MODULE,
+    "states[k]": IN_A_LIST,
+    "layers[0].cache": IN_A_CACHE,
+    "episode[0]": REPLAYED,
+}
+
+
+@pytest.mark.parametrize("retains", [False, True])
+@pytest.mark.parametrize("carrier", CARRIED)
+def test_a_state_that_is_carried_over_is_named_and_its_remedy_mends_the_program(carrier, retains, tmp_path):
+    if retains and carrier in ("layers[0].cache", "episode[0]"):
+        pytest.skip("nothing fails there: no saved value is changed")
+    source = CARRIED[carrier].replace("backward()", "backward(retain_graph=True)" if retains else "backward()")
+    why = explained(source, tmp_path)
+    line = re.search("put `([^`]*)` after the backward|after the backward, `([^`]*)`", why.remedy)
+    mended = CARRIED[carrier].replace("loss.backward()", f"loss.backward()\n    {line[1] or line[2]}")
+
+    assert why.cause == ("optimizer-step-between" if retains else "backward-twice")
+    assert f"`{carrier}`" in why.message
+    assert run(mended, tmp_path) is None
+
+
+def test_what_a_distribution_keeps_is_the_part_that_two_losses_share(tmp_path):
+    source = """
+p = torch.tensor(0.2, requires_grad=True)
+pi = torch.distributions.Bernoulli(p)
+first = 2 * pi.log_prob(torch.tensor(1.0))
+second = 3 * pi.log_prob(torch.tensor(0.0))
+first.backward()
+second.backward()
+"""
+    why = explained(source, tmp_path)
+
+    assert [str(name) for name in why.culprits] == ["pi.logits"]
+    assert run(source.replace("first.backward()\nsecond", "(first + second)"), tmp_path) is None
+
+
+def test_a_backward_in_a_helper_is_told_with_the_call_that_failed(tmp_path):
+    source = """
+def update(loss):
+    loss.backward()
+shared = torch.ones(3, requires_grad=True).exp()
+one, other = shared.sum(), shared.mean()
+update(one)
+update(other)
+"""
+    why = explained(source, tmp_path)
+
+    assert str(why.sites[-1].caller) == "program.py:7"

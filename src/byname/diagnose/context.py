@@ -20,10 +20,10 @@ from byname.naming.name import Name
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
 from byname.reading.arguments import living_optimizers
-from byname.reading.frames import Place, places_of
+from byname.reading.frames import Place, called_from, locals_of, places_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.source.location import Site, is_torch, locate
+from byname.source.location import Instruction, Site, is_torch, locate
 from byname.tracking.lookup import site_of_tensor
 
 __all__ = ["FailureContext", "base_name", "context_of", "made_at", "message_of"]
@@ -73,8 +73,21 @@ class FailureContext:
     @cached_property
     def noticed(self) -> Site | None:
         """The user's line at which the error came up; for a failed backward, the line that called it."""
-        frame = self.users_place
-        return None if frame is None else locate(frame.frame.f_code, frame.instruction).site
+        place = self.users_place
+        return None if place is None else locate(place.frame.f_code, place.instruction, self._caller(place)).site
+
+    def _caller(self, place: Place) -> Instruction | None:
+        """Return the instruction that called the function of a place; None if that function is not a helper."""
+        called = called_from(place.frame)
+        outer = self.places[self.places.index(place) + 1 :]
+        # not called[1]: a frame that handles the error has gone on since
+        calls = ((one.frame.f_code, one.instruction) for one in outer if called and one.frame.f_code is called[0])
+        return next(calls, None)
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables that the line which called backward can read; none without an error."""
+        place = self.users_place
+        return {} if place is None else {**place.frame.f_globals, **dict(locals_of(place.frame))}
 
     @cached_property
     def users_place(self) -> Place | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from byname.autograd.slots import slots_of
+from byname.diagnose.causes.carrier import Carrier, carrier_of, letting_go
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import freed_by
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -16,8 +17,8 @@ from byname.source.location import Site
 __all__ = ["backward_twice"]
 
 _SAME_LINE = (
-    "if {it} is a state that is carried over, {detach}; if it depends on parameters, compute it inside the iteration. "
-    "retain_graph=True would keep every earlier iteration in memory"
+    "if {it} is carried over from an earlier iteration, {detach}; if it depends on parameters, compute it inside the "
+    "iteration. retain_graph=True would keep every earlier iteration in memory"
 )
 _OTHER_LINE = (
     "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
@@ -64,27 +65,24 @@ def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Ite
 
 
 def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
-    variable, made = context.variable(number, stamped), context.site(number)
+    carrier = carrier_of(context, number, stamped)
+    if carrier is None:
+        carrier = Carrier(context.variable(number, stamped), context.site(number), None)
+    variable, made = carrier.name, carrier.made
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.site
-    it = quote(variable)
     where = f", made at {made}," if made is not None and variable.path else ""
+    where = where or ("" if carrier.join is None else f", which is written{at(carrier.join)} and carries the graph on,")
     by = f"the backward{at(freed)} freed them" if run is not None else "an earlier backward freed them"
     message = (
-        f"this backward{at(context.noticed)} goes through {it}{where} but the tensors that autograd "
+        f"this backward{at(context.noticed)} goes through {quote(variable)}{where} but the tensors that autograd "
         f"saved there are gone: {by}"
     )
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     name = f"`{variable.path}`" if variable.path else "it"
-    sites = known_sites(made, freed, context.noticed)
-    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name, detach=_detach(variable)))
-
-
-def _detach(variable: Name) -> str:
-    path = variable.path
-    if not path or len(_each(variable)) > 1:
-        return "detach it at the beginning of each iteration"
-    return f"begin each iteration with `{path} = {path}.detach()`"
+    sites = known_sites(made, carrier.join, freed, context.noticed)
+    detach = letting_go(context, variable, made)
+    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name, detach=detach))
 
 
 def _each(variable: Name) -> tuple[Name, ...]:

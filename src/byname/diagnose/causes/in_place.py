@@ -15,8 +15,10 @@ from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
+from byname.diagnose.causes.carrier import Carrier, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, base_name, message_of
+from byname.diagnose.engine import first_run
 from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_at, unnamed
@@ -143,13 +145,24 @@ class _Change:
 
     def _stepped(self, where: Site | None, what: str) -> Finding:
         message = f"this backward needs {quote(self.name)} as it was{at(self.saved)}; {what}{at(where)}"
-        return Finding(
-            "optimizer-step-between",
-            message,
-            culprits_of(self.name),
-            known_sites(self.saved, where, self._context.noticed),
-            "call every backward before the step, or compute the forward again after it",
-        )
+        remedy = "call every backward before the step, or compute the forward again after it"
+        carrier = self._carrier()
+        names = [self.name]
+        if carrier is not None:
+            message += f". {quote(carrier.name)} carries the graph of an earlier iteration over"
+            remedy = f"{letting_go(self._context, carrier.name, carrier.made)}; retain_graph=True is not needed then"
+            names.append(carrier.name)
+        sites = known_sites(self.saved, where, self._context.noticed)
+        return Finding("optimizer-step-between", message, culprits_of(*names), sites, remedy)
+
+    def _carrier(self) -> Carrier | None:
+        """Return the variable that carries over the node from an earlier backward call of the same line, if it does."""
+        nodes = self._context.walk.nodes
+        run = first_run(nodes[self._slot.number])
+        if run is None or run.site is None or run.site != self._context.noticed:
+            return None
+        earlier = {number for number, node in enumerate(nodes[1:], 1) if first_run(node) is not None}
+        return carrier_of(self._context, self._slot.number, earlier)
 
     def _is_leaf(self) -> bool:
         """Return whether the tensor is a leaf that requires grad, so that no changed copy can take its name."""

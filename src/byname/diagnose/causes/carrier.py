@@ -1,0 +1,137 @@
+"""Carrier: the variable that brings the graph of an earlier backward call into the graph of this one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from byname.diagnose.context import FailureContext
+from byname.diagnose.failing_expression import FailingExpression
+from byname.naming.name import Name
+from byname.reading.quiet import DisableTorchFunction
+from byname.source.location import Site
+
+__all__ = ["Carrier", "carrier_of", "letting_go"]
+
+
+class Carrier(NamedTuple):
+    """A variable whose value has a graph that an earlier backward call has run.
+
+    Attributes:
+        name: the variable.
+        made: the line that made its value, if known.
+        join: the line that wrote a part of it in place, and so joined the graph of this iteration to it; else None.
+    """
+
+    name: Name
+    made: Site | None
+    join: Site | None
+
+
+def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> Carrier | None:
+    """Return the variable by which the graph gets at a node of an earlier backward call.
+
+    Args:
+        context: the graph.
+        number: the node.
+        earlier: the nodes that an earlier backward call has run.
+    """
+    describer, written = context.describer, None
+    with DisableTorchFunction():
+        for node in _upwards(context, number, earlier):
+            later = [user for user in context.walk.users[node] if user and user not in earlier]
+            name = describer.living_result(node) if later else None
+            if name is not None and not name.relation:
+                return Carrier(name, context.site(node), None)
+            changed = next((user for user in later if context.walk.name(user).startswith("CopySlices")), None)
+            name = None if changed is None else describer.living_result(changed)
+            if changed is not None and name is not None:
+                written = written or Carrier(name, None, context.site(changed))
+            if later and written is None:
+                written = _rebound(context, node, later[0])
+    return written
+
+
+def _rebound(context: FailureContext, node: int, user: int) -> Carrier | None:
+    """Return what one statement reads and binds again, if it made both a node and its user: ``h = cell(x, h)``."""
+    spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
+    made = context.site(node)
+    if spot is None or made != spot.site:
+        return None
+    paths = _carried(spot.site.statement)
+    known = context.variable(node)
+    carried = replace(known, path=", ".join(paths), how="local", exact=False, relation="", distance=0)
+    return Carrier(carried, made, None) if paths else None
+
+
+def _carried(statement: str) -> list[str]:
+    """Return the variables that a statement reads and binds: of ``out, (h, c) = rnn(x, (h, c))`` these are h and c."""
+    try:
+        parsed = ast.parse(statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+        return []
+    if not isinstance(parsed, ast.Assign):
+        return []
+    read = {ast.unparse(part) for part in ast.walk(parsed.value) if isinstance(part, ast.expr)}
+    bound = [part for target in parsed.targets for part in _bound(target) if ast.unparse(part) in read]
+    lasting = [part for part in bound if not isinstance(part, ast.Name)]  # x = states[k] = cell(x, states[k])
+    return [ast.unparse(part) for part in lasting or bound]
+
+
+def _bound(target: ast.expr) -> list[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [one for part in target.elts for one in _bound(part)]
+    return [target]
+
+
+def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> Iterator[int]:
+    """Yield a node and those of the earlier call that use it, the nearest first."""
+    waiting, seen = [number], {number}
+    for node in waiting:
+        yield node
+        users = [user for user in context.walk.users[node] if user in earlier and user not in seen]
+        seen.update(users)
+        waiting += users
+
+
+def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
+    """Return how a value that is carried over loses its graph, with a line for the place after the backward."""
+    paths = [_from_outside(context, path) for path in name.path.split(", ")]
+    if len(paths) > 1 and all(paths):
+        return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"
+    if not name.path or not paths[0]:
+        return "detach it at the beginning of each iteration"
+    path = paths[0]
+    holder = path[: path.rindex("[")] if path.endswith("]") else path
+    kind = _kind(context, holder)
+    if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
+        return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
+    if kind in (list, tuple):
+        parts = f"one.detach() for one in {holder}"
+        return f"put `{holder} = {f'[{parts}]' if kind is list else f'tuple({parts})'}` after the backward"
+    return f"put `{path} = {path}.detach()` after the backward"
+
+
+def _from_outside(context: FailureContext, path: str) -> str:
+    """Return a path as the line that called backward can write it; empty if that is unknown."""
+    here, root = context.variables(), path.split(".")[0].split("[")[0]
+    if root in here:
+        return path
+    names = filter(None, map(context.describer.living_result, context.describer.numbers()))
+    ending = path.removeprefix("self")
+    return next((name.path for name in names if path.startswith("self.") and name.path.endswith(ending)), "")
+
+
+def _kind(context: FailureContext, path: str) -> type | None:
+    """Return the type of what a variable holds at the line that called backward; None if that is unknown."""
+    try:
+        node = ast.parse(path, mode="eval").body
+    except SyntaxError:  # the name of a value that no expression reaches
+        return None
+    value = FailingExpression(node, _NOWHERE, context.variables()).value(node)
+    return None if value is None else type(value)
+
+
+_NOWHERE = compile("", "<nowhere>", "exec")
