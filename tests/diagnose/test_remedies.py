@@ -238,3 +238,46 @@ update(other)
     why = explained(source, tmp_path)
 
     assert str(why.sites[-1].caller) == "program.py:7"
+
+
+INFERENCE = """
+encoder = nn.Linear(3, 3)
+with torch.inference_mode():
+    z = torch.randn(2, 3)
+"""
+
+
+@pytest.mark.parametrize("statement", ["loss = encoder(z).sum()", "z.add_(1)", "z.requires_grad_()"])
+def test_a_copy_of_a_tensor_made_in_inference_mode_can_be_used(statement, tmp_path):
+    source = f"{INFERENCE}{statement}\n"
+    why = explained(source, tmp_path)
+
+    assert why.cause == "inference-tensor"
+    assert [str(name) for name in why.culprits] == ["z"]
+    assert [site.line for site in why.sites] == [4, 5]
+    line = re.search("put `(.*?)` on the line before this one", why.remedy)[1]
+    assert run(put_before(source, line, statement), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("views", "statement"),
+    [
+        ("for row in x:", "    row.mul_(2)"),
+        ("for row in x.unbind():", "    row.sub_(1).div_(2)"),
+        ("a, b = x.chunk(2)", "a += 1"),
+        ("a, b = x.split(2)", "a[0] = 1"),
+    ],
+)
+def test_one_of_several_views_is_changed_out_of_place(views, statement, tmp_path):
+    source = f"x = torch.ones(4, 2, requires_grad=True) * 2\n{views}\n{statement}\nx.sum().backward()\n"
+    why = explained(source, tmp_path)
+
+    assert why.cause == "view-in-place"
+    assert [str(name) for name in why.culprits] == [re.match(r"\w+", statement.strip())[0]]
+    before = re.search("put `(.*?)` on the line before `(.*?)`", why.remedy)
+    plain = re.search(r"write it out of place: (.*?)\. The tensor", why.remedy)
+    if before is not None:
+        mended = put_before(source, *before.groups())
+    else:
+        mended = source.replace(statement.strip(), plain[1])
+    assert run(mended, tmp_path) is None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
+from byname.diagnose.causes.forbidden import inference_tensor, view_in_place
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified
 from byname.diagnose.causes.non_leaf import non_leaf_grad
@@ -135,6 +136,8 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"backward through the graph a second time|saved tensors after they have", backward_twice),
     (RuntimeError, r"has been modified by an inplace operation", _modified),
     (RuntimeError, r"leaf Variable that requires grad is being used in an in-place", leaf_in_place),
+    (RuntimeError, r"is a view and is being modified inplace.*returns multiple views", view_in_place),
+    (RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)", inference_tensor),
     (RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad", no_grad_path),
     (RuntimeError, r"differentiated Tensor.* not have been used in the graph", unused_input),
     (RuntimeError, r"differentiated Tensors does not require grad", input_without_grad),

@@ -31,6 +31,8 @@ CAUSES = (
     "modified-in-place",
     "optimizer-step-between",
     "leaf-in-place",
+    "view-in-place",
+    "inference-tensor",
     "no-grad-path",
     "detached-parameter",
     "non-leaf-grad",
