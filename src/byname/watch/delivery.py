@@ -1,4 +1,4 @@
-"""How does a value get from a tap to the callback? Whole, item by item, or its gradient once there is one."""
+"""Delivery: a value on its way from a tap to the callback: the whole, its items, or later its gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Deliver: TypeAlias = Callable[..., Any]
 
 
 def delivery(running: Running, spot: Spot) -> Deliver:
-    """What a tap calls with each value that passes a spot."""
+    """Return the function that a tap calls with each value at a spot."""
     if spot.gradient:
         return OfGradients(running, spot)
     if spot.items:
@@ -33,7 +33,7 @@ def delivery(running: Running, spot: Spot) -> Deliver:
 
 
 class _OfItems:
-    """Tells of the items of a value that a path means."""
+    """Report the items of a value that a path means."""
 
     def __init__(self, running: Running, spot: Spot) -> None:
         self._running = running
@@ -49,7 +49,7 @@ class _OfItems:
         return value
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
-        """The items of a value that the path means; it is noted where there is none."""
+        """Return the items of a value that the path means; if there are none, note it."""
         spot, noted = self._spot, self._running.heard.lacking
         found, known = items_in(value, spot.items), noted.get(self._asked)
         if found and known != "":
@@ -59,7 +59,7 @@ class _OfItems:
         return items_in(value, spot.items, spot.without) if spot.without else found
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Tells of one item; what takes its place."""
+        """Report one item; return what replaces it."""
         spot = self._spot
         return self._running.event(self._path(segments), spot.module, one, inputs, before, spot.kind)
 
@@ -72,7 +72,7 @@ class _OfItems:
 
 
 class OfGradients(_OfItems):
-    """Waits for the gradients of the tensors in a value."""
+    """Wait for the gradients of the tensors in a value."""
 
     def __init__(self, running: Running, spot: Spot) -> None:
         super().__init__(running, spot)
@@ -80,7 +80,7 @@ class OfGradients(_OfItems):
         self._places: dict[Segments, GradientPlace] = {}
 
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Waits for the gradients of a value, which stays as it is."""
+        """Wait for the gradients of a value, and return the value as it is."""
         if self._spot.items or not is_tensor(value):
             return super().__call__(value, inputs, before)
         if self._running.hears():
@@ -88,14 +88,14 @@ class OfGradients(_OfItems):
         return value
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Waits for the gradients of one item, which stays as it is."""
+        """Wait for the gradients of one item, and return the item as it is."""
         if self._running.hears():
             for inner, tensor in tensors_in(one):
                 self._wait_for((*segments, *inner), tensor, inputs)
         return one
 
     def place(self, segments: Segments = ()) -> GradientPlace:
-        """Where the gradients of one item, or of the whole value, are told."""
+        """Return the place at which the gradients of one item, or of the whole value, are reported."""
         place = self._places.get(segments)
         if place is None:
             place = GradientPlace(self._running, self._path(segments), self._spot)
@@ -119,11 +119,11 @@ class OfGradients(_OfItems):
             running.notes.setdefault(f"`{path}`: no gradient flows there, the value does not require one")
 
     def _was_given(self, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> bool:
-        """Whether the tensor may be older than the call or the function in which it is met."""
+        """Return whether the tensor may be older than the call or function in which it was observed."""
         return self._spot.kind == "variable" or any(tensor is one for one in inputs)
 
     def _was_there_before(self, path: str, call: int, tensor: torch.Tensor, recomputed: bool) -> bool:
-        """Whether the second run of a checkpoint has come to a value whose gradient the first run waits for already.
+        """Return whether a recomputation has reached a value whose gradient the first run waits for already.
 
         That is so for what is given to the checkpoint: it is the same tensor, or another for the same memory whose
         gradient flows on to it.
@@ -136,7 +136,7 @@ class OfGradients(_OfItems):
 
 
 class GradientPlace:
-    """A place whose gradients are told.
+    """A place whose gradients are reported.
 
     Attributes:
         running, path, module, kind: what its events say.
@@ -154,17 +154,17 @@ class GradientPlace:
         self.waited = self.told = False
 
     def waiting(self, call: int, iteration: int, *, recomputed: bool) -> ValueGradient:
-        """What to hook to a value that passes now."""
+        """Return the hook for a value of the present call."""
         stamp = self.running.stamp
         return ValueGradient(self, call, iteration, None if stamp is None else stamp(iteration), recomputed)
 
     def missed(self) -> None:
-        """A backward has had a gradient that is out of reach."""
+        """Note that a gradient of a backward was out of reach."""
         self.running.notes.setdefault(missed_at(self.path))
 
 
 class ValueGradient:
-    """Is called with the gradient of one value when there is one: the hook of its tensor.
+    """The hook of a tensor, called with the gradient of one value.
 
     Attributes:
         then: what is called next with the same gradient.
@@ -181,7 +181,7 @@ class ValueGradient:
         self.then: ValueGradient | None = None
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """A backward has the gradient; what takes its place, or None."""
+        """Report the gradient; return what replaces it, or None."""
         place = self.place
         running = place.running
         here = running.thread.here
@@ -207,7 +207,7 @@ class ValueGradient:
         return None if new is gradient else new
 
     def append(self, other: ValueGradient) -> None:
-        """Has another called with what this one has made of the gradient."""
+        """Add a hook that is called with what this one has made of the gradient."""
         last = self
         while last.then is not None:
             last = last.then
@@ -215,7 +215,7 @@ class ValueGradient:
 
 
 class ReshapedGradient(ValueGradient):
-    """The same where the value is a view of a hidden base: the hook of the node of that base.
+    """The same for a value that is a view of a hidden base: a hook of the node of that base.
 
     Attributes:
         size: the shape of the value.
@@ -227,7 +227,7 @@ class ReshapedGradient(ValueGradient):
     slot: int
 
     def __call__(self, gradients: Any) -> Any:
-        """A backward has the gradients of the node."""
+        """Report the gradient of the base."""
         slot = self.slot
         whole = gradients[slot]
         if whole is None:
@@ -237,7 +237,7 @@ class ReshapedGradient(ValueGradient):
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie at the same place in memory."""
+    """Return whether two tensors lie at the same place in memory."""
     with DisableTorchFunction():
         if one.layout != torch.strided or other.layout != torch.strided:
             return False

@@ -25,7 +25,7 @@ def follow_forwards(
     enabled: bool = True,
     well: Callable[[], None] | None = None,
 ) -> Handle:
-    """Has the outermost forwards of a model told; compiled functions run compiled as before.
+    """Call functions when outermost forwards of a model begin and end; compiled functions stay compiled.
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 3)
@@ -52,7 +52,7 @@ def follow_forwards(
 
 
 def _nothing(*_: object) -> None:
-    """No value is told."""
+    """Do nothing with values."""
 
 
 class _Here(threading.local):
@@ -61,7 +61,7 @@ class _Here(threading.local):
 
 
 class Iterations:
-    """Follows the forwards of the model, and does what is due when one begins or ends.
+    """Follow the forwards of a model, and run what is due when one begins or ends.
 
     Args:
         running: numbers the iterations.
@@ -92,20 +92,20 @@ class Iterations:
         self._whole = False
 
     def install(self) -> None:
-        """All taps are in place: what runs from now on is told as a whole."""
+        """Begin to report; all taps are installed, so what runs from now on is reported completely."""
         self._time += 1
         self._whole = True
 
     def remove(self) -> None:
-        """What still runs is told in part."""
+        """End; a forward that still runs is reported only in part."""
         self._whole = False
 
     def begin_with(self, hooks: Hooks) -> None:
-        """The hook that has to come before all others of the attachment."""
+        """Register the hook that must run before all others of the attachment."""
         hooks.before(self._running.model, self._begin)
 
     def end_with(self, hooks: Hooks) -> None:
-        """The hooks that have to come after all others of the attachment."""
+        """Register the hooks that must run after all others of the attachment."""
         hooks.after(self._running.model, self._well)
         hooks.after(self._running.model, self._end, always=True)
 

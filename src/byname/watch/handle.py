@@ -1,4 +1,4 @@
-"""What holds something that was attached to a model, and takes it off again?"""
+"""Handle: an object that keeps what was attached to a model, and removes it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ place (2.13)."""
 
 
 class Tap(Protocol):
-    """A way to get at values: hooks of modules, the source of a method, a function mode."""
+    """One way to observe values: hooks of modules, rewritten source of a method, a function mode."""
 
     def install(self) -> None:
-        """Puts everything in place."""
+        """Install everything."""
 
     def remove(self) -> None:
-        """Takes everything off; the model is as before. May be called where it was installed in part, and again."""
+        """Remove everything, so that the model is as before; it may be partly installed, or removed already."""
 
 
 class Handle:
-    """What has been attached; also a context manager that removes it at the end.
+    """The handle of an attachment; also a context manager that removes the attachment at the end.
 
         >>> import torch
         >>> from byname.watch.attach import attach
@@ -71,16 +71,16 @@ class Handle:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The places, without wildcards. Operations are known once they have run."""
+        """Paths of the places, without wildcards. Operations are known once they have run."""
         return tuple(self._paths)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing, in sentences."""
+        """Sentences about side effects of observing, and about places that could not be reached."""
         return tuple(map(printable, self._all_notes()))
 
     def _all_notes(self) -> dict[str, None]:
-        """The notes, with those for which the whole model is looked through: only who reads them waits for that."""
+        """Return all notes; for some of them the whole model is searched, at the first call only."""
         if self._noticed is not None:
             noticed, self._noticed = self._noticed, None
             told = [*self._notes]
@@ -89,22 +89,22 @@ class Handle:
         return self._notes
 
     def has_note(self, sentence: str) -> bool:
-        """Whether the notes have this sentence."""
+        """Return whether a sentence is among the notes."""
         return sentence in self._all_notes()
 
     def note(self, sentence: str) -> None:
-        """Adds to the notes what is not there yet."""
+        """Add a sentence to the notes, once."""
         self._notes.setdefault(sentence)
 
     def add(self, tap: Tap) -> None:
-        """Has one more part come and go with the others."""
+        """Add a part that is installed and removed together with the others."""
         with defer_signals(), _CHANGING:
             self._taps.append(tap)
             if self._installed:
                 self._put_on([tap])
 
     def switched(self, enabled: bool) -> Handle:
-        """Itself, in place if so wanted; what raises or is interrupted meanwhile leaves nothing of it on the model."""
+        """Enable or disable it, and return it; an error or interrupt meanwhile removes everything from the model."""
         try:
             self.enabled = enabled
             return self
@@ -114,12 +114,12 @@ class Handle:
 
     @property
     def removed(self) -> bool:
-        """Whether it was taken off for good."""
+        """Whether it was removed."""
         return self._removed
 
     @property
     def enabled(self) -> bool:
-        """Whether it is in place. Set to False it is taken off and costs nothing; set to True it is put back."""
+        """Whether it is installed. False uninstalls it, so that it costs nothing; True installs it again."""
         return self._installed
 
     @enabled.setter
@@ -136,7 +136,7 @@ class Handle:
 
     @property
     def paused(self) -> bool:
-        """Whether new values are not told, while gradients of those that were told still are."""
+        """Whether new values are not reported, while gradients of reported values still are."""
         return self._paused
 
     @paused.setter
@@ -151,7 +151,7 @@ class Handle:
                     self._paused = False
 
     def remove(self) -> None:
-        """Takes everything off for good; the model is as it was. Once more does nothing, or what is left of it to do.
+        """Remove everything, so that the model is as it was. A second call does what is left to do, if anything.
 
         Each part is taken off, also if another raises or is interrupted; the first error is raised when all were tried.
         """
@@ -166,7 +166,7 @@ class Handle:
             self.heard.end(enabled=enabled, failed=self._failed)()
 
     def give_up(self) -> None:
-        """Takes everything off for good, where an error says already what was not there."""
+        """Remove everything without a warning, since an error tells already what was missing."""
         if self.heard is not None:
             self.heard.says = False
         self.remove()
@@ -185,7 +185,7 @@ class Handle:
         return printable(f"<{state} at {shown or 'no place yet'}>")
 
     def _put_on(self, taps: Iterable[Tap]) -> None:
-        """Puts parts in place, all of them or none."""
+        """Install parts, all of them or none."""
         begun = Undo()
         try:
             for tap in taps:

@@ -1,4 +1,4 @@
-"""Which of the places that were asked for have told nothing, and why? What an attachment says when it ends."""
+"""Heard: which of the requested places have reported nothing, and why; said when an attachment ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _METHODS = 4
 
 
 class Entry(NamedTuple):
-    """One of the things that ``where`` asked for.
+    """One part of ``where``.
 
     Attributes:
         asked: in words.
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Heard:
-    """What one attachment was asked for, and what it was told of.
+    """What one attachment was asked to observe, and what it has observed.
 
     Args:
         model: the model, until the attachment ends.
@@ -70,32 +70,32 @@ class Heard:
         self._told_as: dict[int, set[str]] = {}
 
     def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
-        """Notes one of the things that ``where`` asked for: its places, or the selector."""
+        """Note one part of ``where``: its places, or the selector."""
         self._asked.append((asked, spots, selector))
         for spot in spots:
             if spot.kind == "module" and not spot.items:
                 self._told_as.setdefault(id(spot.module), set()).add(spot.full)
 
     def mean(self, path: str, key: object) -> None:
-        """Notes that a place is what an asked one (its full path), or a selector, means."""
+        """Note that a place is meant by a requested path, or by a selector."""
         if path != key:
             self._meant.setdefault(path, set()).add(key)
 
     def select(self, path: str, module: nn.Module | None, selector: object) -> None:
-        """Notes that a selector means a call; given a module, of this one, which may be told of under another name."""
+        """Note that a selector means a call; given a module, of this one, which may have another name in reports."""
         for told in {path, *self._told_as.get(id(module), ())}:
             self.mean(told, selector)
 
     def entries(self) -> list[Entry]:
-        """Each of the things that were asked for."""
+        """Yield each part of ``where``."""
         return [self._entry(*one) for one in self._asked]
 
     def sentences(self) -> list[str]:
-        """What has told nothing so far, and why; nothing once the attachment has ended."""
+        """Return the parts that have reported nothing so far, and why; nothing once the attachment has ended."""
         return grouped("seen", self._silent())
 
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
-        """The attachment ends: puts into the notes what told nothing; what warns of it, once all is taken off.
+        """Note what reported nothing; return a function that warns of it, to call when all is removed.
 
         Args:
             enabled: whether it was in place until now; who has switched it off has a reason.
@@ -114,7 +114,7 @@ class Heard:
         return (lambda: warn("; ".join(grouped("seen", silent, WARNED)), NothingSeenWarning)) if warned else _nothing
 
     def without(self, spot: Spot) -> str:
-        """The note on a place whose value was there and had no such item; empty where that was not so."""
+        """Return the note on a place whose value had no such item, or an empty string."""
         said = self.lacking.get(spot.full)
         return f"`{printable(spot.full)}`: {said}" if said else ""
 
@@ -151,7 +151,7 @@ class Heard:
         return f"it was not called {ran}"
 
     def never_ran(self) -> str:
-        """Why nothing came where no forward of the whole model ran, and what to do."""
+        """Return why nothing was reported if no forward of the whole model ran, and what to do."""
         name = type(self._model).__name__
         if self.reached:
             return f"the forward of {name} never ran, though parts of it did; attach to the part that runs"
@@ -176,7 +176,7 @@ class Heard:
 
 
 def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
-    """A sentence for each reason.
+    """Return a sentence for each reason.
 
     >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
     ['nothing was seen at `a`, `b`: it was None']
@@ -195,12 +195,12 @@ def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None
 
 
 def not_come_to(spot: Spot) -> str:
-    """The note on a place that the first forward has told nothing of; a later one may."""
+    """Return the note on a place that the first forward did not reach; a later one may."""
     return f"`{printable(spot.full)}`: the first forward has not come to it"
 
 
 def in_words(asked: object) -> str:
-    """A place as it was asked for, for messages."""
+    """Return a place as it was requested, for messages."""
     if isinstance(asked, type):
         return f"modules of class {printable(asked.__name__)}"
     if isinstance(asked, nn.Module):
@@ -209,4 +209,4 @@ def in_words(asked: object) -> str:
 
 
 def _nothing() -> None:
-    """There is nothing to warn of."""
+    """Do nothing, since there is nothing to warn of."""

@@ -1,4 +1,4 @@
-"""How does byname hook a module so that copies of the model are without, and order is kept?"""
+"""Hooks: byname's hooks on modules, which keep their order and are left out of copies of the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Hook", "Hooks", "ForwardStandIn", "attachments_of"]
 
 
 class Hook:
-    """A hook of ours: a function, known by its class, and the attachment that it belongs to."""
+    """A hook of byname, known by its class: a function and the attachment that it belongs to."""
 
     __slots__ = ("expected", "function", "running")
 
@@ -32,7 +32,7 @@ class Hook:
 
     @dynamo_skip
     def __call__(self, *args: Any) -> Any:
-        """What PyTorch calls; without the keyword arguments if it was taken off while the module ran."""
+        """Run the hook; PyTorch gives no keyword arguments if it was removed while the module ran."""
         return self.function(*args) if len(args) == self.expected else None
 
     def __reduce__(self) -> Any:
@@ -40,7 +40,7 @@ class Hook:
 
 
 class _Spent:
-    """What a hook is in a copy made by a class's own ``__deepcopy__``: it takes itself off when it is first called."""
+    """A hook in a copy that a class's own ``__deepcopy__`` made: it removes itself when it is first called."""
 
     @dynamo_skip
     def __call__(self, module: nn.Module, *args: Any) -> None:
@@ -104,7 +104,7 @@ class ForwardStandIn:
 
 
 def _take_out(module: nn.Module, hook: Any) -> None:
-    """Takes a hook off a module, which is known by what it is."""
+    """Remove a hook, found by identity, from a module."""
     for registry, flags in _REGISTRIES.items():
         hooks = module.__dict__[registry]
         for key in [key for key, one in [*hooks.items()] if one is hook] if hooks else ():
@@ -113,7 +113,7 @@ def _take_out(module: nn.Module, hook: Any) -> None:
 
 
 class Hooks:
-    """The hooks of one attachment, which come and go together.
+    """The hooks of one attachment, which are installed and removed together.
 
     Args:
         model: the model whose modules are hooked; it and its parts are copied and pickled without the hooks.
@@ -130,7 +130,7 @@ class Hooks:
         self._let_go: weakref.finalize[Any, Hooks] | None = None
 
     def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
-        """A hook ``(module, args, kwargs)`` that runs before the forward."""
+        """Add a hook ``(module, args, kwargs)`` that runs before the forward."""
         if is_script(module):
             return
         hook = self._hook(module, function, 3)
@@ -139,7 +139,7 @@ class Hooks:
     def after(
         self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False
     ) -> None:
-        """A hook ``(module, args, kwargs, output)`` that runs after the forward, or one that runs `always`.
+        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward; with `always` also after an error.
 
         The latter also runs when the forward has raised, gets no ``kwargs``, and runs as well where another thread took
         it off just after the forward.
@@ -160,7 +160,7 @@ class Hooks:
         return hook
 
     def install(self) -> None:
-        """Puts the hooks in place, those of later attachments after them."""
+        """Install the hooks, before those of later attachments."""
         self._classes = [*{type(module): None for module, _ in self._hooks}]
         self._let_go = _unhooked_copies.add(self, self._classes)
         for register in self._wanted:
@@ -173,7 +173,7 @@ class Hooks:
                     _in_order(hooks, self._running.order)
 
     def remove(self) -> None:
-        """Takes the hooks off."""
+        """Remove the hooks."""
         self.keep(frozenset())
         for module, hook in self._hooks:  # an interrupt may have come before the handle of one was noted
             _take_out(module, hook)
@@ -183,7 +183,7 @@ class Hooks:
         self._classes, self._let_go = [], None
 
     def keep(self, modules: Container[int]) -> None:
-        """Takes the hooks off all modules but these, which are known by ``id``."""
+        """Remove the hooks from all modules except these, given by ``id``."""
         kept = []
         for module, handle in self._handles:
             if id(module) in modules:
@@ -202,14 +202,14 @@ def _in_order(hooks: OrderedDict[int, Any], order: int) -> None:
 
 
 def attachments_of(model: nn.Module) -> list[Running]:
-    """What is attached to a model, in the order in which it was attached."""
+    """Return what is attached to a model, in the order of attaching."""
     hooks = model.__dict__["_forward_pre_hooks"].values()
     found = {hook.running.order: hook.running for hook in hooks if issubclass(type(hook), Hook)}
     return [found[order] for order in sorted(found) if found[order].model is model]
 
 
 class _UnhookedCopies:
-    """The classes of watched modules, of which a copy or a pickle leaves our hooks out.
+    """The classes of watched modules, changed so that copies and pickles leave byname's hooks out.
 
     ``copyreg`` is the one place that `copy`, `pickle` and ``torch.save`` all ask. It goes by class, so an entry is made
     while a model with such a module is watched, and leaves other modules of the class as they are.
@@ -220,7 +220,7 @@ class _UnhookedCopies:
         self._users: dict[type[nn.Module], set[int]] = {}
 
     def add(self, user: Hooks, classes: list[type[nn.Module]]) -> weakref.finalize[Any, Hooks] | None:
-        """Returns what discards them when the user is let go with its model."""
+        """Return the finalizer that discards them when the attachment is freed together with its model."""
         if not classes:
             return None
         let_go = weakref.finalize(user, self._discard, id(user), classes)
@@ -255,7 +255,7 @@ _REGISTRIES = {
 
 
 def _without_hooks(module: nn.Module) -> Any:
-    """What a copy or a pickle of a module is made from."""
+    """Return what a copy or a pickle of a module is made from."""
     reduced: Any = module.__reduce_ex__(2)
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced

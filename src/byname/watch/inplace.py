@@ -1,4 +1,4 @@
-"""Which tensor does a function change in place, and how does another value get into it without harm to the backward?"""
+"""In place: the tensor that a function changes, and how to write another value into it for a right backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def called(function: Any, changed: torch.Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Calls a function that changes a tensor in place, so that the tensor may be overwritten afterwards.
+    """Call a function that changes a tensor in place, such that the tensor may be overwritten afterwards.
 
     Returns:
         What the function returns, and the node of the tensor then.
@@ -54,14 +54,14 @@ def _unpacked(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
 
 
 def _packed_already() -> bool:
-    """Whether somebody else, such as a checkpoint, packs what is saved: the innermost hooks alone are asked."""
+    """Return whether somebody else, such as a checkpoint, packs saved tensors; only the innermost hooks run."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
 
 
 @dynamo_skip
 def overwrite(changed: torch.Tensor, value: torch.Tensor, first: Any = None) -> None:
-    """Copies a value into a tensor that a function has just changed in place, as ``relu_`` does.
+    """Copy a value into a tensor that a function has just changed in place, as ``relu_`` does.
 
     Whoever calls such a function may go on with the tensor and not look at what is returned. What autograd has saved of
     the tensor since the function began is kept apart, else backward would find it modified.
@@ -79,7 +79,7 @@ def overwrite(changed: torch.Tensor, value: torch.Tensor, first: Any = None) -> 
 
 
 def _keep_saved(last: list[Any], first: Any, memory: int) -> None:
-    """Has the nodes that were made from one on keep copies of what they have saved in some memory."""
+    """Make the nodes from a certain one on keep copies of what they saved in some memory."""
     oldest, waiting, seen = first._sequence_nr(), [*set(last)], set(last)
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""How is code put in at any place of a model, to look at what passes there and to change it?"""
+"""Interject: code that runs at any place of a model, and reads or replaces the value there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def interject(model: nn.Module, where: Any, interjection: Interjection, *, example: Any = None) -> Handle:
-    """Puts an interjection in at places of a model, in place: the model stays the same object.
+    """Run an interjection at places of a model. The model stays the same object.
 
     Several interjections at one place run in the order in which they were put in; each sees what those before it have
     made of the value.
@@ -79,7 +79,7 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
 
 
 class _PutIn:
-    """A function at the places of a model: what it is called with, and what becomes of its answer.
+    """The callback for a function: it calls the function with a value, and checks what the function returns.
 
     Args:
         interjection: what was put in.
@@ -97,7 +97,7 @@ class _PutIn:
         self._process = process
 
     def __call__(self, event: Event) -> Any:
-        """A value passes."""
+        """Handle a value."""
         process, value = self._process, event.value
         new = process(event.path, event.module if event.kind == "module" else None, value)
         if new is not None and new is not value:
@@ -106,7 +106,7 @@ class _PutIn:
 
 
 class _PutInWrapped(_PutIn):
-    """One that is given the inputs of a call, too."""
+    """The callback for an interjection that also gets the inputs of a call."""
 
     def __call__(self, event: Event) -> Any:
         process, value = self._process, event.value
@@ -117,7 +117,7 @@ class _PutInWrapped(_PutIn):
 
 
 class _PutInBothWays(_PutInWrapped):
-    """One that is given the gradients as well.
+    """The callback for an interjection that also gets the gradients.
 
     Args:
         backward: the function that is given them.
@@ -133,11 +133,11 @@ class _PutInBothWays(_PutInWrapped):
         self.wanted = False
 
     def install(self) -> None:
-        """Gradients are told from now on."""
+        """Begin to report gradients."""
         self.wanted = True
 
     def remove(self) -> None:
-        """None is told from now on, also of graphs that were made before."""
+        """Stop reporting gradients, also those of graphs that exist already."""
         self.wanted = False
         for hooks in self._lasting.values():
             for hook in hooks:
@@ -145,7 +145,7 @@ class _PutInBothWays(_PutInWrapped):
         self._lasting.clear()
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes what enters a call."""
+        """Note the inputs of a call."""
         if torch.is_grad_enabled():
             return before(_tensors((*inputs, *kwargs.values()) if kwargs else inputs))
         return None
@@ -155,7 +155,7 @@ class _PutInBothWays(_PutInWrapped):
         return super().__call__(event)
 
     def _await_gradients(self, event: Event, module: nn.Module | None) -> None:
-        """Has the gradients of a call told, or that of another value."""
+        """Wait for the gradients of a call, or for that of another value."""
         if torch._C._current_graph_task_id() != -1 and not event.recomputed:
             self.handle.note(
                 f"`{event.path}` is itself a gradient: `process` is given it, `process_backward` is not called"
@@ -182,7 +182,7 @@ class _PutInBothWays(_PutInWrapped):
 
 
 class _Gradients:
-    """What becomes of the gradients at one place in one call."""
+    """The receiver of the gradients at one place in one call."""
 
     def __init__(
         self, owner: _PutInBothWays, event: Event, module: nn.Module | None, process: Callable[..., Any]
@@ -206,11 +206,11 @@ class _Gradients:
         return None if new is None else tuple(new)
 
     def missed(self) -> None:
-        """A gradient was out of reach."""
+        """Note that a gradient was out of reach."""
         self._owner.handle.note(missed_at(self._path))
 
     def of_value(self, number: int, of: int) -> Callable[[Tensor], None]:
-        """What is told of the gradient of one tensor of a value that is no call's."""
+        """Return the receiver of the gradient of one tensor in a value that is not the output of a call."""
 
         def receive(gradient: Tensor) -> None:
             self((), tuple(gradient if one == number else None for one in range(of)))
@@ -219,7 +219,7 @@ class _Gradients:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in a value; the usual ones, a tensor or a tuple of tensors, are quick to see."""
+    """Return the tensors in a value; a tensor and a tuple of tensors, the usual cases, are fast."""
     if type(value) is Tensor:
         return [value]
     if type(value) is tuple and all(type(one) is Tensor for one in value):
@@ -228,7 +228,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _put_in(interjection: Interjection) -> _PutIn:
-    """What `attach` calls, by the kind of interjection."""
+    """Return the callback for `attach`, by the kind of interjection."""
     if isinstance(interjection, WrappedForwardBackwardInterjection):
         return _PutInBothWays(interjection, interjection.process, interjection.process_backward)
     if isinstance(interjection, WrappedForwardInterjection):
@@ -237,7 +237,7 @@ def _put_in(interjection: Interjection) -> _PutIn:
 
 
 class ForwardInterjection(ABC):
-    """Is given the value at a place, and may put another there.
+    """An interjection that gets the value at a place, and may replace it.
 
     >>> import torch, byname
     >>> class Clip(byname.ForwardInterjection):
@@ -251,7 +251,7 @@ class ForwardInterjection(ABC):
 
     @abstractmethod
     def process(self, name: str, module: nn.Module | None, inputs: Any) -> Any:
-        """Looks at a value.
+        """Handle a value.
 
         Args:
             name: the place, without wildcards: one interjection may be at several.
@@ -264,7 +264,7 @@ class ForwardInterjection(ABC):
 
 
 class WrappedForwardInterjection(ABC):
-    """Is given what goes into a call and what comes out, and may change the latter.
+    """An interjection that gets the inputs and the output of a call, and may replace the output.
 
     >>> import torch, byname
     >>> class Skip(byname.WrappedForwardInterjection):
@@ -280,7 +280,7 @@ class WrappedForwardInterjection(ABC):
 
     @abstractmethod
     def process(self, name: str, module: nn.Module | None, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        """Looks at a call.
+        """Handle a call.
 
         Args:
             name: the place.
@@ -295,7 +295,7 @@ class WrappedForwardInterjection(ABC):
 
 
 class WrappedForwardBackwardInterjection(WrappedForwardInterjection):
-    """Is given the gradients of a call as well, and may change those that it passes back.
+    """An interjection that also gets the gradients of a call, and may replace those of its inputs.
 
     They are this call's own: what it adds to the gradient of an input that other calls use, too. For the whole gradient
     of a value interject at the place's ``.grad``.
@@ -313,14 +313,14 @@ class WrappedForwardBackwardInterjection(WrappedForwardInterjection):
     """
 
     def process(self, name: str, module: nn.Module | None, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        """Looks at a call, as in `WrappedForwardInterjection`; keeps what it returned unless overridden."""
+        """Handle a call, as in `WrappedForwardInterjection`; by default the output stays."""
         return None
 
     @abstractmethod
     def process_backward(
         self, name: str, module: nn.Module | None, grad_input: Gradients, grad_output: Gradients
     ) -> Gradients | None:
-        """Looks at a call's gradients, once in each backward that passes through it.
+        """Handle a call's gradients, once in each backward that reaches it.
 
         Args:
             name: the place.
@@ -343,7 +343,7 @@ _KINDS = (ForwardInterjection, WrappedForwardInterjection)
 
 
 def checked_interjection(interjection: Any) -> Interjection:
-    """The interjection, if it is one.
+    """Return the interjection, if it is one.
 
     Raises:
         NotAnInterjectionError: if it is something else, or cannot be called with what it would be given.

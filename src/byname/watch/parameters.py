@@ -1,4 +1,4 @@
-"""How are parameters and buffers got at? Parameters when a forward begins, buffers when it ends, gradients when whole.
+"""Parameters and buffers: observed when a forward begins and when it ends; gradients once they are complete.
 
 What a callback returns for a parameter stands in its place for that one forward, so that gradients flow to it and, if
 it was computed from the parameter, on to that. What it returns for a buffer is copied into the buffer, and stays.
@@ -25,7 +25,7 @@ __all__ = ["StandIn", "States"]
 
 @dataclass(slots=True)
 class StandIn:
-    """What stands in the place of a parameter while a forward runs.
+    """A tensor that replaces a parameter while a forward runs.
 
     Attributes:
         registry: where the parameter belongs.
@@ -43,7 +43,7 @@ class StandIn:
 
 
 class States:
-    """The parameters and buffers that one attachment wants.
+    """The parameters and buffers that one attachment observes.
 
     Args:
         running: knows the iterations.
@@ -63,7 +63,7 @@ class States:
         self._changing = threading.Lock()
 
     def install(self) -> None:
-        """Waits for gradients."""
+        """Begin to wait for gradients."""
         self._awaiting = True
         self._await_all()
 
@@ -73,7 +73,7 @@ class States:
             self._await(spot, standing_in)
 
     def _await(self, spot: Spot, standing_in: list[StandIn]) -> None:
-        """Waits for the gradient of what is the parameter now, which may be another than before, or be frozen."""
+        """Wait for the gradient of the present parameter, which may have been exchanged or frozen."""
         parameter = _own(spot.module.__dict__["_parameters"].get(spot.name), standing_in)
         awaited, _ = self._awaited.get(spot.full, (None, None))
         if parameter is awaited and parameter is not None:
@@ -99,7 +99,7 @@ class States:
                     accumulate(new, parameter, _while_held(receive))
 
     def remove(self) -> None:
-        """Waits no longer; every parameter is in its place."""
+        """Stop waiting, and put every parameter back."""
         self.put_back()
         with self._changing:
             self._awaiting = False
@@ -109,7 +109,7 @@ class States:
             self._awaited.clear()
 
     def begin(self) -> None:
-        """An outermost forward begins."""
+        """Handle the beginning of an outermost forward."""
         self.put_back()
         self._await_all()
         for spot, deliver in self._at_begin:
@@ -124,7 +124,7 @@ class States:
                 registry[spot.name] = new
 
     def put_back(self) -> None:
-        """An outermost forward has ended, or raised."""
+        """Handle the end of an outermost forward, also by an error."""
         mine = self._running.standing_in
         while mine:
             one = mine[-1]
@@ -138,16 +138,16 @@ class States:
             mine.pop()
 
     def _saved(self, *_: Any) -> None:
-        """A state is taken: after an interrupt, of which PyTorch tells no hook, it must be the model's own."""
+        """Put the model's own parameters back before its state is read: an interrupt may have left others there."""
         if not runs(self._running.model):
             self.put_back()
 
     def _standing_in(self) -> list[StandIn]:
-        """What attachments of the model have put in the place of parameters, the latest first."""
+        """Yield what attachments have put in the place of parameters, the latest first."""
         return [one for other in reversed(attachments_of(self._running.model)) for one in reversed(other.standing_in)]
 
     def end(self) -> None:
-        """An outermost forward has ended well."""
+        """Handle the end of an outermost forward that did not raise."""
         standing_in = self._standing_in() if self._at_end else []
         for spot, deliver in self._at_end:
             held = spot.module.__dict__["_buffers" if spot.kind == "buffer" else "_parameters"].get(spot.name)
@@ -173,7 +173,7 @@ class States:
 
 
 def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
-    """The model's own parameter, in whose place an attachment may have put something."""
+    """Return the model's own parameter, which an attachment may have replaced for the moment."""
     for one in standing_in:  # the latest has put its own in the place of what the others had put there
         if value is one.new:
             value = one.value
@@ -183,7 +183,7 @@ def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
 def _while_held(
     receive: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """The same receiver, not kept: the collector does not see through these hooks of parameters (PyTorch 2.13)."""
+    """Return a receiver that holds this one weakly: the collector does not see through these hooks (PyTorch 2.13)."""
     held = weakref.ref(receive)
 
     def receive_held(gradient: torch.Tensor) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""How are modules of a model swapped for others, and put back?"""
+"""Replace: modules of a model exchanged for others, and put back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[[nn.Module], nn.Module | None]
 
 
 def replace(model: nn.Module, where: Any, make: Make) -> Handle:
-    """Puts other modules in the place of modules of a model, in the model itself.
+    """Replace modules of a model by others, in the model itself.
 
         >>> import torch, byname
         >>> from torch import nn
@@ -70,7 +70,7 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
 
 
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
-    """The modules that are to be replaced, in the order of their registration."""
+    """Return the modules to replace, in the order of their registration."""
     found: dict[int, nn.Module] = {}
     for one in parts_of(where):
         meaning, selectors = meaning_of(one, model)
@@ -92,7 +92,7 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
 
 
 def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Module]:
-    """The modules that a selector means by path, taken as they are registered, without running the model."""
+    """Return the modules that a selector means, by path, as they are registered; the model does not run."""
     if selector.needs_example:
         raise BadArgumentError(
             f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
@@ -112,7 +112,7 @@ def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Modul
 
 
 def _outermost(model: nn.Module, modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Those that are not inside of another that is replaced, each with its first path."""
+    """Return the modules that are not inside another one to be replaced, each with its first path."""
     inside = {id(one) for module in modules for one in module.modules() if one is not module}
     paths = {id(module): path for path, module in modules_by_path(model).items()}
     return [(paths[id(one)], one) for one in modules if id(one) not in inside]
@@ -128,7 +128,7 @@ def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
 
 
 def _notes(swaps: list[Swap]) -> Iterator[str]:
-    """What is worth knowing."""
+    """Return sentences that are worth knowing."""
     if not swaps:
         yield "make kept every module"
     if any(_parameters(swap.new) - _parameters(swap.old) for swap in swaps):
@@ -144,7 +144,7 @@ def _parameters(module: nn.Module) -> set[int]:
 
 
 def _train_as(old: nn.Module, new: nn.Module, known: set[int]) -> None:
-    """Gives a new module the training flag of the old one; what is of the model already keeps its own."""
+    """Give a new module the training flag of the old one, unless it belongs to the model already."""
     inside = list(new.modules())
     if not any(id(one) in known for one in inside):
         new.train(old.training)
@@ -155,7 +155,7 @@ def _train_as(old: nn.Module, new: nn.Module, known: set[int]) -> None:
 
 
 class Swap:
-    """One module and what takes its place, wherever the model holds it.
+    """One module and its replacement, wherever the model holds it.
 
     Args:
         model: the model.
@@ -172,11 +172,11 @@ class Swap:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The places."""
+        """The paths of the replaced modules."""
         return tuple(path for path, _, _ in self.places)
 
     def install(self) -> None:
-        """Puts the new module in."""
+        """Put the new module in."""
         for _, holder, name in self.places:
             of_holder = _layers.setdefault(holder, {})
             layers = of_holder.get(name)
@@ -186,7 +186,7 @@ class Swap:
             layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order), self)
 
     def remove(self) -> None:
-        """Puts back what is below: the old module, or what another swap has put there before."""
+        """Put back the old module, or what an earlier replacement has put there."""
         for path, holder, name in self.places:
             of_holder = _layers.get(holder, {})
             layers = of_holder.get(name)
@@ -199,14 +199,14 @@ class Swap:
 
 
 class _Layers:
-    """What has been put in one place: the module that was there first, and the swaps one above the other."""
+    """The modules that were put in one place: the first one, and each later replacement."""
 
     def __init__(self, base: nn.Module | None) -> None:
         self.base = base
         self.swaps: list[Swap] = []
 
     def change(self, holder: nn.Module, name: str, swaps: list[Swap], by: Swap) -> bool:
-        """Has other swaps in the place; says whether it does, and not a module that somebody else has put there.
+        """Set the replacements of the place; return False if somebody else has put another module there.
 
         Called once more where it was stopped, it does the rest; so it takes back what was put in and not noted yet.
         """
@@ -231,7 +231,7 @@ _orders = itertools.count()
 
 
 def _places_of(model: nn.Module, module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Where a model holds a module: the path, the module that holds it, and under which name."""
+    """Yield where a model holds a module: the path, the parent module, and the name in it."""
     for path, holder in modules_by_path(model).items():
         for name, child in holder._modules.items():
             if child is module:
