@@ -1,4 +1,4 @@
-"""How does a callback get to the values of a model? The one way: everything that watches a model stands on `attach`.
+"""Attach: call a function with the values at places of a model; everything that observes a model is built on it.
 
 A ``where`` becomes `Spot`s (`byname.model`), each kind of spot has its tap: hooks for
 outputs, a function mode for operations, rewritten source for variables; and each value goes through a `delivery` to the
@@ -48,7 +48,7 @@ def attach(
     reads: bool = False,
     unmatched: Callable[[NoMatchError], None] | None = None,
 ) -> Handle:
-    """Has a callback told of every value that passes a place of a model, and lets it put another there.
+    """Call a function with every value at places of a model; what it returns may replace the value.
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -144,7 +144,7 @@ def _following(
 
 
 class _Noticed:
-    """What there is to note of a whole model; it does not keep the model alive.
+    """The notes on a whole model, made on request; it does not keep the model alive.
 
     Args:
         root: the model.
@@ -167,7 +167,7 @@ class _Noticed:
 
 
 def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
-    """The first forward has ended well: says what it has not come to, and has the binding draw its conclusions."""
+    """Handle the end of a forward that did not raise; after the first one, note the places that it did not reach."""
     if not running.iteration:
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "variable"))
         found = "" in running.heard.lacking.values()  # by a pattern, where others need not have it

@@ -1,4 +1,4 @@
-"""Attachment: what one attachment knows while the model runs, and the events that it makes for its callback."""
+"""Attachment: the state of one attachment while the model runs, and the events that it makes for its callback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Before", "Callback", "Event", "Running", "order_of_attaching", "runs
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A value on its way through a place.
+    """A value at a place, as a callback gets it.
 
     Attributes:
         path: the place, without wildcards: ``"layers.0.attn.softmax_1"``.
@@ -67,7 +67,7 @@ order_of_attaching = itertools.count()
 
 
 class Here:
-    """What an attachment knows of one thread.
+    """The state of an attachment in one thread.
 
     Attributes:
         iteration: the number of the outermost forward that runs, or ran last; -1 before the first.
@@ -106,14 +106,14 @@ class Here:
 
 
 class _Thread(threading.local):
-    """Gives each thread its own."""
+    """The states of all threads, each made on first use."""
 
     def __init__(self) -> None:
         self.here = Here()
 
 
 class Running:
-    """Numbers what passes, and hands it to the callback.
+    """The running attachment: it numbers the values and calls the callback with them.
 
     Args:
         model: the model of which the outermost forward is an iteration.
@@ -166,7 +166,7 @@ class Running:
 
     @property
     def iteration(self) -> int:
-        """The number of the forward that runs in this thread; elsewhere, as in a backward, of the latest one."""
+        """The number of the forward that runs in this thread; if none runs, as in a backward, of the latest one."""
         mine = self.thread.here.iteration
         return mine if mine >= 0 else self._latest
 
@@ -177,7 +177,7 @@ class Running:
         return str(name or type(self.callback).__name__)
 
     def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
-        """Notes what was asked for, and shows the places that are known already."""
+        """Note what was requested, and show the places that are known already."""
         for asked, spots in meaning.asked:
             self.heard.ask(in_words(asked), spots)
         for selector in selectors:
@@ -186,12 +186,12 @@ class Running:
         self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
 
     def install(self) -> None:
-        """From now on values are told."""
+        """Begin to report values."""
         self.listening = True
         self.everything = not self.only
 
     def remove(self) -> None:
-        """From now on nothing is told."""
+        """Stop reporting."""
         if self.listening and self.needs_forward and self._latest < 0:
             self.notes.setdefault(
                 "no forward of the model began while this was attached: its operations, parameters and buffers are "
@@ -204,11 +204,11 @@ class Running:
         self.hooked.clear()
 
     def hook_leaf(self, key: tuple[str, int], hook: Any) -> None:
-        """Keeps the hook of a leaf, which outlives the graph; one on the same leaf from an earlier iteration goes."""
+        """Keep the hook of a leaf, which outlives the graph, and remove the one of an earlier iteration."""
         self.hooked[key] = [*without_superseded(self.hooked.get(key, ()), hook), hook]
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
-        """Those of these places to which the iteration of this thread has not come, nor to an item of them."""
+        """Return those of some places that this thread's iteration has not reached, nor an item of them."""
         called = self.thread.here.calls
         reached = set(called)
         for path in called:
@@ -216,7 +216,7 @@ class Running:
         return {path for path in paths if path not in reached}
 
     def enter(self) -> bool:
-        """A forward of the model begins; whether it is an outermost one."""
+        """Note the beginning of a forward of the model; return whether it is an outermost one."""
         thread = self.thread.here
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
@@ -234,7 +234,7 @@ class Running:
         return True
 
     def leave(self) -> bool:
-        """A forward of the model has ended; whether it was an outermost one."""
+        """Note the end of a forward of the model; return whether it was an outermost one."""
         thread = self.thread.here
         if not thread.depth:  # it had begun when this was attached
             return False
@@ -244,11 +244,11 @@ class Running:
 
     @property
     def outermost(self) -> bool:
-        """Whether the forward of the model that runs in this thread is in no other."""
+        """Return whether the forward of the model that runs in this thread is inside no other."""
         return self.thread.here.depth == 1
 
     def hears(self) -> bool:
-        """Whether what passes in this thread is told: not what an example runs, and not what a callback calls itself.
+        """Return whether values of this thread are reported: not those of an example run or of calls by a callback.
 
         What a callback calls of a model whose forward has come to the callback is no part of that forward. Another
         model that it runs is told of.
@@ -264,14 +264,14 @@ class Running:
         return not any(one.model is self.model for one in busy)
 
     def spoil(self, error: BaseException | None) -> None:
-        """The outermost forward has raised: adds to the error what was put in and may be the reason."""
+        """Add to the error of an outermost forward what was put in and may be the reason."""
         if isinstance(error, RuntimeError | TypeError | IndexError | ValueError):
             for sentence in self.thread.here.converted:
                 if sentence not in getattr(error, "__notes__", ()):
                     error.add_note(sentence)
 
     def replaced(self, event: Event, new: Any) -> None:
-        """Another value takes the place of one: notes whether it is of another dtype or on another device."""
+        """Note whether a replacement has another dtype or device."""
         change = conversion(event.value, new)
         if change:
             self.notes.setdefault(f"`{event.path}`: {change}")
@@ -286,7 +286,7 @@ class Running:
         before: Any = None,
         kind: str = "",
     ) -> Any:
-        """Tells the callback of a value; what takes the value's place."""
+        """Report a value; return what replaces it."""
         if not self.hears():
             return value
         recomputed = _graph_task() != -1
@@ -298,7 +298,7 @@ class Running:
         return self.told(Event(path, module, value, inputs, call, recomputed, iteration, before, kind))
 
     def number(self, path: str) -> tuple[int, int, bool]:
-        """Iteration, call and whether it is recomputed, of a value of which only the gradient will be told."""
+        """Return iteration, call and whether it is recomputed, for a value whose gradient alone will be reported."""
         recomputed = _graph_task() != -1
         calls = self._again() if recomputed else self.thread.here.calls
         call = calls.get(path, 0)
@@ -306,7 +306,7 @@ class Running:
         return self.iteration, call, recomputed
 
     def told(self, event: Event) -> Any:
-        """Runs the callback, unless this call was not selected; what takes the value's place."""
+        """Call the callback, unless this call was not selected; return what replaces the value."""
         value = event.value
         if not self.listening or (self.only and event.call not in self.only.get(event.path, (event.call,))):
             return value
@@ -316,7 +316,7 @@ class Running:
         return self.call(event)
 
     def call(self, event: Event) -> Any:
-        """Runs the callback, whose own calls of PyTorch are not heard; what takes the value's place."""
+        """Call the callback, whose own calls are not reported; return what replaces the value."""
         here = self.thread.here
         modes, busy = here.modes, here.busy
         try:
@@ -347,11 +347,11 @@ class Running:
         return result
 
     def blame(self, event: Event, error: Exception) -> None:
-        """The callback has raised: adds the place to the error."""
+        """Add the place to an error of the callback."""
         note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A matched call begins; what the callback will find in ``event.before``."""
+        """Handle the beginning of a matched call; return what the callback will find in ``event.before``."""
         if self.before is None or not self.hears():
             return None
         with unheard(self):
@@ -367,7 +367,7 @@ class Running:
 
 
 def runs(model: nn.Module, calls: int = 1) -> bool:
-    """Whether a call of this module is under way in this thread, or as many as `calls`, one inside the other."""
+    """Return whether this module is being called in this thread, or `calls` times, one inside the other."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is model:

@@ -1,4 +1,4 @@
-"""By which nodes do gradients enter a call on their way back, and by which do they leave it?"""
+"""Boundary edges: the nodes by which gradients enter a call on their way back, and those by which they leave it."""
 
 from __future__ import annotations
 
@@ -152,6 +152,6 @@ class Found:
 
 
 def _accumulator(leaf: Tensor) -> Any:
-    """The node that accumulates the gradient of a leaf."""
+    """Return the node that accumulates the gradient of a leaf."""
     with torch.enable_grad():
         return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

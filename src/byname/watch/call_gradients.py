@@ -1,4 +1,4 @@
-"""What gradient does one call pass back: what comes to its outputs, and what it alone adds to its inputs' gradients?
+"""Call gradients: what comes to the outputs of one call, and what it alone adds to its inputs' gradients.
 
 Nothing is put into the forward. After the call, the nodes that it made and that lead straight to one of its inputs are
 found in the graph; hooks on these nodes see the call's own share of each input's gradient, apart from what other uses
@@ -33,7 +33,7 @@ __all__ = ["Followed", "Gradients", "Later", "Receive", "before", "follow"]
 
 
 def before(inputs: Sequence[Tensor]) -> Entered:
-    """Notes what enters a call that is about to begin: afterwards an in-place operation may have changed it.
+    """Note what enters a call that is about to begin: afterwards an in-place operation may have changed it.
 
     Args:
         inputs: the tensors of the call, in order.
@@ -65,7 +65,7 @@ def _note_base(windows: dict[Edge, tuple[int, Window | Reshaped] | None], number
 def follow(
     entered: Entered, outputs: Sequence[Tensor], receive: Receive, missed: Callable[[], object] | None = None
 ) -> Followed | None:
-    """Has the call's own gradients told in every backward that passes through it.
+    """Report the call's own gradients in every backward that passes through it.
 
     `receive` gets two tuples, aligned with the inputs and the outputs: what this call adds to the gradient of each
     input, and what came to each output. None stands where nothing flows; for a tensor given twice the first place has
@@ -104,7 +104,7 @@ def follow(
 
 
 def _install(followed: Followed, found: Found) -> None:
-    """Hooks the nodes, the last first."""
+    """Hook the nodes, the last first."""
     of_thread.latest.forget()
     events = found.events
     later: Later | None = None

@@ -1,4 +1,4 @@
-"""How are the results of PyTorch functions got at? By a function mode that is on only while their owners run.
+"""Function mode: observes the results of PyTorch functions, and is on only while the modules that call them run.
 
 Each module that owns a wanted operation opens a frame when its forward begins, in which its calls are counted by name.
 Modules inside it that own none close the mode meanwhile: what they call is not the owner's, and costs nothing.
@@ -35,7 +35,7 @@ Decide = Callable[["Owner", str, str, Any], Sequence[Deliver]]
 
 
 class Owner:
-    """A module that owns wanted operations.
+    """A module that calls observed operations.
 
     Attributes:
         module: the module.
@@ -75,7 +75,7 @@ class _Frame:
 
 
 class _Mode(TorchFunctionMode):
-    """Sees the calls of one thread.
+    """The function mode of one thread.
 
     Attributes:
         frame: the run of an owner that calls now; None while a module runs that owns nothing wanted.
@@ -138,7 +138,7 @@ class _Here(threading.local):
 
 
 class Functions:
-    """The operations that one attachment wants.
+    """The operations that one attachment observes.
 
     Args:
         running: knows the calls.
@@ -153,7 +153,7 @@ class Functions:
         self._modes: list[weakref.ref[_Mode]] = []  # a thread that has ended takes its mode with it
 
     def hook(self, hooks: Hooks, owners: Sequence[Owner], others: Sequence[nn.Module]) -> None:
-        """Hooks the modules that own operations, and those inside them that own none.
+        """Hook the modules that own operations, and those inside them that own none.
 
         Args:
             hooks: the hooks of the attachment.
@@ -190,7 +190,7 @@ class Functions:
         return [mode for one in [*self._modes] if (mode := one()) is not None]
 
     def in_other_threads(self) -> bool:
-        """Whether owners run in other threads, too."""
+        """Return whether owners run in other threads, too."""
         mine = self._here.mode
         return any(mode.frames for mode in self._known_modes() if mode is not mine)
 
@@ -203,12 +203,12 @@ class Functions:
             _take_off(mode)
 
     def decide(self, owner: Owner, name: str, k: int, func: Any) -> Found:
-        """Who wants to know of the k-th call of a name in a module."""
+        """Return who observes the k-th call of a name in a module."""
         path = operation_path(owner.path, name, k, owner.taken)
         return path, self._decide(owner, path, name, func), is_in_place(str(getattr(func, "__name__", "")))
 
     def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a wanted operation and tells of its result."""
+        """Run an observed operation and report its result."""
         path, delivers, in_place = found
         inputs = (*args, *kwargs.values()) if kwargs else args
         running = self.running

@@ -1,4 +1,4 @@
-"""Which calls does a selector or the path of an operation mean? Found out by an example, or in the first forward.
+"""Late binding: which calls a selector or a path means, found by an example or in the first forward.
 
 Without an example every module that may come into question is listened to until the first forward has ended; from then
 on only those in which something matched, and those that have not run yet.
@@ -41,7 +41,7 @@ __all__ = ["Arrivals", "Binding"]
 
 
 class Binding:
-    """The operations and selected calls that one attachment wants.
+    """The operations and selected calls that one attachment observes.
 
     Args:
         model: the watched model.
@@ -84,7 +84,7 @@ class Binding:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is wanted of it."""
+        """Whether it has anything to observe."""
         return bool(self._patterns or self._exact or self._modules or self._online)
 
     @property
@@ -99,7 +99,7 @@ class Binding:
         return [module for key, (_, module) in self._paths.items() if key in asked] if asked else []
 
     def bind(self, example: Any) -> None:
-        """Finds out by one run of an example what is meant.
+        """Find out what is meant by one run of an example.
 
         Raises:
             NoMatchError: if one of the selectors or paths matches nothing.
@@ -120,7 +120,7 @@ class Binding:
         self._selectors, self._online, self._bound = [], [], True
 
     def choose_online(self) -> None:
-        """Prepares for finding it out in the first forward.
+        """Prepare to find it out in the first forward.
 
         Raises:
             NoMatchError: if a selector that can mean nothing but modules means none of them.
@@ -144,7 +144,7 @@ class Binding:
         self._asked_of = asked
 
     def _module_calls(self) -> list[Call]:
-        """A call of each module that can be called, of which no more is known."""
+        """Return a call of each module that can be called; no more is known of it."""
         modules = [(path, module) for path, module in self._paths.values() if is_called(module)]
         return [Call(path, type(module).__name__, "module", module) for path, module in modules]
 
@@ -155,7 +155,7 @@ class Binding:
                 self._owners.setdefault(id(module), Owner(module, path))
 
     def install(self) -> None:
-        """Puts the hooks in place."""
+        """Install the hooks."""
         self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
         self._hook_chosen()
         self._hook_asked()
@@ -185,14 +185,14 @@ class Binding:
         return inside
 
     def _hook_chosen(self) -> None:
-        """Hooks the modules that are known to be wanted."""
+        """Hook the modules that are known to be selected."""
         self._outputs.remove()
         self._outputs = Hooks(self._model, self._running)
         hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
     def remove(self) -> None:
-        """Takes everything off."""
+        """Remove everything."""
         undo = Undo()
         undo.add(self._functions.remove)
         for hooks in (self._asking, self._outputs, self._hooks, self._left_out):
@@ -211,11 +211,11 @@ class Binding:
             self._left_out.install()
 
     def begin(self) -> None:
-        """An outermost forward begins."""
+        """Handle the beginning of an outermost forward."""
         self._functions.reset()
 
     def end(self) -> None:
-        """An outermost forward has ended well; after the first it is known what is meant.
+        """Handle the end of an outermost forward that did not raise; after the first it is known what is meant.
 
         Raises:
             NoMatchError: if one of the selectors or paths matched nothing.
@@ -256,7 +256,7 @@ class Binding:
             self._hook_chosen()
 
     def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
-        """Who wants to know of an operation."""
+        """Return who observes an operation."""
         call = Call(path, name, "operation", owner.module, function=function)
         self._called.setdefault(path, replace(call, function=None))  # which may be the user's, and hold anything
         spots = self._match_patterns(call)
@@ -361,7 +361,7 @@ _NAMED = 6
 
 
 class Arrivals:
-    """Hears of modules that are assigned or added to those of a watched model.
+    """Notices modules that are assigned or added to those of an observed model.
 
     PyTorch tells of these for the whole process; those of other models are passed over.
 
@@ -384,7 +384,7 @@ class Arrivals:
         return {id(module): path for path, module in modules_by_path(self._model).items()}
 
     def install(self) -> None:
-        """Hears of them from now on."""
+        """Begin to notice them."""
         held = weakref.WeakMethod(self._arrives)  # a model that is let go may go
 
         def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
@@ -397,7 +397,7 @@ class Arrivals:
         self._let_go.atexit = False
 
     def remove(self) -> None:
-        """Hears of no more."""
+        """Stop noticing."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

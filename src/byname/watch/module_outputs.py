@@ -1,4 +1,4 @@
-"""Module outputs: hooks that tell what modules return, or wait for its gradient.
+"""Module outputs: hooks that report what modules return, or wait for its gradient.
 
 Every module of a model may have such a hook. The usual case is therefore written out in the hook itself; whatever is
 rare goes the longer way through a `byname.watch.delivery`.
@@ -35,7 +35,7 @@ Wanting = Callable[[], Sequence[tuple[Spot, Deliver]]]
 
 
 def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
-    """Hooks modules so that their outputs are delivered.
+    """Hook modules so that their outputs are delivered.
 
     Args:
         hooks: the hooks of the attachment.
@@ -53,7 +53,7 @@ def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Del
 
 
 def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
-    """Hooks a module so that whoever wants its output is found when its call begins.
+    """Hook a module so that whoever wants its output is found when its call begins.
 
     Args:
         hooks: the hooks of the attachment.
@@ -98,7 +98,7 @@ def _hook_of(running: Running, found: list[tuple[Spot, Deliver]]) -> Callable[..
 
 
 class _OutputHook(Hook):
-    """Tells the output of a module to one who wants the whole of it.
+    """The hook that reports the whole output of a module.
 
     Attributes:
         function: delivers on the longer way.
@@ -115,7 +115,7 @@ class _OutputHook(Hook):
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
-        """What PyTorch calls; without an output if it was taken off while the module ran."""
+        """Run the hook; PyTorch gives no output if it was removed while the module ran."""
         running = self.running
         here = running.thread.here
         if (
@@ -148,7 +148,7 @@ class _OutputHook(Hook):
         return _put(running, module, args, output, new)
 
     def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The way of all that is rare."""
+        """Handle what is rare."""
         if output is _GONE:
             return None
         new = _deliver(self.running, (self.function,), module, args, kwargs, output)
@@ -164,7 +164,7 @@ def _deliver(
     kwargs: dict[str, Any],
     output: Any,
 ) -> Any:
-    """Deliver an output to everybody who wants it; what takes its place."""
+    """Deliver an output to everybody who wants it; return what replaces it."""
     new, inputs = output, (*args, *kwargs.values())
     for deliver in delivers:
         new = deliver(new, inputs)
@@ -172,7 +172,7 @@ def _deliver(
 
 
 def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
-    """What takes the place of an output: a module that works in place may be called for its effect alone."""
+    """Return what replaces an output; a module that works in place may be called for its effect alone."""
     in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
     if not in_place:
         return new
@@ -187,7 +187,7 @@ def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any
 
 
 class _Calls:
-    """Delivers the outputs of a module together with what was noted when the call began."""
+    """The hooks that deliver the outputs of a module with what was noted when the call began."""
 
     def __init__(self, running: Running, wanting: Wanting) -> None:
         self._running = running
@@ -195,7 +195,7 @@ class _Calls:
         self._here = _Here()
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The call begins."""
+        """Handle the beginning of a call."""
         if self._here.begun and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
             self._here.begun.clear()
         found = self._wanting() if self._running.hears() else ()
@@ -213,7 +213,7 @@ class _Calls:
         return [(deliver, None) for _, deliver in self._wanting()]
 
     def ended(self, *_: Any) -> None:
-        """The call has ended, or raised."""
+        """Handle the end of a call, also by an error."""
         if self._here.begun:
             self._here.begun.pop()
 
@@ -224,7 +224,7 @@ class _Here(threading.local):
 
 
 class _GradientHook(Hook):
-    """Waits for the gradient of the output of a module, for one who wants that of the whole output.
+    """The hook that waits for the gradient of the whole output of a module.
 
     Attributes:
         function: delivers on the longer way.
@@ -239,7 +239,7 @@ class _GradientHook(Hook):
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
-        """What PyTorch calls; without an output if it was taken off while the module ran."""
+        """Run the hook; PyTorch gives no output if it was removed while the module ran."""
         running, place = self.running, self.place
         here = running.thread.here
         if (
@@ -280,12 +280,12 @@ class _GradientHook(Hook):
         return None
 
     def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """The way of all that is rare."""
+        """Handle what is rare."""
         return _deliver(self.running, (self.function,), module, args, kwargs, output)
 
 
 def _hook(output: Tensor, hook: ValueGradient) -> None:
-    """Hooks a tensor, or appends to the hook of a module inside of this one that has returned the same tensor."""
+    """Hook a tensor, or append to the hook of a module inside this one that returned the same tensor."""
     with HOOKING:
         hooks = output._backward_hooks
         last = hooks[next(reversed(hooks))] if hooks else None

@@ -1,4 +1,4 @@
-"""Can what an interjection returned take the place of what it was given? It must have the same structure and shapes."""
+"""Replacement: whether what an interjection returned fits: it must have the structure and shapes of the value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["conversion", "same_gradients", "same_kind"]
 
 
 def same_kind(path: str, old: Any, new: Any) -> None:
-    """Refuses a replacement of another shape or structure.
+    """Refuse a replacement of another shape or structure.
 
     Args:
         path: the place, for the message.
@@ -31,7 +31,7 @@ def same_kind(path: str, old: Any, new: Any) -> None:
 
 
 def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
-    """Refuses gradients that do not fit those they are to replace; None fits everywhere."""
+    """Refuse gradients that do not fit those they are to replace; None fits everywhere."""
     if not isinstance(new, tuple) or len(new) != len(old):
         hint = "" if old else ", since the place is no call. Change the value's gradient at its `.grad`"
         got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
@@ -54,7 +54,7 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
 
 
 def conversion(old: Any, new: Any) -> str:
-    """What is different in dtype or device where a value takes the place of another; empty if nothing is.
+    """Return how a replacement differs in dtype or device; empty if it does not.
 
     It may well be meant; the next operation may refuse it, though, in words that do not say where it comes from.
     """
@@ -111,7 +111,7 @@ def _in_full(tensor: Tensor) -> str:
 
 
 def _described(value: Any) -> str:
-    """A value in words, without its contents."""
+    """Return a value in words, without its contents."""
     if is_tensor(value):
         shape = _shape(value)
         return "a nested tensor" if shape is None else f"a tensor of shape {shape}"

@@ -49,7 +49,7 @@ HOOKING = threading.RLock()
 
 
 class Removable:
-    """A hook that can be taken off.
+    """A hook that can be removed.
 
     Attributes:
         handle: PyTorch's own; None as long as the hook is not there.
@@ -71,7 +71,7 @@ class Removable:
         return [] if leaf is None else [leaf]
 
     def remove(self) -> None:
-        """Takes the hook off. Once more does nothing."""
+        """Remove the hook. A second call does nothing."""
         leaf = None if self._leaf is None else self._leaf()
         with HOOKING:
             if self.handle is not None:
@@ -84,7 +84,7 @@ class Removable:
 
 
 def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None) -> Removable | None:
-    """Has the whole gradient of a value told as soon as a backward has it; what is returned takes its place.
+    """Report the whole gradient of a value as soon as a backward has it; what is returned replaces it.
 
     What is done to the value in place later does not matter: it is the gradient of the value as it is now. One case is
     out of reach: a view of a tensor that something else may use too, if the memory of both is changed in place later.
@@ -121,7 +121,7 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
 
 
 def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
-    """Has ``.grad`` told each time a backward has added to it; what is returned takes its place.
+    """Report ``.grad`` each time a backward has added to it; what is returned replaces it.
 
     Args:
         parameter: a leaf that requires grad.
@@ -176,7 +176,7 @@ def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:
 
 
 def missed_at(path: str) -> str:
-    """The note about a gradient that was out of reach."""
+    """Return the note about a gradient that was out of reach."""
     return (
         f"`{path}`: it is a view of a tensor that was changed in place afterwards; what has come to it through the "
         "change is not in its gradient"
@@ -276,7 +276,7 @@ def node_reshaped(view: Tensor) -> tuple[Any, int] | None:
 
 @functools.cache
 def _class_of_views() -> type:
-    """The class of the nodes that ``view`` makes."""
+    """Return the class of the nodes that ``view`` makes."""
     with torch.enable_grad():
         return type(torch.zeros(2, requires_grad=True).view(2).grad_fn)
 
@@ -410,7 +410,7 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def _apart(tensor: Tensor) -> bool:
-    """Whether no two elements share memory, as far as sizes and strides tell."""
+    """Return whether no two elements share memory, as far as sizes and strides tell."""
     reached = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

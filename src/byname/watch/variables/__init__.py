@@ -1,1 +1,1 @@
-"""How are the local variables of a method told? By rewriting its source."""
+"""Local variables of a method, reported by rewriting its source."""

@@ -1,4 +1,4 @@
-"""What happens while a function that is listened to runs? Its code tells a `Run`, and that tells the receivers."""
+"""Activation: one run of a rewritten function. Its code tells a `Run`, and that tells the receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are local variables got at? By listening to the methods that assign them, for chosen instances."""
+"""Assigned: local variables, observed by listening to the methods that assign them, for chosen instances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEW = ("entry", "assigned", "returned")
 
 
 class Assigned:
-    """The local variables, arguments and return values that one attachment wants.
+    """The local variables, arguments and return values that one attachment observes.
 
     Args:
         running: knows the calls.
@@ -44,7 +44,7 @@ class Assigned:
             receivers.setdefault(spot.name, []).append(_Receiver(spot, deliver, self._changes))
 
     def install(self) -> None:
-        """Listens."""
+        """Begin to listen."""
         for module, method, receivers in self._wanted.values():
             function = method_of(module, method)
             if function is None:
@@ -65,7 +65,7 @@ class Assigned:
                 )
 
     def remove(self) -> None:
-        """Listens no longer."""
+        """Stop listening."""
         undo = Undo()
         for one in self._listenings:
             undo.add(one.remove)

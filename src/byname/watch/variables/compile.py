@@ -1,4 +1,4 @@
-"""What code tells of a function's variables? The function's own source, rewritten, and compiled as Python did it."""
+"""Compile: code that reports a function's variables, from the function's own source, rewritten and compiled."""
 
 from __future__ import annotations
 import __future__

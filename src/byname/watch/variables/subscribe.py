@@ -1,4 +1,4 @@
-"""How does byname get at the local variables of a method? The method's code is replaced by code that tells of them.
+"""Subscribe: a method's code is replaced by code that reports its local variables.
 
 The code of a method belongs to its class, and to the whole process: who listens to which function is known once for the
 process, in ``_TAPS``, from where the rewritten code asks for it each time it begins to run. Only runs whose first
@@ -42,7 +42,7 @@ def listen(
     order: int = 0,
     exits: bool = True,
 ) -> Listening:
-    """Tells of the variables of a function each time it runs with `owner` as its first argument.
+    """Report the variables of a function each time it runs with `owner` as its first argument.
 
     ``receive(activation, variable, value, moment)`` is called in the thread of the function, and what it returns takes
     the place of the value. The moment is ``"entry"`` (an argument as it came), ``"assigned"``, ``"stored"`` (an item or
@@ -122,7 +122,7 @@ class Listening:
         self._notes: list[str] = []
 
     def begin(self) -> None:
-        """Is told from now on."""
+        """Begin to listen."""
         with _CHANGING:
             self._tap = _tap_of(self.function)
             self._tap.add(self)

@@ -1,4 +1,4 @@
-"""How does a function tell what its variables become? Its syntax tree, with a report after every statement that binds.
+"""Transform: the syntax tree of a function, with a report after every statement that binds a variable.
 
 ``h = f(x)`` becomes::
 
@@ -48,7 +48,7 @@ _BLOCKS = ("body", "orelse", "finalbody")
 
 
 def rewrite(node: Function, wanted: Iterable[str], key: int) -> None:
-    """Changes the tree of a function, in place, so that it reports the wanted variables.
+    """Change the tree of a function, in place, so that it reports the requested variables.
 
     Args:
         node: the function; a tree of its own, that nobody else holds.

@@ -1,4 +1,4 @@
-"""How are the variables of a function read that has no source? Those of its runs that count are traced.
+"""Without source: the variables of a function without source, read by tracing the runs that count.
 
 The function gets a code of the same signature that hands the call over; the function's own code then runs in a copy,
 with a trace function that looks at this one frame, and that passes everything on to a tracer that was there before (a
