@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import byname
 from byname.diagnose.explaining import Explaining
 
 STEPS = 6
@@ -338,3 +339,56 @@ def test_nothing_is_kept_alive_and_nothing_is_left_behind():
         assert parameter() is None
         assert optimizer() is None
     assert dict(module._global_optimizer_pre_hooks) == before
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.rest = [nn.Linear(4, 4), nn.Linear(4, 1)]
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.rest:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["model given", "model not given"])
+def test_layers_in_a_plain_list_are_told_with_the_list_to_use(given):
+    model = Layers()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = loss_of(model)
+    (finding,) = byname.check(loss, model=model if given else None, optimizer=optimizer)
+    assert finding.cause == "not-in-optimizer"
+    assert {str(name) for name in finding.culprits} == {
+        f"model.rest[{number}].{name}" for number in (0, 1) for name in ("weight", "bias")
+    }
+    assert finding.remedy.startswith("make `model.rest` a torch.nn.ModuleList: ")
+
+
+def test_several_leaves_that_nobody_uses_are_one_finding():
+    model, scale = nn.Linear(4, 1), torch.ones(1, requires_grad=True)
+    shifts = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = loss_of(lambda x: model(x) * scale + sum(shifts))
+    (finding,) = byname.check(loss, optimizer=optimizer)
+    assert finding.cause == "free-leaf"
+    assert {str(name) for name in finding.culprits} == {"scale", "shifts[0]", "shifts[1]"}
+
+
+def gradients_in_a_lambda():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    slope = lambda y, given: torch.autograd.grad(y.sum(), given, create_graph=True)[0]  # noqa: E731
+    for _ in range(STEPS):
+        place, time = torch.rand(8, 1, requires_grad=True), torch.rand(8, 1, requires_grad=True)
+        u = model(torch.cat([place, time], 1)).square()
+        optimizer.zero_grad()
+        (slope(u, time) - slope(u, place)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_a_gradient_that_a_lambda_reads_is_read():
+    assert found_in(gradients_in_a_lambda)[0] == []

@@ -5,16 +5,24 @@ They are read from the registries (``_modules``, ``_parameters``, ``_buffers``),
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from byname.reading.objects import snapshot
+from byname.reading.objects import attributes_of, snapshot
 from byname.reading.tensor import is_tensor
 
-__all__ = ["modules_in", "own_parameters", "parameters_in", "registered", "state_of"]
+__all__ = [
+    "modules_in",
+    "own_parameters",
+    "parameters_held",
+    "parameters_in",
+    "plain_containers",
+    "registered",
+    "state_of",
+]
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
@@ -82,3 +90,34 @@ def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
 
 
 _attributes = object.__getattribute__
+
+
+def plain_containers(module: nn.Module) -> Iterator[tuple[str, str, list[Any], str]]:
+    """Yield the lists, tuples and dicts of a module in which PyTorch does not look for modules and parameters.
+
+    Returns:
+        For each the name of the attribute, its kind, the modules or parameters in it, and the class to use instead.
+    """
+    for name, value in list(attributes_of(module).items()):
+        if name.startswith("_") or type(value) not in (list, tuple, dict):
+            continue
+        inside = list(value.values() if type(value) is dict else value)
+        modules = [one for one in inside if issubclass(type(one), nn.Module)]
+        parameters = [one for one in inside if issubclass(type(one), nn.Parameter)]
+        if modules or parameters:
+            family = "Module" if modules else "Parameter"
+            yield (
+                name,
+                type(value).__name__,
+                modules or parameters,
+                f"torch.nn.{family}{'Dict' if type(value) is dict else 'List'}",
+            )
+
+
+def parameters_held(held: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the parameters among some modules and parameters, and those of the modules."""
+    for one in held:
+        if issubclass(type(one), nn.Module):
+            yield from parameters_in(one)
+        else:
+            yield one

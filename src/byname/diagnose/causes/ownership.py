@@ -7,6 +7,7 @@ The source of the program's loaded functions tells whether the program reads it.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
@@ -20,7 +21,7 @@ from byname.diagnose.finding import Finding, known_sites
 from byname.naming.name import Name, quote, quote_all
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
-from byname.reading.modules import parameters_in
+from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
 from byname.reading.objects import found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
@@ -32,10 +33,10 @@ __all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of"]
 
 def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     """Return a finding about the models' parameters that the loss reaches and that no optimizer will change."""
-    theirs = {id(one) for model in context.models for one in parameters_in(model)}
-    names = tuple(
-        leaf.name for leaf in reversed(leaves) if _is_left_out(leaf) and (not theirs or id(leaf.tensor) in theirs)
-    )
+    mine = [leaf for leaf in reversed(leaves) if _is_left_out(leaf)]
+    hidden = _hidden(context, mine) if mine else {}
+    theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()
+    names = tuple([leaf.name for leaf in mine if not context.models or id(leaf.tensor) in theirs])
     if not names:
         return []
     gather, it, they = ("gets", "it", "it") if len(names) == 1 else ("get", "them", "they")
@@ -46,7 +47,25 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
         f"if {they} should not learn, requires_grad_(False) also saves computing "
         f"{'its gradient' if it == 'it' else 'their gradients'}"
     )
+    if hidden:
+        words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
+        remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
     return [Finding("not-in-optimizer", message, names, remedy=remedy)]
+
+
+def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[str, str]]:
+    """Return those of some leaves that a module holds in a plain list or dict, by ``id``: its path, and what to use."""
+    models = context.models or [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    modules = {id(one): one for model in models for one in modules_in(model)}
+    wanted = {id(leaf.tensor): leaf.name.path for leaf in leaves if leaf.tensor is not None}
+    found: dict[int, tuple[str, str]] = {}
+    for module in modules.values():
+        for attribute, _, held, better in plain_containers(module):
+            for parameter in parameters_held(held):
+                path = wanted.get(id(parameter), "")
+                if f".{attribute}[" in path:
+                    found[id(parameter)] = f"{path.partition(f'.{attribute}[')[0]}.{attribute}", better
+    return found
 
 
 def _is_left_out(leaf: Leaf) -> bool:
@@ -96,11 +115,26 @@ def _those(context: FailureContext) -> str:
 
 def free_leaves(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     """Return findings about leaves that are not parameters and get a gradient that nothing reads."""
-    return [
-        _free(context, leaf)
-        for leaf in reversed(leaves)
-        if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(context, leaf)
+    idle = [
+        leaf for leaf in reversed(leaves) if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(context, leaf)
     ]
+    held = [leaf for leaf in idle if leaf.name.exact and not leaf.name.rebound_at]
+    together = held if len(held) > 1 else []
+    found = [_free(leaf) for leaf in idle if leaf not in together]
+    return [*([_several_free(together)] if together else []), *found]
+
+
+def _several_free(leaves: Sequence[Leaf]) -> Finding:
+    names = tuple([leaf.name for leaf in leaves])
+    message = (
+        f"{quote_all(names)} require grad and get a gradient in every backward, but nothing uses these gradients: they "
+        "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad"
+    )
+    remedy = (
+        "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
+        "to the optimizer; make the others without requires_grad, or detach them where they are used"
+    )
+    return Finding("free-leaf", message, names, known_sites(*dict.fromkeys([leaf.site for leaf in leaves])), remedy)
 
 
 def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
@@ -120,7 +154,7 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     return is_lost or bool(context.optimizers)
 
 
-def _free(context: FailureContext, leaf: Leaf) -> Finding:
+def _free(leaf: Leaf) -> Finding:
     made, used = leaf.site, next((one.site for one in leaf.consumers if one.site is not None), None)
     name = leaf.name
     if used is not None and used.target and not name.exact and "requires_grad" in used.statement:
@@ -262,7 +296,8 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Fun
             given = [*part.args, *(keyword.value for keyword in part.keywords)]
             read += [one for argument in given for one in ast.walk(argument) if isinstance(one, ast.expr)]
     indirect = any(isinstance(part, ast.Call) and _last(part.func) in ("getattr", "attrgetter") for part in inside)
-    theirs = _arguments(node) | _looped(inside)
+    of_lambdas = [_arguments(part) for part in inside if isinstance(part, ast.Lambda)]
+    theirs = _arguments(node).union(_looped(inside), *of_lambdas)
     others = any(isinstance(one, ast.Name) and one.id in theirs for one in read) or (indirect and _says_grad(inside))
     return _Function(frozenset(called), frozenset(map(_last, read)) - {""}, others)
 

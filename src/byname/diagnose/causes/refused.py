@@ -19,7 +19,7 @@ from byname.diagnose.failing_expression import failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
-from byname.reading.objects import attributes_of
+from byname.reading.modules import plain_containers
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
@@ -104,7 +104,7 @@ def empty_optimizer(context: FailureContext, error: BaseException) -> Finding | 
 
 def _without_parameters(context: FailureContext, path: str, module: nn.Module) -> Finding:
     """Return a finding about a module that has no parameters, with the containers that hide some from PyTorch."""
-    hidden = list(_hidden_modules(path, module))
+    hidden = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
     whose = f"the optimizer{at(context.noticed)} got no parameters: `{path}` ({type(module).__name__})"
     culprits: tuple[Name, ...]
     if not hidden:
@@ -117,20 +117,6 @@ def _without_parameters(context: FailureContext, path: str, module: nn.Module) -
         culprits = tuple(Name(where, "attribute", exact=False) for where, _, _, _ in hidden)
         remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in hidden))
     return Finding("empty-optimizer", message, culprits, known_sites(context.noticed), remedy)
-
-
-def _hidden_modules(path: str, module: nn.Module) -> Iterator[tuple[str, str, int, str]]:
-    """Yield the plain containers of a module that hold modules or parameters: path, kind, count, the class to use."""
-    for name, value in list(attributes_of(module).items()):
-        if name.startswith("_") or type(value) not in (list, tuple, dict):
-            continue
-        held = list(value.values() if type(value) is dict else value)
-        modules = sum(issubclass(type(one), nn.Module) for one in held)
-        parameters = sum(issubclass(type(one), nn.Parameter) for one in held)
-        if modules or parameters:
-            family = "Module" if modules else "Parameter"
-            better = f"torch.nn.{family}{'Dict' if type(value) is dict else 'List'}"
-            yield f"{path}.{name}", type(value).__name__, modules or parameters, better
 
 
 def _is_exhausted(value: object) -> bool:
