@@ -49,7 +49,7 @@ class _Followed:
         without: the parameters without a gradient in every step so far, by ``id``.
         zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
         names: the names of these parameters, as they were at an early step.
-        total: how many parameters it has that require grad.
+        keys: the ``id`` of each of its parameters that require grad.
         rates_zero: whether the learning rate of every group was 0 in every step so far.
         backward: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
@@ -69,7 +69,7 @@ class _Followed:
     without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     names: dict[int, Name] = field(default_factory=dict)
-    total: int = 0
+    keys: frozenset[int] = frozenset()
     rates_zero: bool = True
     backward: Site | None = None
     backwards: int = 0
@@ -193,7 +193,7 @@ class LearningWatch:
         if known is None or known.optimizer() is not optimizer:
             known = _Followed(weakref.ref(optimizer), type(optimizer).__name__)
             known.without = {id(one): weakref.ref(one) for one in known.parameters()}
-            known.total = len(known.without)
+            known.keys = frozenset(known.without)
             self._followed[id(optimizer)] = known
         return known
 
@@ -238,10 +238,12 @@ class LearningWatch:
 
     def end(self) -> None:
         """Tell what was found of all optimizers."""
-        for followed in list(self._followed.values()):
+        every = list(self._followed.values())
+        stepped = {key for followed in every if followed.steps for key in followed.keys}
+        for followed in every:
             if followed.steps:
                 self._tell_of(followed)
-            elif followed.backwards >= _ENOUGH:
+            elif followed.backwards >= _ENOUGH and not followed.keys & stepped:  # an optimizer around another
                 names = tuple(followed.names.values())
                 self._tell(never_stepped(self._steps(followed), followed.backwards, names))
 
@@ -271,8 +273,8 @@ class LearningWatch:
             followed.backward,
             rates_zero=followed.rates_zero,
             lost=followed.lost == followed.fed >= _ENOUGH,
-            all_without=len(followed.without) == followed.total,
-            all_zero=len(followed.zero) == followed.total,
+            all_without=len(followed.without) == len(followed.keys),
+            all_zero=len(followed.zero) == len(followed.keys),
             flat=followed.flat,
         )
 

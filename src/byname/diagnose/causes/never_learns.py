@@ -135,7 +135,7 @@ def never_stepped(steps: Steps, calls: int, names: tuple[Name, ...]) -> Finding:
     message = (
         f"{counted(calls, 'backward call')} or more{at(steps.backward)} "
         f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and step() of the optimizer ({steps.kind}) that "
-        f"has {_have(names, 'it', 'them')} is never called: nothing changes"
+        f"has {_have(names, 'it', 'them')} is never called"
     )
     remedy = "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing"
     return Finding("never-stepped", message, culprits_of(*names), known_sites(steps.backward), remedy)
