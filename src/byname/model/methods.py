@@ -20,6 +20,8 @@ from byname.reading.objects import namespace_of, parents_of
 __all__ = [
     "callable_instead",
     "calls_function",
+    "content_of",
+    "function_inside",
     "function_of",
     "gets_no_owner",
     "method_of",
@@ -51,15 +53,30 @@ def method_of(module: nn.Module, name: str) -> FunctionType | None:
     raw = _raw(module, name)
     if raw is None:
         return None
-    seen: list[Any] = []
-    while (inner := _one_inside(raw, name)) is not None and not any(inner is one for one in seen):
-        seen.append(raw)
-        raw = inner
+    raw = _innermost(raw, name)
     if isinstance(raw, FunctionType):
         return raw
     if not callable(raw) and not isinstance(raw, staticmethod | classmethod):
         return None
     raise _no_python(module, name, _why_not(raw))
+
+
+def function_inside(raw: Any, name: str) -> FunctionType | None:
+    """Return the innermost Python function behind a function or a partial of a name; None if there is none."""
+    inner = _innermost(raw, name) if type(raw) in _FUNCTIONS else None
+    return inner if type(inner) is FunctionType else None
+
+
+_FUNCTIONS = (FunctionType, functools.partial, type(functools.cache(len)))
+
+
+def _innermost(raw: Any, name: str) -> Any:
+    """Return what is left when all that wraps a callable is taken away."""
+    seen: list[Any] = []
+    while (inner := _one_inside(raw, name)) is not None and not any(inner is one for one in seen):
+        seen.append(raw)
+        raw = inner
+    return raw
 
 
 def gets_no_owner(function: FunctionType, owner: object) -> bool:
@@ -107,13 +124,14 @@ def _wrapped(raw: Any) -> Any:
 def _of_that_name(function: FunctionType, name: str) -> Iterator[Any]:
     """Yield the functions of a name that a decorator without ``functools.wraps`` has in its closure."""
     for cell in function.__closure__ or ():
-        content = _content(cell)
+        content = content_of(cell)
         inner = content.__func__ if isinstance(content, MethodType) else content
         if isinstance(inner, FunctionType) and inner.__code__.co_name == name:
             yield inner
 
 
-def _content(cell: CellType) -> Any:
+def content_of(cell: CellType) -> Any:
+    """Return what a variable of a function around holds; None before it is assigned."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell

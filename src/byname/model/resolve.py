@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
+from byname.model.called_functions import called_function, functions_called
 from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
@@ -77,7 +78,8 @@ def _meaning(place: Place, model: nn.Module) -> Meaning:
             if not alone:  # what else a pattern could be read as is not said
                 break
     if not kinds:
-        return Meaning(_unique(_spots("operation", reached, alone)) or _unique(_spots("anywhere", reached, alone)))
+        last = ("operation", "anywhere", "function")
+        return Meaning(next((spots for kind in last if (spots := _unique(_spots(kind, reached, alone)))), []))
     first, *others = kinds
     notes = [
         f"`{place}` was read as the {_called(kinds[first][0])}; it could also be the {_called(kinds[other][0])}"
@@ -234,6 +236,22 @@ def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> It
             yield from _variables(path, module, method, tail, alone)
 
 
+def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """Variables, operations and return values of functions that a module calls."""
+    if not rest or not isinstance(rest[0], Name):
+        return
+    first, tail = rest[0], rest[1:]
+    for name in [first.plain] if not first.wild else [one for one in functions_called(module) if first.matches(one)]:
+        function = called_function(module, name)
+        if function is None:
+            continue
+        if all(isinstance(one, Item | AnyItem) for one in tail):
+            yield _returned(path, module, name, tail, alone)
+            continue
+        found = [*_variables_of(function, path, module, name, tail, alone)]
+        yield from found or _operations(path, module, tail, alone, name)
+
+
 def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:
     if method == "forward":
         return Spot("module", under(path, method), module, items=items, alone=alone)
@@ -247,8 +265,13 @@ def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone:
         if alone:
             raise
         return  # a static method, say, that a wildcard met
-    if function is None:
-        return
+    if function is not None:
+        yield from _variables_of(function, path, module, method, tail, alone)
+
+
+def _variables_of(
+    function: FunctionType, path: str, module: nn.Module, method: str, tail: Segments, alone: bool
+) -> Iterator[Spot]:
     names = variables_of(function)
     found = {name: _left(name, tail) for name in names}
     whole = [name for name, left in found.items() if () in left and not (name == names[0] and is_wild(tail[0]))]
@@ -278,12 +301,13 @@ def _in_any_method(path: str, module: nn.Module, rest: Segments, alone: bool) ->
                 yield from _variables(path, module, method, rest[1:], alone)
 
 
-def _operations(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _operations(path: str, module: nn.Module, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
     if not rest or not isinstance(rest[0], Name) or not all(isinstance(one, Item | AnyItem) for one in rest[1:]):
         return
     name = rest[0]
     if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
-        yield Spot("operation", under(path, name.text), module, name.text, items=rest[1:], alone=alone)
+        label = f"{function}.{name.text}" if function else name.text
+        yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
 
 
 _READERS = {
@@ -292,6 +316,7 @@ _READERS = {
     "method": _in_methods,
     "operation": _operations,
     "anywhere": _in_any_method,
+    "function": _in_functions,
 }
 """How the rest of a pattern is read at a module that its beginning leads to."""
 
@@ -362,6 +387,7 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
     modules = modules_by_path(model)
     reached = names_reached(modules.values())
     yield from _operations_near(place, model, modules, reached)
+    yield from _in_functions_near(place, model)
     for path, module in modules.items():
         if found_in(type(module), "forward") is not NEVER_CALLED:
             yield path or "forward"
@@ -380,6 +406,17 @@ def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
     if found_in(type(module), "forward") is NEVER_CALLED:
         return []
     return ["forward", *(name for name in methods_of(module) if name in reached and not is_elementary(module))]
+
+
+def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
+    """Functions that the modules call to which a path leads, and variables of the function that it names."""
+    for path, module, rests in _modules(model, place.segments) if not place.wild else ():
+        for rest in rests:
+            if not rest or not isinstance(rest[0], Name) or is_elementary(module):
+                continue
+            yield from (under(path, name) for name in functions_called(module))
+            if len(rest) > 1 and (function := called_function(module, rest[0].plain)) is not None:
+                yield from (f"{under(path, rest[0].plain)}.{name}" for name in variables_of(function))
 
 
 def _operations_near(

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.model.methods import method_of
+from byname.model.called_functions import code_of_place
 from byname.place import Segment, join
 
 __all__ = ["Kind", "Meaning", "Spot", "each_once"]
@@ -26,7 +26,7 @@ class Spot:
         path: the path without items and without ``.grad``. The last name of an operation's path may have wildcards.
         module: the module that is called, or that owns the place.
         name: the name of the parameter, buffer, variable or operation; ``return`` for the return value of a method.
-        method: the method that has the variable.
+        method: the method that has the variable, or the function that the module calls; for an operation that function.
         items: the items or attributes of the value that are wanted; may have wildcards.
         gradient: whether the gradient of the value is wanted.
         alone: whether the path can match only this place.
@@ -113,7 +113,7 @@ def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
     """Return a key of the value at a place, without its items."""
     if spot.kind == "variable":
         try:
-            return id(method_of(spot.module, spot.method)), id(spot.module), spot.name
+            return id(code_of_place(spot.module, spot.method)), id(spot.module), spot.name
         except BadArgumentError:  # it has no Python code; the error is raised when the variable is subscribed to
             return spot.method, id(spot.module), spot.name
     if spot.kind == "operation":

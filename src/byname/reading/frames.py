@@ -40,6 +40,7 @@ __all__ = [
     "places_of",
     "revisiting",
     "running_frames",
+    "running_module",
     "stacks",
     "users_frame",
 ]
@@ -179,6 +180,18 @@ call_of_a_module = nn.Module._call_impl
 """PyTorch's own function for a module call, as it is before anything patches it."""
 
 CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
+
+
+def running_module() -> nn.Module | None:
+    """Return the module that is being called in this thread, the innermost one; None if none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CODE_OF_A_MODULES_CALL:
+            module: nn.Module | None = frame.f_locals.get("self")
+            return module
+        frame = frame.f_back
+    return None
+
 
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
 """The code that calls a module's ``forward``: the module call, or the function inside it that also calls its hooks."""

@@ -12,9 +12,10 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import Call, Flow, is_place
+from byname.model.called_functions import functions_called
 from byname.model.methods import function_of, methods_of, names_reached
 from byname.model.module_tree import is_called, modules_by_path, state_of, under
-from byname.model.operations import is_elementary
+from byname.model.operations import is_elementary, is_operation
 from byname.model.resolve import resolve
 from byname.model.scopes import variables_of
 from byname.model.select import OfClass, TheModule
@@ -37,7 +38,8 @@ class Point:
     Attributes:
         path: the path that `attach`, `interject` and `record` accept.
         kind: ``module`` (the output of its forward), ``operation``, ``argument`` and ``variable`` (of a method),
-            ``method`` (its return value), ``parameter`` or ``buffer``.
+            ``method`` or ``function`` (what a method of the module returns, or a function that it calls),
+            ``parameter`` or ``buffer``.
         operation: the class name of a module or the name of a function; empty for other kinds.
         module: the class name of the module that is called or that owns the place.
         shape: the shape of a parameter or buffer, or of a call's first output tensor; None if unknown.
@@ -66,7 +68,7 @@ class Inventory:
         self._reached = names_reached(modules)
 
     def of(self, path: str, module: nn.Module) -> Iterator[Point]:
-        """Yield the parameters, buffers, variables and methods of one module."""
+        """Yield the parameters, buffers, variables and methods of one module, and the functions that it calls."""
         owner = type(module).__name__
         for kind in ("parameter", "buffer"):
             for name, tensor in state_of(module, kind).items():
@@ -77,9 +79,13 @@ class Inventory:
                 yield Point(under(path, name), "method", "", owner)
             for kind, variable in self._of_function(function):
                 yield Point(f"{under(path, name)}.{variable}", kind, "", owner)
+        for name, function in _functions(module):
+            yield Point(under(path, name), "function", "", owner)
+            for kind, variable in self._of_function(function, method=False):
+                yield Point(f"{under(path, name)}.{variable}", kind, "", owner)
 
-    def _of_function(self, function: FunctionType) -> list[tuple[str, str]]:
-        """Return (kind, name) of each argument and variable of a function, except its first argument."""
+    def _of_function(self, function: FunctionType, *, method: bool = True) -> list[tuple[str, str]]:
+        """Return (kind, name) of each argument and variable of a function, except the module as its first argument."""
         if function not in self._variables:
             code = function.__code__
             starred = bool(code.co_flags & 4) + bool(code.co_flags & 8)
@@ -88,7 +94,7 @@ class Inventory:
             self._variables[function] = [
                 ("argument" if name in arguments else "variable", name)
                 for name in names
-                if not (code.co_argcount and name == code.co_varnames[0])
+                if not (method and code.co_argcount and name == code.co_varnames[0])
             ]
         return self._variables[function]
 
@@ -101,6 +107,13 @@ def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, Functi
         function = function_of(module, name) if name in reached else None
         if function is not None and not str(function.__module__).startswith("torch."):
             yield name, function
+
+
+def _functions(module: nn.Module) -> list[tuple[str, FunctionType]]:
+    """Return the functions that a module calls whose names do not mean an operation there."""
+    if is_elementary(module):
+        return []
+    return [(name, one) for name, one in functions_called(module).items() if not is_operation(name)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

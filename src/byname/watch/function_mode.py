@@ -6,19 +6,24 @@ Modules inside it that own none close the mode meanwhile: what they call is not 
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from byname.model.module_tree import under
 from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.reading.targets import is_in_place
+from byname.source.code import ThisCode, stands_for
 from byname.tracing.muted import active_modes
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
@@ -43,10 +48,11 @@ class Owner:
         taken: the names after its path that mean something else than an operation.
         ran: whether its forward has begun since it is listened to.
         idle: whether nothing of it is wanted any more.
-        decided: who wants to know of the k-th call of a name, for those seen so far.
+        functions: the functions that it calls of which operations are wanted, by their names.
+        decided: who wants to know of the k-th call of a name, for those seen so far; in a function, of the k-th there.
     """
 
-    __slots__ = ("decided", "idle", "module", "path", "ran", "taken")
+    __slots__ = ("decided", "functions", "idle", "module", "path", "ran", "taken")
 
     def __init__(self, module: nn.Module, path: str) -> None:
         self.module = module
@@ -54,6 +60,7 @@ class Owner:
         self.taken = taken(module)
         self.ran = False
         self.idle = False
+        self.functions: dict[str, ThisCode] = {}
         self.decided: dict[tuple[str, int], Found] = {}
 
 
@@ -124,6 +131,8 @@ class _Mode(TorchFunctionMode):
                 return func(*args, **kwargs) if kwargs else func(*args)
             if found is None:
                 found = owner.decided[name, k] = self.functions.decide(owner, name, k, func)
+        if owner.functions:
+            found = self.functions.with_called(frame, found, name, func)
         if found[1]:
             return self.functions.deliver(owner, found, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
@@ -207,6 +216,23 @@ class Functions:
         path = operation_path(owner.path, name, k, owner.taken)
         return path, self._decide(owner, path, name, func), is_in_place(str(getattr(func, "__name__", "")))
 
+    def with_called(self, frame: _Frame, found: Found, name: str, func: Any) -> Found:
+        """Return who observes a call as an operation of the module, or of functions that run inside it."""
+        owner, counts = frame.owner, frame.counts
+        path, delivers, in_place = found
+        for function in _running_functions(owner):
+            label = f"{function}.{name}"
+            k = counts.get(label, 0)
+            counts[label] = k + 1
+            decided = owner.decided.get((label, k))
+            if decided is None:
+                place = operation_path(under(owner.path, function), name, k)
+                wanted = self._decide(owner, place, name, func)
+                decided = owner.decided[label, k] = place, wanted, in_place
+            if decided[1]:
+                path, delivers = decided[0], [*delivers, *decided[1]]
+        return path, delivers, in_place
+
     def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result."""
         path, delivers, in_place = found
@@ -273,6 +299,17 @@ class Functions:
             self._modes.append(weakref.ref(mode, self._forget))
         mode.gone = mode.gone or not self._listening  # another thread may have removed it just now
         return mode
+
+
+def _running_functions(owner: Owner) -> list[str]:
+    """Return which of an owner's functions run between its call and an operation, the innermost first."""
+    found: dict[str, None] = {}
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code is not CODE_OF_A_MODULES_CALL:
+        code = stands_for[frame.f_code]
+        found.update((name, None) for name, one in owner.functions.items() if one.code is code)
+        frame = frame.f_back
+    return [*found]
 
 
 def _put_on(mode: _Mode) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from byname.errors import NoMatchError
 from byname.model.call_graph import Call, Flow
+from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
 from byname.model.operations import is_elementary
@@ -27,6 +29,7 @@ from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Name, parse
 from byname.reading.modules import modules_in
+from byname.source.code import ThisCode, stands_for
 from byname.table import listed
 from byname.tracing.muted import unheard
 from byname.tracing.tracer import trace
@@ -65,6 +68,9 @@ class Binding:
         self._functions = Functions(running, self._decide)
         asked = [spot.module for spots in self._patterns.values() for spot in spots]
         self._owners = {id(module): Owner(module, self._paths[id(module)][0]) for module in asked}
+        for _, spot in chain.from_iterable(self._of_module.values()):
+            if spot.method:
+                self._follow_function(spot)
         self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
         self._told = {
             id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
@@ -76,6 +82,11 @@ class Binding:
         self._bound = not (meaning.operations or selectors)
         self._asked_of: dict[int, None] = {}
         self._wide = False
+
+    def _follow_function(self, spot: Spot) -> None:
+        function = called_function(spot.module, spot.method)
+        if function is not None:
+            self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
@@ -114,8 +125,9 @@ class Binding:
                 self._running.paths.update((spot.full, None) for spot in matched if not spot.items)
         for selector in self._selectors:
             self._match(selector, flow)
-        for pattern in self._patterns:
-            if pattern not in self._matched:
+        for pattern, spots in self._patterns.items():
+            in_function = any(spot.method for spot in spots)  # of which the example's run does not tell
+            if pattern not in self._matched and not in_function:
                 raise NoMatchError(self._unmatched(pattern))
         self._selectors, self._online, self._bound = [], [], True
 
@@ -271,19 +283,24 @@ class Binding:
 
     def _match_patterns(self, call: Call) -> list[Spot]:
         """The places that patterns of paths make of one operation."""
-        prefix = self._paths[id(call.module)][0]
-        label = call.path[len(prefix) + 1 if prefix else 0 :]
+        function, name = self._label(call)
         found = []
         for pattern, spot in self._of_module.get(id(call.module), ()):
-            if Name(spot.name).matches(label):
+            if spot.method == function and Name(spot.name).matches(name):
                 self._matched.add(pattern)
                 found.append(replace(spot, path=call.path))
                 self._running.heard.mean(found[-1].full, spot.full)
         return found
 
+    def _label(self, call: Call) -> tuple[str, str]:
+        """Return the function of the module in which an operation is counted, empty for the module, and its name."""
+        prefix = self._paths[id(call.module)][0]
+        function, _, name = call.path[len(prefix) + 1 if prefix else 0 :].rpartition(".")
+        return function, name
+
     def _wanting(self, call: Call) -> list[Selector]:
-        """The selectors that match a call, each asked once for every place."""
-        if self._bound and not self._online:
+        """The selectors that match a call, each asked once for every place; those in a function are the module's."""
+        if (self._bound and not self._online) or (call.kind == "operation" and self._label(call)[0]):
             return []
         inside = call.kind == "operation" and is_elementary(call.module)
         path = self._paths[id(call.module)][0]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.called_functions import code_of_place
 from byname.model.items import Segments, put
 from byname.model.methods import method_of
 from byname.model.spot import Spot
@@ -46,14 +47,20 @@ class Assigned:
     def install(self) -> None:
         """Begin to listen."""
         for module, method, receivers in self._wanted.values():
-            function = method_of(module, method)
+            function = code_of_place(module, method)
             if function is None:
                 raise NoMatchError(f"`{method}` of {type(module).__name__} is no Python function any more")
             received = _Received(receivers)
             self._receiving.append(received)
             exits = any(one.spot.items for found in receivers.values() for one in found)
             listening = Listening(
-                function, module, [*receivers], _while_held(received), order=self._running.order, exits=exits
+                function,
+                module,
+                [*receivers],
+                _while_held(received),
+                order=self._running.order,
+                exits=exits,
+                by_caller=method_of(module, method) is None,
             )
             self._listenings.append(listening)
             listening.begin()
@@ -87,7 +94,7 @@ class Assigned:
     def _look_at(self, module: nn.Module, method: str, listening: Listening) -> None:
         """Notes where somebody else has put another function in the place of a method."""
         try:
-            now = method_of(module, method)
+            now = code_of_place(module, method)
         except BadArgumentError:  # it has no Python code
             now = None
         if now is not listening.function:

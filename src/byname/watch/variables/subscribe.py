@@ -2,7 +2,7 @@
 
 The code of a method belongs to its class, and to the whole process: who listens to which function is known once for the
 process, in ``_TAPS``, from where the rewritten code asks for it each time it begins to run. Only runs whose first
-argument is the very object listened to are told.
+argument is the very object listened to are told; of a function that is no method, those that this module calls.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from byname.errors import BadArgumentError
 from byname.model.methods import gets_no_owner
 from byname.model.scopes import variables_of
+from byname.reading.frames import running_module
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import HIDDEN
 from byname.table import listed
@@ -41,6 +42,7 @@ def listen(
     *,
     order: int = 0,
     exits: bool = True,
+    by_caller: bool = False,
 ) -> Listening:
     """Report the variables of a function each time it runs with `owner` as its first argument.
 
@@ -61,6 +63,7 @@ def listen(
         receive: the receiver.
         order: who has a lower one is told earlier.
         exits: whether the last values are to be told.
+        by_caller: the runs that count are those that `owner`, a module, calls; whatever their first argument.
 
     Raises:
         BadArgumentError: a variable that the function does not have.
@@ -75,7 +78,7 @@ def listen(
         ...     two.of(10)
         21
     """
-    listening = Listening(function, owner, variables, receive, order=order, exits=exits)
+    listening = Listening(function, owner, variables, receive, order=order, exits=exits, by_caller=by_caller)
     try:
         listening.begin()
         return listening
@@ -92,6 +95,7 @@ class Listening:
         variables: what is told.
         order: who has a lower one is told earlier.
         exits: whether the last values are told.
+        by_caller: whether the runs that count are those that the owner calls.
         active: whether it has not been removed.
     """
 
@@ -104,6 +108,7 @@ class Listening:
         *,
         order: int = 0,
         exits: bool = True,
+        by_caller: bool = False,
     ) -> None:
         if not isinstance(function, FunctionType):
             raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
@@ -114,7 +119,8 @@ class Listening:
         self.variables = frozenset(variables)
         self.receive = receive
         self.active = True
-        self.every_run = gets_no_owner(function, owner)
+        self.by_caller = by_caller
+        self.every_run = not by_caller and gets_no_owner(function, owner)
         self.key = id(owner)
         self._owner = _weakly(owner, self)
         self._tap: _Tap | None = None
@@ -141,7 +147,7 @@ class Listening:
         return tuple(self._notes)
 
     def is_about(self, first: object) -> bool:
-        """Whether a run with this first argument is told of."""
+        """Whether a run with this first argument, or called by this module, is told of."""
         return self._owner() is first or self.every_run
 
     def remove(self) -> None:
@@ -184,6 +190,7 @@ class _Tap:
         self.plain: FunctionType | None = None
         self.by_owner: dict[int, tuple[Listening, ...]] = {}
         self.every_run = False
+        self.by_caller = False
 
     def add(self, listening: Listening) -> None:
         """Lets one more listen; the code is made anew when it does not yet tell of all that is wanted."""
@@ -224,6 +231,7 @@ class _Tap:
             everyone = [one for of_owner in tuple(self.by_owner.values()) for one in of_owner]
             self.every_run = any(one.every_run for one in everyone)
             self.listenings = tuple(sorted(everyone, key=_order)) if self.every_run else ()
+        self.by_caller = self.by_caller or any(one.by_caller for one in listenings)
 
     def discard(self, listening: Listening) -> None:
         self._listen(listening.key, [one for one in self.by_owner.get(listening.key, ()) if one is not listening])
@@ -244,12 +252,24 @@ class _Tap:
 
     def enter(self, first: object) -> Run | None:
         """A run begins, with this first argument."""
+        if self.by_caller:
+            return self._enter_called(first)
         candidates = self.listenings if self.every_run else self.by_owner.get(id(first), ())
         if len(candidates) == 1:  # nearly always, and each value of a small model pays for what is done here
             one = candidates[0]
             return Run(((one, Activation()),)) if one.is_about(first) else None
         concerned = [(one, Activation()) for one in candidates if one.is_about(first)]
         return Run(concerned) if concerned else None
+
+    def _enter_called(self, first: object) -> Run | None:
+        """A run begins that counts for the module that calls the function."""
+        caller = running_module()
+        if self.every_run:
+            candidates = self.listenings
+        else:
+            candidates = tuple(one for key in {id(first), id(caller)} for one in self.by_owner.get(key, ()))
+        concerned = [one for one in candidates if one.is_about(caller if one.by_caller else first)]
+        return Run([(one, Activation()) for one in sorted(concerned, key=_order)]) if concerned else None
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """A function without source is called."""
@@ -288,7 +308,7 @@ def _key_of(function: FunctionType) -> int:
 def _enter(key: int, first: object) -> Run | None:
     """What rewritten code calls when it begins to run: None when nobody listens to this run."""
     tap = _TAPS.get(key)
-    if tap is None or not (id(first) in tap.by_owner or tap.every_run):
+    if tap is None or not (id(first) in tap.by_owner or tap.every_run or tap.by_caller):
         return None
     return tap.enter(first)
 
