@@ -13,6 +13,7 @@ import byname
 from byname import select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow
+from byname.model.operations import MOVES
 from byname.model.selectors import Look
 from byname.tracing.tracer import trace
 from byname.watch.attach import attach
@@ -347,7 +348,7 @@ def test_a_long_expression_of_many_selectors_is_answered():
 # the flow of data, against a count of every way by hand
 
 
-def reference(flow, first, second):
+def reference(flow, first, second, moves=1):
     """The least number of steps by which data of one call reaches another, by looking at every edge again and again."""
     known = dict.fromkeys(flow.calls[first].outputs, 0)
     for _ in flow.calls:
@@ -356,7 +357,8 @@ def reference(flow, first, second):
                 least = min((known[number] for number in call.inputs if number in known), default=None)
                 if least is not None:
                     for number in call.outputs:
-                        known[number] = min(known.get(number, 10**9), least + 1)
+                        step = moves if call.operation in MOVES else 1
+                        known[number] = min(known.get(number, 10**9), least + step)
     return min((known[number] + 1 for number in flow.calls[second].inputs if number in known), default=None)
 
 
@@ -394,6 +396,58 @@ def test_after_follows_edges_and_not_the_order_of_the_listing():
     assert paths(select.linear.before(select.op("add"), within=2), flow) == ["left", "right"]
     with pytest.raises(NoMatchError):
         paths(right.after(left), flow)
+
+
+def test_next_after_is_the_nearest_one_for_each_place():
+    attention = select.path("layers.*.attn")
+    assert paths(select.linear.next_after(attention)) == [f"layers.{i}.fc" for i in range(3)]
+    assert paths(select.norm.next_after(attention)) == ["layers.1.norm", "layers.2.norm"]
+    assert paths(select.linear.first_before(select.softmax)) == [f"layers.{i}.attn.qkv" for i in range(3)]
+    assert paths(select.norm.first_before(select.path("head"))) == ["layers.2.norm"]
+    with pytest.raises(NoMatchError):
+        paths(select.embedding.next_after(attention))
+
+
+def test_moves_are_no_steps_of_next_after():
+    class Moved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near, self.far, self.start = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.start(x)
+            late = self.far(torch.neg(x))
+            moved = x.view(2, 4).transpose(0, 1).contiguous().mT.to(torch.float32)
+            return self.near(moved) + late
+
+    flow = trace(Moved(), torch.ones(2, 4))
+    start = select.path("start")
+    assert paths(select.linear.next_after(start), flow) == ["near"]
+    assert paths(select.linear.after(start, within=2), flow) == ["far"]
+
+
+def test_the_last_of_equally_near_ones_is_first_before():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x) + self.b(x)
+
+    flow = trace(Both(), torch.ones(2, 4))
+    assert paths(select.linear.first_before(select.op("add")), flow) == ["b"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(STEPS))
+def test_next_after_is_at_the_least_distance(first):
+    """No place of a family that data from a call reaches is nearer than the one that is selected."""
+    one = FLOW.calls[first]
+    a = select.where(lambda call: call is one)
+    reached = {i: d for i in found(select.linear) if (d := reference(FLOW, first, i, moves=0)) is not None}
+    expected = {min(reached, key=lambda i: (reached[i], i))} if reached else set()
+    assert found(select.linear.next_after(a)) == expected
 
 
 def test_containers_stand_by_what_goes_in_and_comes_out():

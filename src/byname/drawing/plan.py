@@ -11,6 +11,7 @@ from torch import nn
 
 from byname.model.call_graph import Call, Flow
 from byname.model.module_tree import inside_of
+from byname.model.operations import MOVES
 from byname.reading.modules import parameters_in, registered, state_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
@@ -19,7 +20,7 @@ from byname.watch.hooks import attachments_of
 
 __all__ = [
     "CALLED",
-    "PLUMBING",
+    "MOVES",
     "Item",
     "Plan",
     "Run",
@@ -292,15 +293,6 @@ def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     return [(f"{prefix}{name}", inside_of(child)[0]) for name, child in children]
 
 
-PLUMBING = frozenset(
-    """alias as_strided atleast_1d atleast_2d atleast_3d bfloat16 broadcast_to chunk clone contiguous cpu
-    cuda detach diagonal double expand expand_as flatten float getitem half movedim moveaxis narrow permute
-    reshape reshape_as select split split_with_sizes squeeze swapaxes swapdims t T H mH mT tensor_split to
-    transpose type type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze view view_as""".split()
-)
-"""Functions that give the same elements in another shape, order, precision or place, or some of them."""
-
-
 def fold(plan: Plan) -> None:
     """Takes plumbing with one tensor in out of the plan: its wires go on to the next item and remember the name."""
     coming: defaultdict[int, list[Wire]] = defaultdict(list)
@@ -310,7 +302,7 @@ def fold(plan: Plan) -> None:
         going[wire.source].append(wire)
     gone: dict[int, Wire] = {}
     for item in plan.items:
-        plumbing = item.kind == "operation" and item.operation in PLUMBING and not item.marks
+        plumbing = item.kind == "operation" and item.operation in MOVES and not item.marks
         if plumbing and len(coming[item.number]) == 1 and going[item.number] and _has_company(plan, item.parent):
             (gone[item.number],) = coming[item.number]
     plan.wires = [_longer(plan, wire, gone) for wire in plan.wires if wire.target not in gone]
@@ -322,9 +314,7 @@ def fold(plan: Plan) -> None:
 def _has_company(plan: Plan, parent: int) -> bool:
     """Return whether a box has contents besides plumbing; a box with plumbing only shows it."""
     inside = (plan.items[child] for child in plan.items[parent].children)
-    return any(
-        child.kind == "module" or child.operation not in PLUMBING for child in inside if child.kind != "parameter"
-    )
+    return any(child.kind == "module" or child.operation not in MOVES for child in inside if child.kind != "parameter")
 
 
 def _longer(plan: Plan, wire: Wire, gone: dict[int, Wire]) -> Wire:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from byname.model.call_graph import Call, Flow
+from byname.model.operations import MOVES
 
-__all__ = ["after", "before"]
+__all__ = ["after", "before", "first_before", "next_after"]
 
 
 def after(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
@@ -21,35 +22,71 @@ def after(flow: Flow, these: Collection[int], others: Collection[int], within: i
         others: indices of calls.
         within: the largest distance; None for any.
     """
-    distances = _Distances(flow)
-    found = set()
-    for index, begins in _moments(flow.calls):
-        call = flow.calls[index]
-        if begins:
-            distance = distances.least(call.inputs) + 1
-            if index in these and distance <= _most(within):
-                found.add(index)
-            if call.elementary:
-                distances.lower(call.outputs, distance)
-        elif index in others:
-            distances.lower(_own(call), 0)
-    return frozenset(found)
+    reached = _reached_after(flow, others, lambda call: 1)
+    return frozenset(index for index in these if reached.get(index, _UNREACHED) <= _most(within))
 
 
 def before(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
     """Return the indices of those of `these` whose data reaches one of `others`; see `after` for the arguments."""
+    reached = _reached_before(flow, others, lambda call: 1)
+    return frozenset(index for index in these if reached.get(index, _UNREACHED) <= _most(within))
+
+
+def next_after(flow: Flow, these: Collection[int], others: Collection[int]) -> frozenset[int]:
+    """Return for each of `others` the one of `these` that its data reaches first.
+
+    It is the nearest in steps, where functions that only give the same elements in another shape, order, precision or
+    place are no steps; of several equally near, the first in the order of the run.
+    """
+    nearest = (_nearest(these, _reached_after(flow, (other,), _step), sign=1) for other in others)
+    return frozenset(index for index in nearest if index is not None)
+
+
+def first_before(flow: Flow, these: Collection[int], others: Collection[int]) -> frozenset[int]:
+    """Return for each of `others` the nearest of `these` whose data reaches it; of several, the last in the run."""
+    nearest = (_nearest(these, _reached_before(flow, (other,), _step), sign=-1) for other in others)
+    return frozenset(index for index in nearest if index is not None)
+
+
+def _nearest(these: Collection[int], reached: dict[int, int], *, sign: int) -> int | None:
+    found = [(reached[index], sign * index) for index in these if reached.get(index, _UNREACHED) < _UNREACHED]
+    return sign * min(found)[1] if found else None
+
+
+def _step(call: Call) -> int:
+    return 0 if call.kind == "operation" and call.operation in MOVES else 1
+
+
+def _reached_after(flow: Flow, others: Collection[int], step: Callable[[Call], int]) -> dict[int, int]:
+    """Return the distance of each call from the nearest of `others`, where each call is so many steps."""
     distances = _Distances(flow)
-    found = set()
+    reached = {}
+    for index, begins in _moments(flow.calls):
+        call = flow.calls[index]
+        if begins:
+            before = distances.least(call.inputs)
+            reached[index] = before + 1
+            if call.elementary:
+                distances.lower(call.outputs, before + step(call))
+        elif index in others:
+            distances.lower(_own(call), 0)
+    return reached
+
+
+def _reached_before(flow: Flow, others: Collection[int], step: Callable[[Call], int]) -> dict[int, int]:
+    """Return the distance of each call to the nearest of `others` that its data reaches."""
+    distances = _Distances(flow)
+    reached = {}
     for index, begins in reversed(list(_moments(flow.calls))):
         call = flow.calls[index]
         if begins:
             if call.elementary:
-                distances.lower_back(call.inputs, distances.least_back(call.outputs) + 1)
+                distances.lower_back(call.inputs, distances.least_back(call.outputs) + step(call))
             if index in others:
                 distances.lower_back(call.inputs, 1)
-        elif index in these and distances.least_back(_own(call)) <= _most(within):
-            found.add(index)
-    return frozenset(found)
+        else:
+            reached[index] = distances.least_back(_own(call))
+    return reached
 
 
 def _most(within: int | None) -> float:

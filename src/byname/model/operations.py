@@ -14,6 +14,7 @@ from torch import nn
 from byname.reading.objects import found_in, namespace_of, parents_of
 
 __all__ = [
+    "MOVES",
     "PLAIN_FUNCTIONS",
     "is_elementary",
     "is_operation",
@@ -88,6 +89,15 @@ _OWNERS = (type, ModuleType, GetSetDescriptorType, MemberDescriptorType)
 
 PLAIN_FUNCTIONS = frozenset([FunctionType, *_BUILTINS])
 """The types of functions that have Python's own hash."""
+
+
+MOVES = frozenset(
+    """alias as_strided atleast_1d atleast_2d atleast_3d bfloat16 broadcast_to chunk clone contiguous cpu
+    cuda detach diagonal double expand expand_as flatten float getitem half movedim moveaxis narrow permute
+    reshape reshape_as select split split_with_sizes squeeze swapaxes swapdims t T H mH mT tensor_split to
+    transpose type type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze view view_as""".split()
+)
+"""Functions that give the same elements in another shape, order, precision or place, or some of them."""
 
 
 def operation_path(owner: str, name: str, count: int, names_taken: Collection[str] = ()) -> str:

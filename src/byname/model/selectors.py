@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow, is_place
-from byname.model.dataflow import after, before
+from byname.model.dataflow import after, before, first_before, next_after
 from byname.table import closest, counted
 from byname.text import printable
 
@@ -87,6 +87,28 @@ class Selector:
     def before(self, other: Selector, *, within: int | None = None) -> Selector:
         """Return a selector of the places whose data flows into one of the other places; see `after`."""
         return Before(self, _selector("before", other), steps(within))
+
+    def next_after(self, other: Selector) -> Selector:
+        """Return a selector of the place that data from the other place reaches first, whatever lies between.
+
+        Of several other places each has one. Functions that only move data (``view``, ``transpose``, ``contiguous``,
+        ``to``) are no steps on the way.
+
+        >>> from byname import select
+        >>> select.norm.next_after(select.attention)
+        select.norm.next_after(select.attention)
+
+        Args:
+            other: the places that come first.
+
+        Raises:
+            NotASelectorError: `other` is not a selector.
+        """
+        return NextAfter(self, _selector("next_after", other), None)
+
+    def first_before(self, other: Selector) -> Selector:
+        """Return a selector of the nearest place whose data reaches the other place; see `next_after`."""
+        return FirstBefore(self, _selector("first_before", other), None)
 
     @property
     def first(self) -> Selector:
@@ -365,6 +387,20 @@ class Before(Follows):
 
     __slots__ = ()
     verb, _found = "before", staticmethod(before)
+
+
+class NextAfter(Follows):
+    """The first place that data from each of the other places reaches."""
+
+    __slots__ = ()
+    verb, _found = "next_after", staticmethod(lambda flow, these, others, _: next_after(flow, these, others))
+
+
+class FirstBefore(Follows):
+    """The nearest place whose data reaches each of the other places."""
+
+    __slots__ = ()
+    verb, _found = "first_before", staticmethod(lambda flow, these, others, _: first_before(flow, these, others))
 
 
 def no_match(selector: Selector, calls: Sequence[Call], counts: dict[Selector, int] | None = None) -> NoMatchError:
