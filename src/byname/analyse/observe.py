@@ -33,7 +33,15 @@ _numbers = itertools.count()
 """Process-wide, so that two observations of one analyser have different numbers."""
 
 
-def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = None, label: str = "") -> Handle:
+def observe(
+    model: nn.Module,
+    where: Any,
+    analyser: Analyser,
+    *,
+    example: Any = None,
+    label: str = "",
+    attention: str | None = None,
+) -> Handle:
     """Has an analyser given what passes at places of a model, forward after forward; the model is not changed.
 
         >>> import torch, byname
@@ -54,6 +62,7 @@ def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = 
         example: arguments to run the model with once; see `byname.points`.
         label: put before the paths in the results, to tell two models apart: ``"teacher"`` gives ``teacher.fc1``.
             Without one, a path that another model has, too, which the analyser observes, gives ``model2.fc1``.
+        attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
         A handle that removes it, and tells the places.
@@ -65,7 +74,16 @@ def observe(model: nn.Module, where: Any, analyser: Analyser, *, example: Any = 
     checked_analyser(analyser)
     root = unwrapped(model)
     observation = Observation(root, analyser, label, meaning_of(where, root, reads=True)[0].spots)
-    handle = attach(root, where, observation, example=example, begun=observation.begun, reads=True, enabled=False)
+    handle = attach(
+        root,
+        where,
+        observation,
+        example=example,
+        attention=attention,
+        begun=observation.begun,
+        reads=True,
+        enabled=False,
+    )
     observation.handle = handle
     if handle.heard is not None:
         handle.heard.seen = observation.why_nothing

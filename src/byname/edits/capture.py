@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "capture"]
 
 
-def capture(model: nn.Module, where: Any, *, grad: bool = False, stop: bool = False, example: Any = None) -> Capture:
+def capture(
+    model: nn.Module,
+    where: Any,
+    *,
+    grad: bool = False,
+    stop: bool = False,
+    example: Any = None,
+    attention: str | None = None,
+) -> Capture:
     """Return the values that pass places of a model when it runs once.
 
     Called with inputs of the model it runs it:
@@ -61,6 +69,7 @@ def capture(model: nn.Module, where: Any, *, grad: bool = False, stop: bool = Fa
             a place that runs again later is then held as often as it had run. Selectors, parameters and buffers may be
             told of until the end, and so the forward is not ended.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
+        attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
         A mapping from paths to values, in the order in which they were passed. It runs nothing until it is called or
@@ -70,7 +79,7 @@ def capture(model: nn.Module, where: Any, *, grad: bool = False, stop: bool = Fa
         NoMatchError: nothing matches; for operations at the end of the run.
         NotCapturedError: a place is asked for that was not passed.
     """
-    return Capture(model, where, grad=grad, stop=stop, example=example)
+    return Capture(model, where, grad=grad, stop=stop, example=example, attention=attention)
 
 
 class Capture(Mapping[str, Any]):
@@ -80,11 +89,14 @@ class Capture(Mapping[str, Any]):
         reader: what is told of the values; a rehearsal knows the capture by it.
     """
 
-    def __init__(self, model: nn.Module, where: Any, *, grad: bool, stop: bool, example: Any) -> None:
+    def __init__(
+        self, model: nn.Module, where: Any, *, grad: bool, stop: bool, example: Any, attention: str | None = None
+    ) -> None:
         self._model = model
         self._values, self._gradients, self._owners = _sorted(model, where)
         self._stop = stop
         self._example = example
+        self._attention = attention
         self._held = _Values()
         self.reader = _Keeper(self._held, grad=grad)
         self._output: Any = _NOTHING
@@ -112,13 +124,16 @@ class Capture(Mapping[str, Any]):
     def _attach(self, stack: ExitStack) -> None:
         """Attach to the places; leaving the stack removes what only a forward has told of."""
         if self._gradients:
-            handle = attach(self._model, self._gradients, self.reader.gradient, reads=True)
+            handle = attach(self._model, self._gradients, self.reader.gradient, reads=True, attention=self._attention)
             self._let_go = weakref.finalize(self, handle.give_up)
             self._let_go.atexit = False
             stack.callback(setattr, handle, "paused", True)  # it waits for gradients of what it has seen
         if self._values:
             callback = self.reader.value
-            stack.push(attach(self._model, self._values, callback, reads=True, example=self._example).__exit__)
+            handle = attach(
+                self._model, self._values, callback, reads=True, example=self._example, attention=self._attention
+            )
+            stack.push(handle.__exit__)
         if self._stop and self._owners:
             self._stopper = Stopper(self._owners)
             stack.push(attach(self._model, self._stopper.modules, self._stopper, reads=True).__exit__)

@@ -37,6 +37,7 @@ def patch(
     features: Any = None,
     call: int | None = None,
     example: Any = None,
+    attention: str | None = None,
 ) -> Handle:
     """Put another value at places of a model, in place of the whole value there or of a part of it.
 
@@ -69,6 +70,7 @@ def patch(
         features: the same along the last dimension. An int drops the dimension, as it does in PyTorch.
         call: the number of the call in a forward that is patched, from 0; by default every call.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
+        attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Raises:
         NoMatchError: nothing matches, or a place is not in the mapping.
@@ -87,7 +89,7 @@ def patch(
         raise BadArgumentError(
             f"value= is a tensor, a mapping from paths to tensors, or a function f(value); this is {_kind(value)}"
         )
-    return edit(model, where, made, selection, call=call, example=example)
+    return edit(model, where, made, selection, call=call, example=example, attention=attention)
 
 
 def steer(
@@ -138,7 +140,14 @@ def steer(
 
 
 def edit(
-    model: nn.Module, where: Any, made: Made, selection: Selection, *, call: int | None = None, example: Any = None
+    model: nn.Module,
+    where: Any,
+    made: Made,
+    selection: Selection,
+    *,
+    call: int | None = None,
+    example: Any = None,
+    attention: str | None = None,
 ) -> Handle:
     """Attach an edit, and return its handle.
 
@@ -149,11 +158,12 @@ def edit(
         selection: the part.
         call: the number of the call that is edited; None for all.
         example: as in `patch`.
+        attention: as in `patch`.
     """
     if call is not None and (type(call) is not int or call < 0):
         raise BadArgumentError(f"call= is the number of a call in a forward, from 0, not {call!r:.40}")
     callback = Edit(unwrapped(model), made, selection, call)
-    callback.handle = handle = attach(model, where, callback, example=example, enabled=False)
+    callback.handle = handle = attach(model, where, callback, example=example, attention=attention, enabled=False)
     return handle.switched(True)
 
 

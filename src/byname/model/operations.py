@@ -14,7 +14,9 @@ from torch import nn
 from byname.reading.objects import found_in, namespace_of, parents_of
 
 __all__ = [
+    "ATTENTION",
     "MOVES",
+    "PARTS_OF_ATTENTION",
     "PLAIN_FUNCTIONS",
     "is_elementary",
     "is_operation",
@@ -98,6 +100,11 @@ MOVES = frozenset(
     transpose type type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze view view_as""".split()
 )
 """Functions that give the same elements in another shape, order, precision or place, or some of them."""
+
+
+ATTENTION = "scaled_dot_product_attention"
+PARTS_OF_ATTENTION = ("scores", "pattern")
+"""The steps of a call of attention that have places where it runs step by step: before and after its softmax."""
 
 
 def operation_path(owner: str, name: str, count: int, names_taken: Collection[str] = ()) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
 from byname.model.families import FAMILIES, family_named, inside_of_others
-from byname.model.operations import operation_name
+from byname.model.operations import ATTENTION, operation_name
 from byname.model.selectors import Counted, Look, Selector, Test
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
@@ -30,6 +30,7 @@ __all__ = [
     "TheOperation",
     "Where",
     "goes_by_class",
+    "means_parts",
     "select",
 ]
 
@@ -158,7 +159,7 @@ class Select:
                 f"select has no {name!r}; there are {closest(name, FAMILIES)}, see dir(select). "
                 f"For a class of modules there is select.module, for a function select.op({name!r})"
             )
-        return InFamily(name)
+        return Attention(name) if name == "attention" else InFamily(name)
 
     def __dir__(self) -> list[str]:
         return sorted({*FAMILIES, "all", "module", "op", "parametrized", "path", "where"})
@@ -231,6 +232,46 @@ class InFamily(Predicate):
                     f"select.op({call.operation!r})"
                 )
         return inside_of_others(self.name, calls)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attention(InFamily):
+    """Calls of attention, one place each; and the steps inside of them, with ``attention="explicit"``.
+
+    >>> select.attention.pattern
+    select.attention.pattern
+    """
+
+    @property
+    def scores(self) -> Selector:
+        """What enters the softmax of each call of ``scaled_dot_product_attention``."""
+        return PartOfAttention("scores")
+
+    @property
+    def pattern(self) -> Selector:
+        """The probabilities of each call of ``scaled_dot_product_attention``."""
+        return PartOfAttention("pattern")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PartOfAttention(Predicate):
+    """A step of calls of attention that run step by step."""
+
+    part: str
+
+    def _text(self) -> str:
+        return f"select.attention.{self.part}"
+
+    def _wanted(self) -> str:
+        return ATTENTION
+
+    def _takes(self, call: Call) -> bool:
+        return call.kind == "operation" and call.operation == self.part and ATTENTION in call.path
+
+
+def means_parts(selector: Selector) -> bool:
+    """Return whether a selector asks for steps of attention."""
+    return isinstance(selector, PartOfAttention) or any(map(means_parts, selector._parts()))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -93,6 +93,7 @@ class Listener(Storing):
         clock: knows the iteration.
         windows: where the copies go.
         exact: the places that were asked for by their own paths.
+        attention: as in `record`.
 
     Attributes:
         asked: the places in words.
@@ -102,7 +103,15 @@ class Listener(Storing):
     label = "record"
 
     def __init__(
-        self, model: nn.Module, where: Any, options: Options, clock: Clock, windows: Windows, exact: frozenset[str]
+        self,
+        model: nn.Module,
+        where: Any,
+        options: Options,
+        clock: Clock,
+        windows: Windows,
+        exact: frozenset[str],
+        *,
+        attention: str | None = None,
     ) -> None:
         super().__init__(options, windows)
         self.asked = _in_words(where)
@@ -123,6 +132,7 @@ class Listener(Storing):
             stamp=self._time_of_value,
             reads=True,
             enabled=False,
+            attention=attention,
             unmatched=self._unmatched,
         )
 

@@ -48,6 +48,7 @@ def record(
     at_end: Callbacks = (),
     compression: Any = None,
     overwrite: bool = False,
+    attention: str | None = None,
 ) -> Recorder:
     """Records the values of places of a model over a run, in memory or to an HDF5 file.
 
@@ -89,6 +90,7 @@ def record(
         at_end: the same for all windows, when the recorder is closed; it changes the results, not the file.
         compression: of the file: ``"gzip"``, ``"lzf"`` or ``("gzip", level)``.
         overwrite: whether a file that there is may be replaced.
+        attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
         The recorder, which records from now on; a context manager that closes it.
@@ -109,7 +111,9 @@ def record(
     exact = frozenset(place for _, places in asked for place in _paths(places))
     windows = Windows(rank(), gather_every, before_gather, after_gather)
     clock = Clock(root, count)
-    listeners = [Listener(root, places, options, clock, windows, exact) for options, places in asked]
+    listeners = [
+        Listener(root, places, options, clock, windows, exact, attention=attention) for options, places in asked
+    ]
     _refuse_twice(listeners)
     reports = reports_of(root, analysers, clock, windows)
     recorder = Recorder(clock, windows, [*listeners, *reports], at_end)

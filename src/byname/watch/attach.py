@@ -16,13 +16,13 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.methods import callable_instead
 from byname.model.module_tree import notes_on_fast_paths
-from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
 from byname.watch.attachment import Before, Callback, Running
 from byname.watch.delivery import Deliver, delivery
+from byname.watch.explicit_attention import checked_attention
 from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import not_come_to
@@ -42,6 +42,7 @@ def attach(
     *,
     example: Any = None,
     enabled: bool = True,
+    attention: str | None = None,
     before: Before | None = None,
     begun: Callable[[int], object] | None = None,
     stamp: Callable[[int], object] | None = None,
@@ -65,6 +66,9 @@ def attach(
         example: arguments to run the model with once, to find out which operations there are; where a selector asks for
             the last match or for the flow of data it is needed.
         enabled: whether it is put in place at once.
+        attention: ``"explicit"`` has calls of ``scaled_dot_product_attention`` run step by step where their scores or
+            their pattern are wanted: ``<module>.scaled_dot_product_attention.pattern``, ``select.attention.pattern``.
+            Results are the same up to rounding; dropout draws other numbers.
         before: ``before(path, module, inputs, kwargs)`` is called when a matched call begins; ``event.before`` is what
             it returned.
         begun: is called when a forward of the whole model begins, with its number, before anything of it is told.
@@ -87,15 +91,14 @@ def attach(
     running.heard.methods = callable_instead
     meaning, selectors = meaning_of(where, root, reads=reads)
     running.ask(meaning, selectors)
-    return _handle(root, model, running, meaning, selectors, example).switched(enabled)
+    explicit = checked_attention(attention, meaning, selectors)
+    binding = _bound(Binding(root, running, meaning, selectors, explicit=explicit), example)
+    return _handle(root, model, running, meaning, binding).switched(enabled)
 
 
-def _handle(
-    root: nn.Module, given: nn.Module, running: Running, meaning: Meaning, selectors: list[Selector], example: Any
-) -> Handle:
+def _handle(root: nn.Module, given: nn.Module, running: Running, meaning: Meaning, binding: Binding) -> Handle:
     """Return the handle of an attachment, which is not in place yet."""
     wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
-    binding = _bound(Binding(root, running, meaning, selectors), example)
     of_states = _of_kind(wanted, "parameter", "buffer")
     running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_states)
     states = States(running, of_states)

@@ -9,16 +9,25 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.model.module_tree import under
-from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, operation_name, operation_path, taken
+from byname.model.operations import (
+    ATTENTION,
+    PARTS_OF_ATTENTION,
+    PLAIN_FUNCTIONS,
+    is_torchs,
+    operation_name,
+    operation_path,
+    taken,
+)
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
@@ -27,13 +36,30 @@ from byname.source.code import ThisCode, stands_for
 from byname.tracing.muted import active_modes
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
+from byname.watch.explicit_attention import explicit_attention
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import called, changed_by, overwrite
 
 __all__ = ["Decide", "Functions", "Owner"]
 
-Found = tuple[str, Sequence[Deliver], bool]
-"""The path of an operation, who wants to know of it, and whether it works in place by its name."""
+Parts = Mapping[str, Sequence[Deliver]]
+
+
+class Found(NamedTuple):
+    """Who wants to know of an operation.
+
+    Attributes:
+        path: the path of the operation.
+        delivers: who wants to know of its result.
+        in_place: whether it works in place by its name.
+        parts: who wants to know of steps inside of it, by their names; it then runs step by step.
+    """
+
+    path: str
+    delivers: Sequence[Deliver]
+    in_place: bool
+    parts: Parts | None = None
+
 
 Decide = Callable[["Owner", str, str, Any], Sequence[Deliver]]
 """``(owner, path, name, function)``: who wants to know of an operation; asked once for each path."""
@@ -48,18 +74,20 @@ class Owner:
         taken: the names after its path that mean something else than an operation.
         ran: whether its forward has begun since it is listened to.
         idle: whether nothing of it is wanted any more.
+        explicit: whether calls of attention may run step by step.
         functions: the functions that it calls of which operations are wanted, by their names.
         decided: who wants to know of the k-th call of a name, for those seen so far; in a function, of the k-th there.
     """
 
-    __slots__ = ("decided", "functions", "idle", "module", "path", "ran", "taken")
+    __slots__ = ("decided", "explicit", "functions", "idle", "module", "path", "ran", "taken")
 
-    def __init__(self, module: nn.Module, path: str) -> None:
+    def __init__(self, module: nn.Module, path: str, *, explicit: bool = False) -> None:
         self.module = module
         self.path = path
         self.taken = taken(module)
         self.ran = False
         self.idle = False
+        self.explicit = explicit
         self.functions: dict[str, ThisCode] = {}
         self.decided: dict[tuple[str, int], Found] = {}
 
@@ -125,7 +153,7 @@ class _Mode(TorchFunctionMode):
         counts[name] = k + 1
         owner = frame.owner
         found = owner.decided.get((name, k))
-        if found is None or found[1]:
+        if found is None or found.delivers or found.parts:
             if frame.known and not runs(owner.module):  # an interrupt has ended it, of which PyTorch tells no hook
                 self.frame = None
                 return func(*args, **kwargs) if kwargs else func(*args)
@@ -133,7 +161,7 @@ class _Mode(TorchFunctionMode):
                 found = owner.decided[name, k] = self.functions.decide(owner, name, k, func)
         if owner.functions:
             found = self.functions.with_called(frame, found, name, func)
-        if found[1]:
+        if found.delivers or found.parts:
             return self.functions.deliver(owner, found, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -214,12 +242,17 @@ class Functions:
     def decide(self, owner: Owner, name: str, k: int, func: Any) -> Found:
         """Return who observes the k-th call of a name in a module."""
         path = operation_path(owner.path, name, k, owner.taken)
-        return path, self._decide(owner, path, name, func), is_in_place(str(getattr(func, "__name__", "")))
+        wanted = self._decide(owner, path, name, func)
+        parts = None
+        if owner.explicit and name == ATTENTION:
+            parts = {part: self._decide(owner, f"{path}.{part}", part, func) for part in PARTS_OF_ATTENTION}
+        in_place = is_in_place(str(getattr(func, "__name__", "")))
+        return Found(path, wanted, in_place, parts if parts and any(parts.values()) else None)
 
     def with_called(self, frame: _Frame, found: Found, name: str, func: Any) -> Found:
         """Return who observes a call as an operation of the module, or of functions that run inside it."""
         owner, counts = frame.owner, frame.counts
-        path, delivers, in_place = found
+        path, delivers, in_place, parts = found
         for function in _running_functions(owner):
             label = f"{function}.{name}"
             k = counts.get(label, 0)
@@ -228,14 +261,16 @@ class Functions:
             if decided is None:
                 place = operation_path(under(owner.path, function), name, k)
                 wanted = self._decide(owner, place, name, func)
-                decided = owner.decided[label, k] = place, wanted, in_place
-            if decided[1]:
-                path, delivers = decided[0], [*delivers, *decided[1]]
-        return path, delivers, in_place
+                decided = owner.decided[label, k] = Found(place, wanted, in_place)
+            if decided.delivers:
+                path, delivers = decided.path, [*delivers, *decided.delivers]
+        return Found(path, delivers, in_place, parts)
 
     def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result."""
-        path, delivers, in_place = found
+        path, delivers, in_place, parts = found
+        if parts is not None:
+            func = _step_by_step(parts)
         inputs = (*args, *kwargs.values()) if kwargs else args
         running = self.running
         tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
@@ -299,6 +334,17 @@ class Functions:
             self._modes.append(weakref.ref(mode, self._forget))
         mode.gone = mode.gone or not self._listening  # another thread may have removed it just now
         return mode
+
+
+def _step_by_step(parts: Parts) -> Any:
+    """Return a function that computes attention in steps, and delivers those that are wanted."""
+
+    def see(part: str, value: Any) -> Any:
+        for deliver in parts[part]:
+            value = deliver(value)
+        return value
+
+    return partial(explicit_attention, see)
 
 
 def _running_functions(owner: Owner) -> list[str]:

@@ -30,7 +30,9 @@ __all__ = [
 ]
 
 
-def interject(model: nn.Module, where: Any, interjection: Interjection, *, example: Any = None) -> Handle:
+def interject(
+    model: nn.Module, where: Any, interjection: Interjection, *, example: Any = None, attention: str | None = None
+) -> Handle:
     """Run an interjection at places of a model. The model stays the same object.
 
     Several interjections at one place run in the order in which they were put in; each sees what those before it have
@@ -60,6 +62,7 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
         interjection: a `ForwardInterjection`, `WrappedForwardInterjection` or `WrappedForwardBackwardInterjection`, or
             a function ``f(name, module, value)``. What it calls itself, be it of PyTorch or of the model, is not heard.
         example: arguments to run the model with once; see `byname.points`.
+        attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
         A handle that removes it, disables it, and tells the places.
@@ -72,7 +75,9 @@ def interject(model: nn.Module, where: Any, interjection: Interjection, *, examp
     """
     put_in = _put_in(checked_interjection(interjection))
     begins = put_in.begins if isinstance(put_in, _PutInBothWays) else None
-    put_in.handle = handle = attach(model, where, put_in, example=example, before=begins, enabled=False)
+    put_in.handle = handle = attach(
+        model, where, put_in, example=example, attention=attention, before=begins, enabled=False
+    )
     if isinstance(put_in, _PutInBothWays):
         handle.add(put_in)
     return handle.switched(True)

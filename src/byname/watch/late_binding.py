@@ -23,7 +23,7 @@ from byname.model.call_graph import Call, Flow
 from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
-from byname.model.operations import is_elementary
+from byname.model.operations import ATTENTION, is_elementary
 from byname.model.select import goes_by_class
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
@@ -51,9 +51,18 @@ class Binding:
         running: knows the calls.
         meaning: what the paths mean. Names of operations may have wildcards; modules in it are not told of twice.
         selectors: what else is wanted.
+        explicit: whether calls of attention may run step by step.
     """
 
-    def __init__(self, model: nn.Module, running: Running, meaning: Meaning, selectors: Sequence[Selector]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        running: Running,
+        meaning: Meaning,
+        selectors: Sequence[Selector],
+        *,
+        explicit: bool = False,
+    ) -> None:
         self.missing: Callable[[], None] = lambda: None
         self._tell = running.unmatched
         self._model = model
@@ -66,11 +75,15 @@ class Binding:
         self._selectors = list(selectors)
         self._online: list[tuple[Selector, Any]] = []
         self._functions = Functions(running, self._decide)
+        self._explicit = explicit
         asked = [spot.module for spots in self._patterns.values() for spot in spots]
-        self._owners = {id(module): Owner(module, self._paths[id(module)][0]) for module in asked}
+        self._owners: dict[int, Owner] = {}
+        for module in asked:
+            self._own(module)
         for _, spot in chain.from_iterable(self._of_module.values()):
-            if spot.method:
-                self._follow_function(spot)
+            function = called_function(spot.module, spot.method) if spot.method else None
+            if function is not None:
+                self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
         self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
         self._told = {
             id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
@@ -83,10 +96,10 @@ class Binding:
         self._asked_of: dict[int, None] = {}
         self._wide = False
 
-    def _follow_function(self, spot: Spot) -> None:
-        function = called_function(spot.module, spot.method)
-        if function is not None:
-            self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
+    def _own(self, module: nn.Module) -> None:
+        """Listen to the functions that a module calls."""
+        if id(module) not in self._owners:
+            self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
@@ -164,7 +177,7 @@ class Binding:
         """Listens to the functions that modules call, other than those of ``torch.nn``, which are steps as a whole."""
         for path, module in self._paths.values():
             if not is_elementary(module) or selector.reaches_into(path):
-                self._owners.setdefault(id(module), Owner(module, path))
+                self._own(module)
 
     def install(self) -> None:
         """Install the hooks."""
@@ -298,9 +311,14 @@ class Binding:
         function, _, name = call.path[len(prefix) + 1 if prefix else 0 :].rpartition(".")
         return function, name
 
+    def _in_function(self, call: Call) -> bool:
+        """Return whether an operation is counted in a function; a step of attention is an operation of the module."""
+        function = "" if call.kind == "module" else self._label(call)[0]
+        return bool(function) and not function.startswith(ATTENTION)
+
     def _wanting(self, call: Call) -> list[Selector]:
         """The selectors that match a call, each asked once for every place; those in a function are the module's."""
-        if (self._bound and not self._online) or (call.kind == "operation" and self._label(call)[0]):
+        if (self._bound and not self._online) or self._in_function(call):
             return []
         inside = call.kind == "operation" and is_elementary(call.module)
         path = self._paths[id(call.module)][0]
@@ -326,7 +344,7 @@ class Binding:
             else:
                 self._exact[call.path] = Spot("operation", call.path, call.module, call.operation)
                 self._running.paths.setdefault(call.path)
-                self._owners.setdefault(id(call.module), Owner(call.module, self._paths[id(call.module)][0]))
+                self._own(call.module)
 
     def _note_calls(self, call: Call, wanted: set[int], every: int) -> None:
         """Notes which calls of a place are meant, where it is called several times and not all are."""
@@ -370,6 +388,8 @@ class Binding:
             last.plain, [*self._module_calls(), *self._called.values()]
         )
         hint += f"; {inside}" if inside else ""
+        if f".{ATTENTION}" in f".{pattern}" and not any(call.operation == ATTENTION for call in self._called.values()):
+            hint += f"; no {ATTENTION} ran: where attention is computed in Python, its variables have places"
         return f"`{pattern}` matches no operation that ran{hint}"
 
 

@@ -1,0 +1,94 @@
+"""Explicit attention: a call of ``scaled_dot_product_attention`` as matmul, softmax, matmul, with places in between.
+
+The kernels that PyTorch chooses compute all in one step, and have no scores that could be seen. What is computed here
+is the same up to rounding; dropout draws other random numbers than a kernel that has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from byname.errors import BadArgumentError
+from byname.model.operations import ATTENTION
+from byname.model.select import means_parts
+from byname.model.selectors import Selector
+from byname.model.spot import Meaning
+
+__all__ = ["checked_attention", "explicit_attention"]
+
+See = Callable[[str, Tensor], Tensor]
+"""``(part, value)``: returns what takes the place of the scores or of the pattern."""
+
+
+def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
+    """Return whether attention may run step by step.
+
+    Raises:
+        BadArgumentError: the option is neither None nor ``"explicit"``, or is missing where a step is wanted.
+    """
+    if attention not in (None, "explicit"):
+        raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
+    steps = [f"`{spot.full}`" for spot in meaning.spots if spot.method.startswith(ATTENTION)]
+    steps += [str(one) for one in selectors if means_parts(one)]
+    if attention is None and steps:
+        raise BadArgumentError(
+            f'{steps[0]} is a step of {ATTENTION}, which computes all in one: pass attention="explicit", and it runs '
+            "as matmul, softmax and matmul, with the same result up to rounding"
+        )
+    return attention is not None
+
+
+def explicit_attention(
+    see: See,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return what `torch.nn.functional.scaled_dot_product_attention` returns, up to rounding.
+
+    >>> query = torch.randn(1, 2, 3, 4)
+    >>> shapes = []
+    >>> out = explicit_attention(lambda part, seen: shapes.append((part, seen.shape)) or seen, query, query, query)
+    >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(query, query, query), atol=1e-6), shapes
+    (True, [('scores', torch.Size([1, 2, 3, 3])), ('pattern', torch.Size([1, 2, 3, 3]))])
+
+    Args:
+        see: is called with ``"scores"``, the scaled and masked products that enter the softmax, of shape
+            ``(..., heads, queries, keys)``, and with ``"pattern"``, the probabilities before dropout.
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as there.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = see("scores", _masked((query * scale) @ key.mT, attn_mask, is_causal))
+    pattern = see("pattern", _probabilities(scores))
+    if dropout_p:
+        pattern = torch.dropout(pattern, dropout_p, True)
+    return pattern @ value
+
+
+def _masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    if is_causal:
+        queries, keys = scores.shape[-2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+
+
+def _probabilities(scores: Tensor) -> Tensor:
+    """Return the softmax over the keys, computed in float32 at least; zeros for a query that may see no key."""
+    half = scores.dtype in (torch.float16, torch.bfloat16)
+    found = torch.softmax(scores, -1, dtype=torch.float32 if half else None).to(scores.dtype)
+    return found.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
