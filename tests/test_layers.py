@@ -13,7 +13,7 @@ SOURCE = Path(byname.__file__).parent
 LAYERS = [
     {"errors", "text", "place", "codec"},
     {"source"},
-    {"table"},
+    {"table", "axes"},
     {"reading"},
     {"undo"},
     {"tracking"},

@@ -22,15 +22,19 @@ from byname.errors import (
 )
 from byname.place import Place, parse
 from byname.recording import export
+from byname.recording.dataset import Samples
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.stores.parts import Form
 from byname.recording.stores.reader import FileSource, Stored, StoredPlaces
 from byname.recording.stores.writer import nearest, needs_h5py
+from byname.recording.to_xarray import together
 from byname.table import SHOWN, Row, closest, counted, listed, printable, text, to_html
 
 if TYPE_CHECKING:
     import pandas
+    import xarray
+    from matplotlib.axes import Axes
 
 __all__ = ["Recording", "Results", "open"]
 
@@ -68,6 +72,56 @@ class _OfPlaces:
         if not frames:
             return pandas.DataFrame(columns=["path", "iteration", "mode", "rank", "call", "value"])
         return pandas.concat([frame for _, frame in frames], ignore_index=True)
+
+    def to_xarray(
+        self,
+        *,
+        dims: Sequence[str] | None = None,
+        fill: bool | Sequence[int] = False,
+        chunks: int | str | Mapping[str, int | str] | None = None,
+    ) -> xarray.DataArray:
+        """The values of all places as one array with ``path`` as its first dimension, where they fit. Needs xarray.
+
+        Args:
+            dims, fill, chunks: as in `Series.to_xarray`.
+
+        Raises:
+            BynameError: as there, or the values of the places have different shapes.
+        """
+        found = {path: series for path, series in self.items() if len(series)}
+        arrays = [series.to_xarray(dims=dims, fill=fill, chunks=chunks) for series in found.values()]
+        return together(dict(zip(found, arrays, strict=True)))
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the values of all places over iterations; needs matplotlib (``pip install "byname[plot]"``).
+
+        Numbers become a line. Of tensors it is the median, with the bands that hold 50 and 90 % of the values. Each
+        place has a colour.
+        In a notebook, and wherever pyplot is loaded, it is a figure of pyplot's; elsewhere
+        ``axes.figure.savefig("run.png")`` writes it.
+
+        Args:
+            ax: what to draw in; a new figure if None.
+
+        Raises:
+            BynameError: there are no numbers to draw.
+            NotInstalledError: matplotlib is not installed; it is also an ImportError.
+        """
+        from byname.recording.plot import plotted
+
+        return plotted(dict(self.items()), ax)
+
+    def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
+        """A ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.
+
+        Args:
+            samples, shuffle: as in `Series.dataset`.
+
+        Raises:
+            BadArgumentError: an argument is invalid.
+            BynameError: the places do not have the same records and samples.
+        """
+        return Samples(dict(self.items()), samples=samples, shuffle=shuffle)
 
     def _shown(self, most: int) -> tuple[list[Row], list[str]]:
         found = [(path, series) for path, series in self.items() if len(series)]

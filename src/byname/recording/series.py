@@ -13,6 +13,7 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.recording import export, to_xarray
+from byname.recording.dataset import Samples
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.export import Records
 from byname.recording.lazy import Positions, after_each_other, one_each, taken
@@ -23,6 +24,7 @@ from byname.text import printable
 if TYPE_CHECKING:
     import pandas
     import xarray
+    from matplotlib.axes import Axes
 
 __all__ = ["Series", "concatenated", "joined", "without_repeats"]
 
@@ -96,7 +98,8 @@ class Moments:
 class Series:
     """The values of one place, in the order in which they were recorded.
 
-    ``series[3]`` is the value of the fourth record and iterating gives the values; ``series[2:5]`` is a `Series` again.
+    ``series[3]`` is the value of the fourth record and iterating gives the values; ``series[2:5]`` is a `Series` again,
+    and so are ``series[[0, 4]]`` and ``series[mask]``, with one truth value a record.
 
     Attributes:
         path: the place, without wildcards.
@@ -135,10 +138,12 @@ class Series:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
 
-    def __getitem__(self, which: int | slice) -> Any:
+    def __getitem__(self, which: int | slice | Sequence[int] | Tensor | np.ndarray[Any, Any]) -> Any:
         if isinstance(which, slice):
             return self._within(which)
-        number = operator.index(which)
+        if isinstance(which, list | tuple | range | np.ndarray | Tensor) and np.ndim(which) == 1:
+            return _picked(self, _numbers(which, self))
+        number = operator.index(which)  # type: ignore[arg-type]
         if not -len(self) <= number < len(self):
             raise IndexError(
                 f"there is no record {number} of {printable(self.path)}: it has {counted(len(self), 'record')}"
@@ -258,8 +263,50 @@ class Series:
         """
         return export.to_pandas(self)
 
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the values over iterations; needs matplotlib (``pip install "byname[plot]"``).
+
+        Numbers become a line. Of tensors it is the median, with the bands that hold 50 and 90 % of the values. NaN and
+        infinities are left out.
+        In a notebook, and wherever pyplot is loaded, it is a figure of pyplot's; elsewhere
+        ``axes.figure.savefig("run.png")`` writes it.
+
+        Args:
+            ax: what to draw in; a new figure if None.
+
+        Raises:
+            BynameError: there are no numbers to draw.
+            NotInstalledError: matplotlib is not installed; it is also an ImportError.
+        """
+        from byname.recording.plot import plotted
+
+        return plotted({self.path: self}, ax)
+
+    def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
+        """A ``torch.utils.data.Dataset`` of the samples in the values, for training on activations.
+
+        >>> values = [torch.zeros(2, 3, 5)] * 4
+        >>> series = Series("h", values, [0, 1, 2, 3], [0] * 4, [0] * 4, ["train"] * 4, [(2, 3, 5)] * 4)
+        >>> len(series.dataset()), series.dataset()[0].shape, len(series.dataset(samples="batch"))
+        (24, torch.Size([5]), 8)
+
+        Args:
+            samples: ``"tokens"``: each position is one, the last dimension being the features; ``"batch"``: each
+                element of the first dimension; ``"records"``: each value as it is.
+            shuffle: the seed of a random order, in which records of a file are still read once each.
+
+        Raises:
+            BadArgumentError: an argument is invalid.
+            BynameError: the values have no dimensions.
+        """
+        return Samples({self.path: self}, samples=samples, shuffle=shuffle)
+
     def to_xarray(
-        self, *, fill: bool | Sequence[int] = False, chunks: int | str | Mapping[str, int | str] | None = None
+        self,
+        *,
+        dims: Sequence[str] | None = None,
+        fill: bool | Sequence[int] = False,
+        chunks: int | str | Mapping[str, int | str] | None = None,
     ) -> xarray.DataArray:
         """The values by iteration, rank, call and their own dimensions (``dim_0`` ...). Needs xarray.
 
@@ -268,6 +315,7 @@ class Series:
         same way at the end of each dimension; the coordinate ``mask`` is then true where there is a value.
 
         Args:
+            dims: names of the values' own dimensions: ``("batch", "position", "feature")``.
             fill: True carries each value on, within its mode, rank and call, to the later iterations of the series at
                 which nothing was stored; iterations (``range(100)``) carry it to these instead. The coordinate
                 ``filled`` tells where. Right where nothing was stored because nothing had changed.
@@ -275,6 +323,7 @@ class Series:
                 a dict of sizes by dimension. For numbers of one shape.
 
         Raises:
+            BadArgumentError: `dims` are not one name for each dimension of the values.
             BynameError: the values differ in their number of dimensions or have no type in common, two records are of
                 the same iteration, rank and call, or the array would be huge and nearly empty.
 
@@ -282,7 +331,23 @@ class Series:
         >>> Series("fc1", ones, [0, 4], [0, 0], [0, 0], ["train"] * 2, [(3,)] * 2).to_xarray().sizes
         Frozen({'iteration': 2, 'rank': 1, 'call': 1, 'dim_0': 3})
         """
-        return to_xarray.to_xarray(self, fill, chunks)
+        return to_xarray.to_xarray(self, fill, chunks, dims)
+
+
+def _numbers(which: Any, series: Series) -> Positions:
+    """Return the numbers of records that a list, or a mask with one truth value a record, means."""
+    asked = np.asarray(which)
+    size, path = len(series), printable(series.path)
+    if asked.dtype == bool:
+        if len(asked) != size:
+            raise IndexError(f"the mask has {len(asked)} values, and {path} {counted(size, 'record')}")
+        return np.flatnonzero(asked)
+    if asked.size and asked.dtype.kind not in "iu":
+        raise TypeError(f"records of {path} are picked by whole numbers or by a mask, not {asked.dtype}")
+    numbers = asked.astype(np.int64)
+    if numbers.size and not (-size <= numbers.min() and numbers.max() < size):
+        raise IndexError(f"{path} has {counted(size, 'record')}; {numbers.tolist()[:8]} go beyond them")
+    return numbers % max(size, 1)
 
 
 def concatenated(parts: Sequence[Series]) -> Series:

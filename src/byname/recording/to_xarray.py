@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
 
-__all__ = ["to_xarray"]
+__all__ = ["to_xarray", "together"]
 
 MOST = 2**27
 """Elements that a mostly empty array may have: one GiB of float64."""
@@ -163,7 +163,10 @@ class _Source:
 
 
 def to_xarray(
-    series: Records, fill: bool | Sequence[int], chunks: int | str | Mapping[str, int | str] | None
+    series: Records,
+    fill: bool | Sequence[int],
+    chunks: int | str | Mapping[str, int | str] | None,
+    dims: Sequence[str] | None = None,
 ) -> xarray.DataArray:
     """The values of a series by mode (where there are both), iteration, rank, call and their own dimensions."""
     try:
@@ -176,14 +179,54 @@ def to_xarray(
     several = len(grid.modes) > 1
     where = grid.where if several else grid.where.reshape(grid.where.shape[1:])
     source = _in_memory(series, grid) if chunks is None else _in_pieces(series)
-    outer = ("mode", "iteration", "rank", "call")[0 if several else 1 :]
-    dims = (*outer, *(f"dim_{number}" for number in range(len(source.inner))))
+    outer = _OUTER[0 if several else 1 :]
+    names = (*outer, *_own_dims(series, dims, source.inner, outer))
     data = source.placed(where) if chunks is None else _lazy(source, where, _per_piece(chunks, source, where))
     mask = source.masked(where)
     coords = _coordinates(grid, outer, several, fill is not False)
-    coords |= {} if mask is None else {"mask": (dims, mask)}
-    array: xarray.DataArray = xarray.DataArray(data, coords, dims, name=series.path, attrs=_attributes(series))
+    coords |= {} if mask is None else {"mask": (names, mask)}
+    array: xarray.DataArray = xarray.DataArray(data, coords, names, name=series.path, attrs=_attributes(series))
     return _rechunked(array, chunks)
+
+
+def together(arrays: Mapping[str, xarray.DataArray]) -> xarray.DataArray:
+    """Return the arrays of several places as one, with their paths as its first dimension.
+
+    Raises:
+        BynameError: there is none, or their values have different shapes.
+    """
+    if not arrays:
+        raise BynameError("nothing was recorded at these places")
+    import xarray
+
+    inner = {path: tuple(one.sizes[dim] for dim in one.dims if dim not in _OUTER) for path, one in arrays.items()}
+    if len({*inner.values()}) > 1:
+        shapes = listed([f"{path} {shape}" for path, shape in inner.items()], 4)
+        raise BynameError(f"the values of these places have different shapes ({shapes}): take them one by one")
+    paths = xarray.Variable("path", [*arrays])
+    whole: xarray.DataArray = xarray.concat(
+        [one.drop_attrs() for one in arrays.values()], paths, join="outer", coords="different", compat="equals"
+    )
+    return whole.rename(None)
+
+
+_OUTER = ("mode", "iteration", "rank", "call")
+
+
+def _own_dims(
+    series: Records, asked: Sequence[str] | None, inner: tuple[int, ...], outer: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the names of the values' own dimensions: those asked for, or ``dim_0``, ``dim_1`` ..."""
+    if asked is None:
+        return tuple(f"dim_{number}" for number in range(len(inner)))
+    names = (asked,) if isinstance(asked, str) else tuple(asked)
+    right = all(type(name) is str and name not in outer for name in names) and len({*names}) == len(names)
+    if len(names) != len(inner) or not right:
+        raise BadArgumentError(
+            f"dims= has a name of its own for each dimension of the values of {series.path}, which have shape {inner}; "
+            f"not {names!r:.80}, and none of {', '.join(outer)}"
+        )
+    return names
 
 
 def _attributes(series: Records) -> dict[str, str | int]:

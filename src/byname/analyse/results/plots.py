@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, plain, single
-from byname.errors import BadArgumentError, NotInstalledError
+from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, legend, short
+from byname.errors import BadArgumentError
 from byname.table import closest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["plotted"]
 
@@ -97,9 +96,6 @@ def _words(labels: tuple[Any, ...]) -> str:
     return " ".join(map(str, labels))
 
 
-INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
-FILL, EDGE = "#a8c7e6", "#1f5f99"
-MAP = "viridis"
 ROW = 0.2
 """Inches that a place takes."""
 LEAST = 1e-14
@@ -147,23 +143,23 @@ def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str)
     """One curve a place: the values from the largest on, with logarithmic axes."""
     from matplotlib import colormaps
 
-    widest = max(len(_short(label)) for label in values)
+    widest = max(len(short(label)) for label in values)
     axes = axes_of_size(axes, 6.2 + 0.06 * widest, 4.4)
     colours = colormaps[MAP].resampled(max(len(values), 2))
     for number, (label, several) in enumerate(values.items()):
         known = sorted((one for one in several if math.isfinite(one) and one > 0), reverse=True)
         marker = "o" if len(known) < 2 else None
         colour = colours(0.92 * number / max(len(values) - 1, 1))
-        axes.plot(range(1, len(known) + 1), known, color=colour, linewidth=1.3, marker=marker, label=_short(label))
+        axes.plot(range(1, len(known) + 1), known, color=colour, linewidth=1.3, marker=marker, label=short(label))
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("rank of the value", color=GREY)
     axes.set_ylabel(of, color=GREY)
     top = max((max(several, default=0) for several in values.values()), default=0)
     if 0 < top < math.inf:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], top * LEAST))
-    _calm(axes)
+    calm(axes)
     axes.grid(color=LINES, linewidth=0.6, which="major")
-    _legend(axes, len(values))
+    legend(axes, len(values))
     return axes
 
 
@@ -171,7 +167,7 @@ def heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequ
     """One cell a place and column; what there is not stays white."""
     import numpy as np
 
-    widest = max(len(_short(label)) for label in rows)
+    widest = max(len(short(label)) for label in rows)
     cell = 0.36 if len(columns) <= 30 else 0.2
     width, height = 1.6 + 0.065 * widest + cell * len(columns), 1.1 + ROW * 1.3 * len(rows)
     axes = axes_of_size(axes, max(width, 4.0), max(height, 2.4))
@@ -206,40 +202,12 @@ def _finite(value: Any) -> float:
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
-def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
-    """The axes given, or those of a new figure of a size in inches: pyplot's where the program draws by pyplot."""
-    try:
-        from matplotlib.figure import Figure as OfNobody
-    except ImportError as missing:
-        raise NotInstalledError("plot() needs matplotlib: pip install 'byname[plot]'") from missing
-    if axes is not None:
-        return axes
-    make = _pyplot().figure if _draws_by_pyplot() else OfNobody
-    figure: Figure = make(figsize=(width, min(height, 60.0)), layout="constrained", dpi=120)
-    return figure.add_subplot()
-
-
-def _draws_by_pyplot() -> bool:
-    """Whether a figure of pyplot's is what the user sees: pyplot is loaded, or this is a notebook, which shows those.
-
-    Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return "matplotlib.pyplot" in sys.modules or (shell is not None and shell() is not None)
-
-
-def _pyplot() -> Any:
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def _rows_of(axes: Axes | None, labels: Sequence[str], of: str) -> Axes:
     """Axes with one row for each label, the first at the top."""
     axes = axes_of_size(axes, 7.2, max(1.1 + ROW * len(labels), 1.8))
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel(of, color=GREY)
-    _calm(axes)
+    calm(axes)
     _ticks(axes, "y", labels)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=LINES, linewidth=0.6)
@@ -252,7 +220,7 @@ def _ticks(axes: Axes, axis: str, labels: Sequence[str]) -> None:
     size = _text_size(axes, len(labels), axis)
     step = max(1, math.ceil(4.5 / size))
     places = range(0, len(labels), step)
-    words = [_short(labels[place]) for place in places]
+    words = [short(labels[place]) for place in places]
     turned = 90 if axis == "x" and max(map(len, words)) > 3 else 0
     setter = axes.set_yticks if axis == "y" else axes.set_xticks
     setter([*places], words, fontsize=max(size, 4.5), color=INK, rotation=turned)
@@ -263,26 +231,3 @@ def _text_size(axes: Axes, count: int, axis: str = "y") -> float:
     box = axes.get_window_extent()
     inches = (box.height if axis == "y" else box.width) / axes.figure.dpi
     return min(8.5, 72 * 0.85 * inches / max(count, 1))
-
-
-def _short(label: str) -> str:
-    """A long name without its middle."""
-    return label if len(label) <= 44 else f"{label[:20]}…{label[-23:]}"
-
-
-def _calm(axes: Axes) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINES)
-    axes.tick_params(colors=GREY, labelsize=8.5, which="both")
-
-
-def _legend(axes: Axes, count: int) -> None:
-    """The names of the curves at the right; of many the first and last few, in the colours of the order."""
-    handles, labels = axes.get_legend_handles_labels()
-    if count > 24:
-        kept = sorted({round(number * (count - 1) / 23) for number in range(24)})
-        handles, labels = [handles[number] for number in kept], [labels[number] for number in kept]
-    axes.legend(
-        handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, labelcolor=INK
-    )

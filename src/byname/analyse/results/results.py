@@ -106,7 +106,7 @@ class Results(Mapping[str, Any]):
 
         return dataset_of(self._figures, self.name)
 
-    def plot(self, figure: str | None = None, *, axes: Axes | None = None) -> Axes:
+    def plot(self, figure: str | None = None, *, axes: Axes | None = None, ax: Axes | None = None) -> Axes:
         """Draws one of the figures; needs matplotlib (``pip install byname[plot]``).
 
         Numbers become bars, one a place in the order of the model; numbers of classes, and dicts such as ``cka``, a
@@ -116,7 +116,7 @@ class Results(Mapping[str, Any]):
 
         Args:
             figure: its name; the first if None.
-            axes: what to draw in; a new figure of a fitting size if None.
+            axes, ax: what to draw in; a new figure of a fitting size if None.
 
         Raises:
             NotInstalledError: if matplotlib is not installed; it is also an ImportError.
@@ -124,7 +124,7 @@ class Results(Mapping[str, Any]):
         """
         from byname.analyse.results.plots import plotted
 
-        return plotted(self._figures, self.name, figure, axes)
+        return plotted(self._figures, self.name, figure, ax if axes is None else axes)
 
     def by_path(self, name: str) -> dict[str, Any]:
         """The figures by paths ``<place>.<name>.<figure>``, or ``<place>.<name>.<class>.<figure>``."""

@@ -1,0 +1,71 @@
+"""Axes: what byname's plots have in common: where they are drawn, their colours, and their frame."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from byname.errors import NotInstalledError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["CURVE", "EDGE", "FILL", "GREY", "INK", "LINES", "MAP", "axes_of_size", "calm", "legend", "short"]
+
+INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
+FILL, EDGE = "#a8c7e6", "#1f5f99"
+CURVE = EDGE
+MAP = "viridis"
+
+
+def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
+    """The axes given, or those of a new figure of a size in inches: pyplot's where the program draws by pyplot."""
+    try:
+        from matplotlib.figure import Figure as OfNobody
+    except ImportError as missing:
+        raise NotInstalledError("plot() needs matplotlib: pip install 'byname[plot]'") from missing
+    if axes is not None:
+        return axes
+    make = _pyplot().figure if _draws_by_pyplot() else OfNobody
+    figure: Figure = make(figsize=(width, min(height, 60.0)), layout="constrained", dpi=120)
+    return figure.add_subplot()
+
+
+def _draws_by_pyplot() -> bool:
+    """Whether a figure of pyplot's is what the user sees: pyplot is loaded, or this is a notebook, which shows those.
+
+    Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return "matplotlib.pyplot" in sys.modules or (shell is not None and shell() is not None)
+
+
+def _pyplot() -> Any:
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def short(label: str) -> str:
+    """Return a long name without its middle."""
+    return label if len(label) <= 44 else f"{label[:20]}…{label[-23:]}"
+
+
+def calm(axes: Axes) -> None:
+    """Leave of the frame the lower line, with grey numbers."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LINES)
+    axes.tick_params(colors=GREY, labelsize=8.5, which="both")
+
+
+def legend(axes: Axes, count: int) -> None:
+    """The names of the curves at the right; of many the first and last few, in the colours of the order."""
+    handles, labels = axes.get_legend_handles_labels()
+    if count > 24:
+        kept = sorted({round(number * (count - 1) / 23) for number in range(24)})
+        handles, labels = [handles[number] for number in kept], [labels[number] for number in kept]
+    axes.legend(
+        handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, labelcolor=INK
+    )

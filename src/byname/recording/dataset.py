@@ -1,0 +1,154 @@
+"""Dataset: recorded values as a ``torch.utils.data.Dataset``, one sample an item, for training on activations.
+
+Shuffling keeps neighbours together: records are taken in random order, a few at a time, and the samples of those few
+are mixed. So a file is read once from one end of an epoch to the other, and what is in memory stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byname.errors import BadArgumentError, BynameError
+from byname.recording.export import Records
+from byname.recording.lazy import Positions
+from byname.table import counted, listed
+from byname.text import printable
+
+__all__ = ["Samples"]
+
+MEMORY = 2**26
+"""About how many bytes of values are mixed with one another, and held meanwhile."""
+
+_LEADING = {"records": 0, "batch": 1}
+"""The leading dimensions of a value that number its samples; of tokens all but the last."""
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """The samples of one or several series: ``dataset[i]`` is a tensor, or a dict of one for each path.
+
+    >>> from byname.recording.series import Series
+    >>> values = [torch.arange(6.0).reshape(1, 3, 2), torch.arange(6.0, 12.0).reshape(1, 3, 2)]
+    >>> series = Series("h", values, [0, 1], [0, 0], [0, 0], ["train"] * 2, [(1, 3, 2)] * 2)
+    >>> samples = Samples({"h": series}, samples="tokens")
+    >>> len(samples), samples[4]
+    (6, tensor([8., 9.]))
+
+    Args:
+        series: by path; of several, each record of one has a record of the others.
+        samples: ``"tokens"`` (each position, the last dimension being the features), ``"batch"`` (each element of the
+            first dimension) or ``"records"``.
+        shuffle: the seed of a random order; None keeps the order of the records.
+        memory: about how many bytes of values to mix with one another when shuffling.
+
+    Raises:
+        BadArgumentError: an argument is invalid.
+        BynameError: the values are no tensors, or those of several places do not belong together.
+    """
+
+    def __init__(
+        self,
+        series: Mapping[str, Records],
+        *,
+        samples: str = "tokens",
+        shuffle: int | None = None,
+        memory: int = MEMORY,
+    ) -> None:
+        if samples != "tokens" and samples not in _LEADING:
+            raise BadArgumentError(f'samples= is "tokens", "batch" or "records", not {samples!r:.40}')
+        if shuffle is not None and (type(shuffle) is not int or shuffle < 0):
+            raise BadArgumentError(f"shuffle= is a seed, a whole number from 0, or None, not {shuffle!r:.40}")
+        if not series:
+            raise BynameError("there are no series to make a dataset of")
+        self._series = dict(series)
+        self._samples = samples
+        counts = _counts(self._series, samples)
+        self._ends = np.cumsum(counts)
+        self._order = None if shuffle is None else _mixed(counts, _together(self._series, memory), shuffle)
+        self._held: dict[tuple[str, int], Tensor] = {}
+        self._most = 1 if shuffle is None else max(1, _together(self._series, memory))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no sample {index}: the dataset has {counted(len(self), 'sample')}")
+        number = int(index) % len(self)
+        number = number if self._order is None else int(self._order[number])
+        record = int(np.searchsorted(self._ends, number, side="right"))
+        row = number - (int(self._ends[record - 1]) if record else 0)
+        found = {path: self._rows(path, record)[row] for path in self._series}
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def _rows(self, path: str, record: int) -> Tensor:
+        """Return the samples of a record; the last few records are held."""
+        rows = self._held.pop((path, record), None)
+        if rows is None:
+            value = self._series[path].values[record]
+            rows = value.reshape(-1, *value.shape[_leading(self._samples, value.shape) :])
+            while len(self._held) >= self._most * len(self._series):
+                del self._held[next(iter(self._held))]
+        self._held[path, record] = rows
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        if any(not isinstance(one.values, list | tuple | Tensor) for one in self._series.values()):
+            raise BynameError(
+                "values that are read from a file go to workers by a fork alone: "
+                'DataLoader(..., num_workers=2, multiprocessing_context="fork")'
+            )
+        return self.__dict__
+
+    def __repr__(self) -> str:
+        paths = listed([printable(path) for path in self._series], 3)
+        return f"<Dataset of {counted(len(self), 'sample')} ({self._samples}) of {paths}>"
+
+
+def _leading(samples: str, shape: Sequence[int]) -> int:
+    return max(len(shape) - 1, 0) if samples == "tokens" else _LEADING[samples]
+
+
+def _counts(series: Mapping[str, Records], samples: str) -> Positions:
+    """Return the number of samples in each record, which is the same for every series."""
+    found: dict[str, Positions] = {}
+    for path, one in series.items():
+        if any(len(shape) < max(_leading(samples, shape), 1) for shape in one.shapes):
+            raise BynameError(f'{printable(path)} has values of no dimensions: samples="records" takes each as it is')
+        found[path] = np.array([math.prod(shape[: _leading(samples, shape)]) for shape in one.shapes], np.int64)
+    first = next(iter(series))
+    for path, one in series.items():
+        if _moments(one) != _moments(series[first]) or not np.array_equal(found[path], found[first]):
+            raise BynameError(
+                f"{printable(path)} and {printable(first)} do not have the same records and samples; make a dataset of "
+                "each, or record both with on_change=False"
+            )
+    return found[first]
+
+
+def _moments(series: Records) -> list[tuple[Any, ...]]:
+    return [*zip(series.modes, series.iterations, series.ranks, series.calls, strict=True)]
+
+
+def _together(series: Mapping[str, Records], memory: int) -> int:
+    """Return how many records of all series are about so many bytes, four of them an element."""
+    elements = sum(math.prod(one.shapes[0]) for one in series.values() if len(one.shapes))
+    return max(1, memory // max(4 * elements, 1))
+
+
+def _mixed(counts: Positions, together: int, seed: int) -> Positions:
+    """Return the samples in random order: records shuffled, and the samples of `together` records at a time."""
+    random = np.random.default_rng(seed)
+    starts = np.cumsum(counts) - counts
+    records = random.permutation(len(counts))
+    pieces = [
+        random.permutation(np.concatenate([np.arange(starts[one], starts[one] + counts[one]) for one in some]))
+        for first in range(0, len(records), together)
+        if len(some := records[first : first + together])
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *pieces])
