@@ -50,7 +50,7 @@ def refusal(path):
 
 
 MISTAKEN = [
-    "0.input", "0.output", "0.out_put", "1.inputs", "1.out", "output", "input", "args", "0.sofmax", "0.relv", "0.headz",
+    "0.inputs", "0.output", "0.out_put", "1.inputs", "1.out", "output", "inputs", "args", "0.sofmax", "0.relv", "0.headz",
     "0.form_pretrained", "0.from_pretrain", "0.forward.score", "0.forward.hiden", "0.heads.hiddn", "0.scal", "0.qvk",
     "0.qkv.wieght", "0.qkv.linaer", "0.rest_parameters", "0.extra_rep", "1.weigth", "2.rleu", "atn.out", "forward.inpt",
     "0.splitt", "0.tranpose", "0.mamtul", "0.fmax",
@@ -67,9 +67,9 @@ def test_each_path_that_an_error_suggests_can_be_asked_for(path):
 
 def test_the_words_of_other_libraries_are_known():
     assert "; what `0` returns is `0`." in refusal("0.output")
-    assert "; what it is given is `0.forward.hidden`." in refusal("0.inputs")
+    assert "; what it is called with is `0.input`." in refusal("0.inputs")
     assert "; what the model returns is `forward`." in refusal("output")
-    assert "; what it is given is `forward.input`." in refusal("inputs")
+    assert "; what it is called with is `input`." in refusal("inputs")
 
 
 def test_a_function_of_the_owner_is_suggested_and_others_are_not():

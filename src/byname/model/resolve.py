@@ -12,7 +12,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.called_functions import called_function, functions_called
-from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
+from byname.model.methods import calls_function, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
     inside_of,
@@ -71,7 +71,7 @@ def _meaning(place: Place, model: nn.Module) -> Meaning:
     reached = [*_modules(model, place.segments)]
     alone = not place.wild
     kinds: dict[str, list[Spot]] = {}
-    for kind in ("module", "parameter", "method"):
+    for kind in ("module", "parameter", "method", "input"):
         spots = _unique(_spots(kind, reached, alone))
         if spots:
             kinds[kind] = spots
@@ -206,11 +206,24 @@ def _outputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Itera
 
 
 def _is_output(module: nn.Module, rest: Segments) -> bool:
-    return all(isinstance(one, Item | AnyItem) for one in rest) and not (rest and _is_child(module, rest[0]))
+    return _are_items(rest) and not (rest and _is_child(module, rest[0]))
 
 
 def _is_child(module: nn.Module, item: Segment) -> bool:
     return any(_is_key(item, keys) for keys in _keys(module, module._modules).values())
+
+
+def _inputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """What a module is called with: the first argument, or those that the items name."""
+    if rest and rest[0] == _INPUT and is_called(module) and _are_items(rest[1:]):
+        yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
+
+
+_INPUT = Name("input")
+
+
+def _are_items(segments: Segments) -> bool:
+    return all(isinstance(one, Item | AnyItem) for one in segments)
 
 
 def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
@@ -230,7 +243,7 @@ def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> It
     for method in [first.plain] if not first.wild else [one for one in methods_of(module) if first.matches(one)]:
         if not _has_method(module, method):
             continue
-        if all(isinstance(one, Item | AnyItem) for one in tail):
+        if _are_items(tail):
             yield _returned(path, module, method, tail, alone)
         else:
             yield from _variables(path, module, method, tail, alone)
@@ -248,7 +261,7 @@ def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> 
         function = called_function(module, name)
         if function is None:
             continue
-        if all(isinstance(one, Item | AnyItem) for one in tail):
+        if _are_items(tail):
             yield _returned(path, module, name, tail, alone)
             continue
         found = [*_variables_of(function, path, module, name, tail, alone)]
@@ -315,7 +328,7 @@ def _in_any_method(path: str, module: nn.Module, rest: Segments, alone: bool) ->
 
 
 def _operations(path: str, module: nn.Module, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
-    if not rest or not isinstance(rest[0], Name) or not all(isinstance(one, Item | AnyItem) for one in rest[1:]):
+    if not rest or not isinstance(rest[0], Name) or not _are_items(rest[1:]):
         return
     name = rest[0]
     if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
@@ -327,6 +340,7 @@ _READERS = {
     "module": _outputs,
     "parameter": _states,
     "method": _in_methods,
+    "input": _inputs,
     "operation": _operations,
     "anywhere": _in_any_method,
     "function": _in_functions,
@@ -374,7 +388,7 @@ def never_called(path: str, container: nn.Module) -> str:
     return f"`{path}` is a {type(container).__name__}, which is never called; what it holds is `{path}.*`"
 
 
-_OUTPUT, _INPUT = frozenset({"output", "outputs", "out"}), frozenset({"input", "inputs", "args"})
+_OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", "inputs", "args"})
 """What other libraries call what a module returns, and what it is given."""
 
 
@@ -385,13 +399,9 @@ def _in_other_words(place: Place, model: nn.Module) -> str:
     if module is None:
         return ""
     asked = join(owner)
-    if word in _OUTPUT:
+    if word in _OUTPUTS:
         return f"; what {f'`{asked}`' if owner else 'the model'} returns is `{asked or 'forward'}`"
-    if word in _INPUT and (function := function_of(module, "forward")) is not None:
-        given = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-        paths = [f"`{under(asked, 'forward')}.{name}`" for name in given]
-        return f"; what it is given is {', '.join(paths)}" if paths else ""
-    return ""
+    return f"; what it is called with is `{under(asked, 'input')}`" if word in _GIVEN else ""
 
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:

@@ -14,7 +14,7 @@ from byname.place import Segment, join
 
 __all__ = ["Kind", "Meaning", "Spot", "each_once"]
 
-Kind: TypeAlias = Literal["module", "parameter", "buffer", "variable", "operation"]
+Kind: TypeAlias = Literal["module", "input", "parameter", "buffer", "variable", "operation"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Point:
 
     Attributes:
         path: the path that `attach`, `interject` and `record` accept.
-        kind: ``module`` (the output of its forward), ``operation``, ``argument`` and ``variable`` (of a method),
+        kind: ``module`` (the output of its forward), ``input`` (its first argument, where it was asked for),
+            ``operation``, ``argument`` and ``variable`` (of a method),
             ``method`` or ``function`` (what a method of the module returns, or a function that it calls),
             ``parameter`` or ``buffer``.
         operation: the class name of a module or the name of a function; empty for other kinds.

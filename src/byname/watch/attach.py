@@ -28,6 +28,7 @@ from byname.watch.handle import Handle, Tap
 from byname.watch.heard import not_come_to
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Arrivals, Binding
+from byname.watch.module_inputs import hook_inputs
 from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States
 from byname.watch.variables.assigned import Assigned
@@ -104,7 +105,7 @@ def _handle(root: nn.Module, given: nn.Module, running: Running, meaning: Meanin
     states = States(running, of_states)
     of_model = _following(root, running, states, binding, wanted)
     taps: list[Tap] = [Deeper(), Uncompiled(given, running.notes), running, states, *of_model]
-    of_places = (spot.module for spot in meaning.spots if spot.kind == "module")
+    of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = _Noticed(root, given, hooked, mode=binding.listens_to_functions)
     handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
@@ -141,6 +142,7 @@ def _following(
     iterations = Iterations(running, states, binding.begin, ended, running.begun)
     first, outputs, last = (Hooks(root, running) for _ in range(3))
     iterations.begin_with(first)
+    hook_inputs(outputs, running, _of_kind(wanted, "input"))
     hook_outputs(outputs, running, _of_kind(wanted, "module"))
     iterations.end_with(last)
     return [variables, first, outputs, binding, last, Arrivals(root, running, binding), iterations]
@@ -172,7 +174,7 @@ class _Noticed:
 def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
     """Handle the end of a forward that did not raise; after the first one, note the places that it did not reach."""
     if not running.iteration:
-        unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "variable"))
+        unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
         found = "" in running.heard.lacking.values()  # by a pattern, where others need not have it
         for spot in spots:
             if without := running.heard.without(spot):

@@ -44,8 +44,8 @@ class Event:
             gradient of a value has the iteration and call of the value.
         before: what ``before`` returned when the call began; of the gradient of a value what ``stamp`` returned when
             the value passed.
-        kind: what is at the place: ``module`` (what a module returned), ``operation``, ``variable``, ``parameter`` or
-            ``buffer``; that of its gradient is the same.
+        kind: what is at the place: ``module`` (what a module returned), ``input`` (what it was called with),
+            ``operation``, ``variable``, ``parameter`` or ``buffer``; that of its gradient is the same.
     """
 
     path: str

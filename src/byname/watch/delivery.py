@@ -120,7 +120,7 @@ class OfGradients(_OfItems):
 
     def _was_given(self, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> bool:
         """Return whether the tensor may be older than the call or function in which it was observed."""
-        return self._spot.kind == "variable" or any(tensor is one for one in inputs)
+        return self._spot.kind in ("variable", "input") or any(tensor is one for one in inputs)
 
     def _was_there_before(self, path: str, call: int, tensor: torch.Tensor, recomputed: bool) -> bool:
         """Return whether a recomputation has reached a value whose gradient the first run waits for already.
