@@ -28,6 +28,7 @@ LAYERS = [
     {"rewriting"},
     {"drawing"},
     {"recording", "analyse"},
+    {"reporting"},
     {"plug", "cli", "__main__"},
 ]
 HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "transformers", "torch._dynamo", "jinja2"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from byname.recording.recording import Recording, open
     from byname.recording.series import Series
     from byname.recording.stores.repair import repair
+    from byname.reporting.page import report
     from byname.rewriting.rewrite import rewrite
     from byname.source.location import Site
     from byname.tracing.points import Points, points
@@ -101,6 +102,7 @@ __all__ = [
     "record",
     "repair",
     "replace",
+    "report",
     "rewrite",
     "points",
     "saved",
@@ -164,6 +166,7 @@ _PLACES = {
     "record": "byname.recording.record",
     "repair": "byname.recording.stores.repair",
     "replace": "byname.watch.replace",
+    "report": "byname.reporting.page",
     "rewrite": "byname.rewriting.rewrite",
     "points": "byname.tracing.points",
     "saved": "byname.autograd.saved",

@@ -1,0 +1,100 @@
+"""Allotments: who has the memory: censuses, saved tensors, leaves and what modules cost, as sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from byname.autograd.leaves import Leaves
+from byname.autograd.saved import Saved
+from byname.edits.summary import Summary
+from byname.memory.census import Census
+from byname.memory.growth import Growth
+from byname.reporting.blocks import Areas, Block, Section, Table
+from byname.reporting.draft import Draft
+from byname.table import Rows, bytes_text
+
+__all__ = ["census_section", "growth_section", "leaves_section", "rows_section", "saved_section", "summary_section"]
+
+
+def census_section(census: Census, draft: Draft) -> Section:
+    """Return the section of a census: a treemap by kind, module and site, and the table."""
+    rows = census.rows()
+    ways = {
+        way: [(row[way] or without, _called(row), row["bytes"]) for row in rows]
+        for way, without in (("kind", ""), ("module", "no module"), ("dtype", "no tensor"), ("site", "not tracked"))
+        if any(row[way] for row in rows)
+    }
+    facts = [("alive", bytes_text(census.bytes)), ("devices", _joined(key for key, _, _ in census.by("device")))]
+    return _section("Memory", census, rows, ways, facts)
+
+
+def _called(row: dict[str, Any]) -> str:
+    """Return the name of a storage; of one without a name, what holds it."""
+    return row["held by"] or row["name"] if row["name"].startswith("unnamed") else row["name"]  # type: ignore[no-any-return]
+
+
+def saved_section(saved: Saved, draft: Draft) -> Section:
+    """Return the section of the tensors that autograd saved."""
+    rows = saved.rows()
+    storages: dict[Any, tuple[Any, Any]] = {}
+    for one, row in zip(saved, rows, strict=True):
+        if one.card is not None:
+            storages.setdefault(one.card.storage, (one, row))
+    ways = {
+        way: [(row.get(way) or f"no {way}", _saved_as(row), one.card.storage_bytes) for one, row in storages.values()]
+        for way in ("node", "module")
+    }
+    return _section("Saved for backward", saved, rows, ways, [("saved", bytes_text(saved.bytes))])
+
+
+def _saved_as(row: dict[str, Any]) -> str:
+    """Return the name of a saved tensor, and for which node it was saved."""
+    slot = f"{row['node']}.{row['slot']}"
+    return slot if row["name"].startswith("unnamed") else f"{row['name']} ({slot})"
+
+
+def leaves_section(leaves: Leaves, draft: Draft) -> Section:
+    """Return the section of the leaves of a graph."""
+    return _section("Leaves", leaves, leaves.rows(), {}, [])
+
+
+def growth_section(growth: Growth, draft: Draft) -> Section:
+    """Return the section of what grew."""
+    rows = growth.rows()
+    ways = {"cause": [(row["cause"], row["name"], row["bytes"]) for row in rows]} if len(rows) > 1 else {}
+    return _section("Growth", growth, rows, ways, [])
+
+
+def summary_section(summary: Summary, draft: Draft) -> Section:
+    """Return the section of what each module costs."""
+    rows = summary.rows()
+    names = [(row["module"], row["path"] or summary.model, row) for row in rows]
+    parameters = [(kind, path, row["own_parameters"]) for kind, path, row in names]
+    flops = [(kind, path, row["own_flops"]) for kind, path, row in names]
+    ways = {"own parameters": parameters, "own FLOPs": flops}
+    shown = {way: areas for way, areas in ways.items() if any(size for _, _, size in areas)}
+    return _section(f"Modules of {summary.model}", summary, rows, shown, [], unit="")
+
+
+def rows_section(found: Rows[Any], draft: Draft) -> Section:
+    """Return the section of any other result of byname that is a table."""
+    return _section(type(found).__name__, found, found.rows(), {}, [])
+
+
+def _section(
+    title: str,
+    found: Rows[Any],
+    rows: list[dict[str, Any]],
+    ways: dict[str, list[tuple[str, str, int]]],
+    facts: list[tuple[str, str]],
+    unit: str = "bytes",
+) -> Section:
+    blocks: list[Block] = [Areas(ways=ways, unit=unit)] if any(ways.values()) else []
+    blocks += [Table.of(rows)] if rows else []
+    headline = found._title() if rows else f"{title}: nothing"
+    return Section(title=title, headline=headline, facts=facts, notes=found._notes(), blocks=blocks)
+
+
+def _joined(words: Iterable[object]) -> str:
+    return ", ".join(sorted({str(one) for one in words})) or "none"

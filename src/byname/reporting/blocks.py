@@ -1,0 +1,289 @@
+"""Blocks: the parts of a report as plain data, each with the template that shows it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from byname.table import Row, bytes_text, cell, counted
+
+__all__ = ["Areas", "Bars", "Block", "Cell", "Findings", "Picture", "Place", "Section", "Strips", "Table", "shown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One part of a section. `data` goes into the page as JSON, for the scripts that draw it."""
+
+    template: ClassVar[str]
+    title: str = ""
+    note: str = ""
+
+    @property
+    def data(self) -> Any:
+        """What is drawn, as plain values; None where nothing is."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What a report says of one thing.
+
+    Attributes:
+        title: its heading.
+        headline: the one line that stands for it in the overview.
+        facts: labels and texts, for the overview and for the beginning of the section.
+        notes: sentences about what was left out or is not known.
+        alarms: sentences about what was lost.
+        blocks: the parts.
+    """
+
+    title: str
+    headline: str
+    facts: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    alarms: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table: its text, the number that it is sorted by, and the place on the page that it leads to."""
+
+    text: str
+    number: float | None = None
+    link: str = ""
+
+
+ROWS = 1000
+"""Number of rows that a page holds of one table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Block):
+    """Rows of cells, to be searched and sorted.
+
+    Attributes:
+        columns: the headings, and whether the cells below are numbers.
+        rows: the cells.
+        total: the number of rows there are, shown or not.
+    """
+
+    template: ClassVar[str] = "table.html"
+    columns: Sequence[tuple[str, bool]]
+    rows: Sequence[Sequence[Cell]]
+    total: int
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Row],
+        *,
+        title: str = "",
+        links: Mapping[str, str] | None = None,
+        skip: Iterable[str] = (),
+    ) -> Table:
+        """Return the table of some dicts of plain values.
+
+        Args:
+            rows: the dicts.
+            title: its heading.
+            links: anchors on the page for texts of the first column.
+            skip: columns that are left out.
+        """
+        kept = rows[:ROWS]
+        every = dict.fromkeys(key for row in kept for key in row)
+        columns = [key for key in every if key not in skip and any(not _is_empty(row.get(key)) for row in kept)]
+        cells = [
+            [
+                Cell(shown(key, row.get(key)), _number(row.get(key)), _link(links, row.get(key)) if not at else "")
+                for at, key in enumerate(columns)
+            ]
+            for row in kept
+        ]
+        headings = [(key, all(type(row.get(key)) in _NUMERIC for row in kept)) for key in columns]
+        more = len(rows) - len(kept)
+        note = f"{counted(more, 'further row')} not on this page; .rows() has all {len(rows):,}" if more else ""
+        return cls(title=title, columns=headings, rows=cells, total=len(rows), note=note)
+
+
+_NUMERIC = (int, float, type(None))
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether there is nothing to show; compares no foreign object."""
+    return value is None or (type(value) in (str, tuple, list) and not value)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if type(value) in (int, float, bool) and abs(value) < 2**1000 else None  # type: ignore[arg-type]
+
+
+def _link(links: Mapping[str, str] | None, value: object) -> str:
+    return links.get(value, "") if links and type(value) is str else ""
+
+
+def shown(column: str, value: object) -> str:
+    """Return the text of one value in a column of this name.
+
+    >>> shown("output_bytes", 2048), shown("seconds", 0.0123), shown("mean", 0.123456), shown("count", 12345)
+    ('2.0 KiB', '12.3 ms', '0.1235', '12,345')
+    """
+    if type(value) is int and column.endswith(_SIZES) and value < 2**60:
+        return bytes_text(value)
+    if type(value) is float:
+        return duration(value) if column == "seconds" else figure(value)
+    if type(value) is int and abs(value) < 10**15:
+        return f"{value:,}" if column in _COUNTS or column.endswith(("parameters", "flops")) else str(value)
+    if type(value) is list:
+        return "; ".join(shown(column, one) for one in value)
+    if type(value) is tuple and value and all(type(one) is tuple for one in value):
+        return ", ".join(cell("shape", one) for one in value)
+    return cell("shape" if column == "output" else column, value)
+
+
+_SIZES = ("bytes", "used", "each")
+_COUNTS = ("records", "count", "calls", "samples", "paths")
+
+
+def figure(value: float) -> str:
+    """Return a number with four digits.
+
+    >>> figure(0.25), figure(1234567.0), figure(float("nan")), figure(float("inf"))
+    ('0.25', '1.235e+06', 'NaN', 'inf')
+    """
+    return "NaN" if value != value else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a unit that people can read.
+
+    >>> duration(0.00042), duration(75), duration(7300)
+    ('420 µs', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1e6:.3g} µs" if seconds < 0.001 else f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Block):
+    """The values of one place: curves over the iterations, and pictures of single values.
+
+    Attributes:
+        anchor: its place on the page.
+        facts: type, shape and number of records.
+        curves: see `byname.reporting.thinning.Curve`; as dicts.
+        picture: see `byname.reporting.heat_maps.HeatMap`; as a dict.
+        table: the values, where these are no numbers.
+        axis: what the curves run along.
+    """
+
+    template: ClassVar[str] = "place.html"
+    anchor: str
+    facts: str = ""
+    curves: Sequence[Mapping[str, Any]] = ()
+    picture: Mapping[str, Any] | None = None
+    table: Table | None = None
+    axis: str = "iteration"
+    about: str = ""
+
+    @property
+    def data(self) -> Any:
+        """Curves and pictures."""
+        return {"axis": self.axis, "curves": list(self.curves), "picture": self.picture}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strips(Block):
+    """A heat map of labelled rows.
+
+    Attributes:
+        labels: of the rows, each with an anchor on the page or "".
+        columns: what the columns are.
+        cells: a number for each row and column, or None.
+        logarithmic: whether colours tell orders of magnitude.
+    """
+
+    template: ClassVar[str] = "strips.html"
+    labels: Sequence[tuple[str, str]]
+    columns: Sequence[str]
+    cells: Sequence[Sequence[float | None]]
+    logarithmic: bool = False
+
+    @property
+    def data(self) -> Any:
+        """The numbers."""
+        return {"columns": self.columns, "cells": self.cells, "log": self.logarithmic}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Areas(Block):
+    """A treemap of sizes, which can be grouped in several ways.
+
+    Attributes:
+        ways: by the name of the way, ``(group, label, size)`` for each area.
+        unit: "bytes" or "".
+    """
+
+    template: ClassVar[str] = "areas.html"
+    ways: Mapping[str, Sequence[tuple[str, str, int]]]
+    unit: str = "bytes"
+
+    @property
+    def data(self) -> Any:
+        """The largest areas of each way; the others of a group are one area."""
+        return {"unit": self.unit, "ways": {way: _largest(areas) for way, areas in self.ways.items()}}
+
+
+AREAS = 300
+"""Number of areas in a treemap; further ones become one for each group."""
+
+
+def _largest(areas: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    ordered = sorted((one for one in areas if one[2] > 0), key=lambda one: -one[2])
+    rest: dict[str, list[int]] = {}
+    for group, _, size in ordered[AREAS:]:
+        rest.setdefault(group, []).append(size)
+    others = [(group, f"{len(sizes):,} smaller", sum(sizes)) for group, sizes in rest.items()]
+    return [*ordered[:AREAS], *others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Block):
+    """Bars: a label, a text and a share from 0 to 1 for each."""
+
+    template: ClassVar[str] = "bars.html"
+    bars: Sequence[tuple[str, str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings(Block):
+    """Findings, each as a dict with cause, message, remedy, details and story."""
+
+    template: ClassVar[str] = "findings.html"
+    found: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture(Block):
+    """A picture in SVG, with areas that lead to places of the page.
+
+    Attributes:
+        svg: the picture; it is put into the page as it is, so it comes from byname's own drawing alone.
+        boxes: areas in the picture, each with the path that is drawn there.
+    """
+
+    template: ClassVar[str] = "picture.html"
+    svg: str
+    boxes: Sequence[tuple[str, float, float, float, float]] = field(default=())
+    width: float = 0.0
+
+
+def packed(raw: bytes) -> str:
+    """Return bytes as text for JSON."""
+    return base64.b64encode(raw).decode("ascii")

@@ -1,0 +1,146 @@
+"""Heat maps: some values of a series as small pictures, to be gone through one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from byname.recording.export import numpy_of
+from byname.recording.series import Series
+from byname.reporting.blocks import packed
+from byname.reporting.thinning import Array
+
+__all__ = ["heat_map"]
+
+SIDE = 64
+"""Rows and columns that a picture has at most; larger tensors are averaged in blocks."""
+FRAMES = 40
+"""Number of moments that are shown at most."""
+COLUMNS = 200
+"""Number of moments side by side, where each value is one column."""
+SLICES = 8
+"""Number of slices that are shown of a tensor of more than two dimensions, such as the heads of an attention."""
+LARGEST = 2**28
+"""Bytes of a value that is still read for a picture."""
+
+
+def heat_map(series: Series, budget: int) -> dict[str, Any] | None:
+    """Return pictures of the values of a series as plain data; None where the values have no two sides.
+
+    A vector becomes a column, and the columns of all moments one picture. Of a larger tensor the last two dimensions
+    are shown, for some moments and some slices.
+
+    Args:
+        series: the values.
+        budget: the number of cells that all pictures may have together.
+    """
+    shapes = {tuple(shape) for shape in series.shapes}
+    shape = shapes.pop() if len(shapes) == 1 else ()
+    sides = [at for at, size in enumerate(shape) if size > 1]
+    if not sides or math.prod(shape) * 4 > LARGEST or budget <= 0:
+        return None
+    if len(sides) == 1:
+        return _columns(series, shape, budget) if len(series) > 1 else None
+    return _frames(series, shape, sides, budget)
+
+
+def _columns(series: Series, shape: tuple[int, ...], budget: int) -> dict[str, Any] | None:
+    height = min(SIDE, math.prod(shape))
+    numbers = _spaced(len(series), max(2, min(COLUMNS, budget // height)))
+    found = [_picture(series.values[number], math.prod(shape), 1) for number in numbers]
+    if any(one is None for one in found):
+        return None
+    picture = np.concatenate([one for one in found if one is not None], axis=1)
+    facts = {"rows": math.prod(shape), "columns": len(numbers), "slices": [""], "labels": [""]}
+    moments = [_moment(series, number) for number in numbers]
+    return {**_coded(picture[None, None]), **facts, "moments": moments, "of": len(series)}
+
+
+def _frames(series: Series, shape: tuple[int, ...], sides: list[int], budget: int) -> dict[str, Any] | None:
+    rows, columns = shape[sides[-2]], shape[sides[-1]]
+    slices = _slices(shape, sides)
+    side = SIDE
+    while side > 8 and budget // (min(side, rows) * min(side, columns)) < 8 * min(len(slices), 4):
+        side //= 2
+    cells = min(side, rows) * min(side, columns)
+    slices = slices[: max(1, min(len(slices), budget // (8 * cells)))]
+    numbers = _spaced(len(series), max(1, min(FRAMES, budget // (cells * len(slices)))))
+    pictures: list[list[Array]] = []
+    for number in numbers:
+        value = series.values[number]
+        found = [_picture(value[one], rows, columns, side) for one in slices]
+        if any(one is None for one in found):
+            return None
+        pictures.append([one for one in found if one is not None])
+    facts = {
+        "rows": rows,
+        "columns": columns,
+        "slices": [_words(one) for one in slices] if shape != (rows, columns) else [""],
+    }
+    labels = [_moment(series, number) for number in numbers]
+    return {
+        **_coded(np.array(pictures)),
+        **facts,
+        "labels": labels,
+        "of": len(series),
+        "there": math.prod(shape) // rows // columns,
+    }
+
+
+def _spaced(count: int, most: int) -> list[int]:
+    found: list[int] = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)).tolist()
+    return found
+
+
+def _slices(shape: tuple[int, ...], sides: list[int]) -> list[tuple[Any, ...]]:
+    """Return where the first slices lie: all along the last dimension before the picture, at 0 in those before it."""
+    last = sides[-3] if len(sides) > 2 else -1
+    ranges: list[list[Any]] = [
+        [slice(None)] if at in sides[-2:] else [*range(min(SLICES, shape[at]))] if at == last else [0]
+        for at in range(len(shape))
+    ]
+    return list(itertools.product(*ranges))
+
+
+def _words(where: tuple[Any, ...]) -> str:
+    return f"[{', '.join(':' if isinstance(one, slice) else str(one) for one in where)}]"
+
+
+def _moment(series: Series, number: int) -> str:
+    words = [f"{series.iterations[number]:,}"]
+    words += [series.modes[number]] if len(set(series.modes)) > 1 else []
+    words += [f"call {series.calls[number]}"] if max(series.calls, default=0) else []
+    words += [f"rank {series.ranks[number]}"] if len(set(series.ranks)) > 1 else []
+    return ", ".join(words)
+
+
+def _picture(value: Any, rows: int, columns: int, side: int = SIDE) -> Array | None:
+    array = numpy_of(value).reshape(rows, columns)
+    if array.dtype.kind not in "fiub":
+        return None
+    array = array.astype(np.float64)
+    if np.abs(array[np.isfinite(array)]).max(initial=0) > 1e38:  # no room for it in the 16 bits of a cell
+        return None
+    return _shrunk(_shrunk(array, 0, side), 1, side)
+
+
+def _shrunk(array: Array, axis: int, most: int) -> Array:
+    """Return the means of equal stretches along an axis, if it is longer than that."""
+    size = array.shape[axis]
+    if size <= most:
+        return array
+    edges = np.linspace(0, size, most + 1).astype(np.int64)
+    counts = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
+    with np.errstate(invalid="ignore"):  # the mean of both infinities is NaN
+        shrunk: Array = np.add.reduceat(array, edges[:-1], axis=axis) / counts
+    return shrunk
+
+
+def _coded(pictures: Array) -> dict[str, Any]:
+    """Return pictures by moment and slice as the upper 16 bits of 32-bit floats, which keep two to three digits."""
+    bits = np.ascontiguousarray(pictures, np.float32).view(np.uint32)
+    upper = np.where(np.isnan(pictures), 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    return {"height": pictures.shape[2], "width": pictures.shape[3], "cells": packed(upper.astype("<u2").tobytes())}

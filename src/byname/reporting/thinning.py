@@ -1,0 +1,203 @@
+"""Thinning: a long series as a few hundred points, each with the range and the quartiles of what it stands for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from byname.recording.export import NUMBERS, numpy_of
+from byname.recording.lazy import read, tail_of, taken
+from byname.recording.series import Series
+
+__all__ = ["Curve", "curves_of", "numbers_in", "of_numbers", "rounded"]
+
+Array: TypeAlias = NDArray[Any]
+
+CHUNK = 32 * 2**20
+"""Bytes that are read at once."""
+SORTED = 50_000
+"""Numbers of one point that are sorted for its quartiles; of more, as many evenly spaced ones."""
+_QUARTILES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+@dataclass(slots=True)
+class Curve:
+    """A series in one mode as points from left to right.
+
+    Attributes:
+        name: the mode, where the series has several.
+        first, last: the iterations of the earliest and the latest record of each point.
+        figures: smallest value, quartiles and largest value of each point's finite numbers; None where there are none.
+        size: the root mean square of each point's finite numbers.
+        bad: ``(point, NaN, infinite)`` with the numbers of values that are not finite.
+        records: the number of records; `taken` of them were read.
+        sampled: whether quartiles are those of a sample of the numbers.
+    """
+
+    name: str
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    figures: list[list[float] | None] = field(default_factory=list)
+    size: list[float | None] = field(default_factory=list)
+    bad: list[tuple[int, int, int]] = field(default_factory=list)
+    records: int = 0
+    taken: int = 0
+    sampled: bool = False
+
+    def add(self, first: int, last: int, numbers: Array) -> None:
+        """Add the point that stands for some numbers, at the iterations from first to last."""
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            nan = int(np.isnan(numbers).sum())
+            self.bad.append((len(self.first), nan, len(numbers) - int(finite.sum()) - nan))
+            numbers = numbers[finite]
+        self.first.append(first)
+        self.last.append(last)
+        self.figures.append(self._five(numbers) if len(numbers) else None)
+        self.size.append(_root_mean_square(numbers) if len(numbers) else None)
+
+    def _five(self, numbers: Array) -> list[float]:
+        step = -(-len(numbers) // SORTED)
+        ordered = np.sort(numbers[::step])
+        places = _QUARTILES * (len(ordered) - 1)
+        below = places.astype(np.int64)
+        above = np.minimum(below + 1, len(ordered) - 1)
+        low = ordered[below].astype(np.float64)
+        five: list[float] = (low + (places - below) * (ordered[above].astype(np.float64) - low)).tolist()
+        if step > 1:
+            self.sampled = True
+            five[0], five[4] = float(numbers.min()), float(numbers.max())
+        return five
+
+    def drawn(self) -> dict[str, Any]:
+        """Return the curve as the page has it: one list if all numbers of each point are the same, else five."""
+        figures = [None if one is None else list(map(rounded, one)) for one in self.figures]
+        single = all(one is None or one[0] == one[4] for one in figures)
+        columns = [[None if one is None else one[at] for one in figures] for at in ((2,) if single else range(5))]
+        return {"name": self.name, "first": self.first, "last": self._lasts(), "figures": columns, "bad": self.bad}
+
+    def _lasts(self) -> list[int] | None:
+        return None if self.last == self.first else self.last
+
+
+def rounded(number: float) -> float:
+    """Return a number with six digits.
+
+    >>> rounded(1 / 3)
+    0.333333
+    """
+    return float(f"{number:.6g}")
+
+
+def _root_mean_square(numbers: Array) -> float:
+    return math.sqrt(float(np.square(numbers, dtype=np.float64).mean()))
+
+
+def curves_of(series: Series, points: int, most: int) -> list[Curve]:
+    """Return the curves of a series, one for each mode; none where no value is a number.
+
+    The values of all ranks and calls of an iteration are one point; a point stands for neighbouring iterations where
+    there are more than `points`.
+
+    Args:
+        series: the values.
+        points: the largest number of points in a curve.
+        most: the number of bytes that may be read; of more, evenly spaced records are read.
+    """
+    modes = np.array(list(series.modes), np.str_)
+    names = list(dict.fromkeys(modes.tolist()))
+    found = (_curve(series, np.flatnonzero(modes == name), name, points, most) for name in names)
+    return [one for one in found if one.first]
+
+
+def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Curve:
+    several = len(set(series.modes)) > 1
+    iterations = np.array(series.iterations, np.int64)[here]
+    order = np.argsort(iterations, kind="stable")
+    here, iterations = here[order], iterations[order]
+    kept = _spread(len(here), max(points, most // max(1, _bytes_each(series, here))))
+    curve = Curve(mode if several else "", records=len(here), taken=len(kept))
+    here, iterations = here[kept], iterations[kept]
+    _, turns = np.unique(iterations, return_inverse=True)
+    groups = turns // -(-(int(turns[-1]) + 1) // points) if len(turns) else turns
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    for start, stop, numbers in _numbers(series, here, starts):
+        if len(numbers):
+            curve.add(int(iterations[start]), int(iterations[stop - 1]), numbers)
+    return curve
+
+
+def _spread(count: int, most: int) -> Array:
+    """Return up to so many numbers below count, evenly spaced from the first to the last."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
+
+
+def _bytes_each(series: Series, here: Array) -> int:
+    sizes: list[int] = [math.prod(series.shapes[number]) * 4 for number in here[:: max(1, len(here) // 20)].tolist()]
+    return sum(sizes) // max(1, len(sizes))
+
+
+def _numbers(series: Series, here: Array, starts: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield first and last position and the numbers of each group of records, which begin at `starts`."""
+    stops = np.append(starts[1:], len(here))
+    each = max(1, _bytes_each(series, here))
+    begin = 0
+    while begin < len(starts):
+        end = int(np.searchsorted(stops, starts[begin] + max(1, CHUNK // each), "right"))
+        end = max(end, begin + 1)
+        first = int(starts[begin])
+        values = _read(series, here[first : int(stops[end - 1])])
+        for start, stop in zip(starts[begin:end].tolist(), stops[begin:end].tolist(), strict=True):
+            yield start, stop, _flat(values[start - first : stop - first])
+        begin = end
+
+
+def _read(series: Series, positions: Array) -> Sequence[Any]:
+    """Return the values at these positions: one array where they lie in arrays, otherwise a list."""
+    if isinstance(series.values, Tensor):
+        return numpy_of(series.values[positions])  # type: ignore[return-value]
+    if not isinstance(series.values, list | tuple) and tail_of(series.values) is not None:
+        return read(series.values, positions)  # type: ignore[return-value]
+    return list(taken(series.values, positions))
+
+
+def _flat(values: Any) -> Array:
+    if type(values) is np.ndarray:
+        return _real(values.reshape(-1))
+    pieces = [numbers_in(value) for value in values]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def numbers_in(value: Any) -> Array:
+    """Return the numbers of one value without its dimensions; none for what has no numbers. |z| for complex ones."""
+    if issubclass(type(value), Tensor):
+        return _real(numpy_of(value).reshape(-1))
+    if type(value) in NUMBERS:
+        try:
+            return _real(np.array([value]))
+        except OverflowError:
+            return np.array([math.inf if value > 0 else -math.inf])
+    return np.zeros(0)
+
+
+def _real(numbers: Array) -> Array:
+    if numbers.dtype.kind == "c":
+        return np.abs(numbers)
+    if numbers.dtype.kind in "fiu":
+        return numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers
+    return numbers.astype(np.float64) if numbers.dtype.kind == "b" else np.zeros(0)
+
+
+def of_numbers(numbers: Array, points: int, name: str = "") -> Curve:
+    """Return the curve of an array of numbers by their index."""
+    curve = Curve(name, records=len(numbers), taken=len(numbers))
+    for piece in np.array_split(np.arange(len(numbers)), min(points, len(numbers)) or 1):
+        if len(piece):
+            curve.add(int(piece[0]), int(piece[-1]), _real(numbers[piece]))
+    return curve
