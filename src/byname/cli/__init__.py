@@ -8,13 +8,14 @@ from typing import NoReturn
 
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
+from byname.cli.report import Report
 from byname.cli.run import Run
 from byname.cli.show import Show
 from byname.text import printable_lines
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (Run(), Census(), Show())
+COMMANDS: tuple[Command, ...] = (Run(), Census(), Show(), Report())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from byname.cli.command import CommandError, say
 from byname.cli.running import add_program, positive, run_program
+
+if TYPE_CHECKING:
+    from byname.cli.recorded import Asked
+    from byname.diagnose.finding import Finding
 
 __all__ = ["Run"]
 
@@ -29,13 +34,14 @@ class Run:
       byname run --census-on-signal train.py      and from elsewhere: kill -USR1 PID
       byname run --record 'blocks.*.attn.forward.scores' --to run.h5 train.py
       byname run --record head.weight.grad --record forward.x --every 10 --to run.h5 --overwrite train.py
+      byname run --check --record 'blocks.*.attn' --to run.h5 --report run.html train.py
       byname run -m package.train --epochs 3
     """
 
     name = "run"
     usage = (
         "run [--check] [--non-finite] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
-        "[--census-on-signal] (script.py | -m module) [arguments of the program ...]"
+        "[--report HTML] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -47,6 +53,7 @@ class Run:
         parser.add_argument("--every", type=positive, metavar="N", help="record every Nth iteration (1)")
         parser.add_argument("--mode", choices=("train", "eval", "both"), help="which forwards to record (both)")
         parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+        parser.add_argument("--report", metavar="HTML", help="at the end, write a page of what was found and recorded")
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -61,16 +68,37 @@ def _together(first: AbstractContextManager[object], second: AbstractContextMana
 
 
 def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
-    explaining = _explaining(options)
-    if not options.record:
-        for option in _OF_RECORD:
-            if getattr(options, option):
-                raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
-        return explaining
-    from byname.cli.recorded import Asked, Recorded
+    asked = _asked(options)
+    if options.report is None:
+        return _looked_at(options, asked, say)
+    from byname.cli.reported import Reported
 
-    how = {name: given for name in _OPTIONS if (given := getattr(options, name))}
-    return _together(explaining, Recorded(Asked.of(options.record, options.to, how)))
+    reported = Reported(options.report, None if asked is None else asked.file)
+    return _together(reported, _looked_at(options, asked, reported.found))
+
+
+def _looked_at(
+    options: argparse.Namespace, asked: Asked | None, tell: Callable[[Finding], None]
+) -> AbstractContextManager[object]:
+    explaining = _explaining(options, tell)
+    if asked is None:
+        return explaining
+    from byname.cli.recorded import Recorded
+
+    return _together(explaining, Recorded(asked))
+
+
+def _asked(options: argparse.Namespace) -> Asked | None:
+    """What is to be recorded, if anything."""
+    if options.record:
+        from byname.cli.recorded import Asked
+
+        how = {name: given for name in _OPTIONS if (given := getattr(options, name))}
+        return Asked.of(options.record, options.to, how)
+    for option in _OF_RECORD:
+        if getattr(options, option):
+            raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
+    return None
 
 
 _OPTIONS = ("every", "mode", "overwrite")
@@ -78,7 +106,7 @@ _OPTIONS = ("every", "mode", "overwrite")
 _OF_RECORD = ("to", *_OPTIONS)
 
 
-def _explaining(options: argparse.Namespace) -> AbstractContextManager[object]:
+def _explaining(options: argparse.Namespace, tell: Callable[[Finding], None]) -> AbstractContextManager[object]:
     from byname.diagnose.explaining import Explaining
 
-    return Explaining(checked=say if options.check else None, non_finite=say if options.non_finite else None)
+    return Explaining(checked=tell if options.check else None, non_finite=tell if options.non_finite else None)

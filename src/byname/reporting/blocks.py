@@ -236,7 +236,7 @@ class Areas(Block):
 
     @property
     def data(self) -> Any:
-        """The largest areas of each way; the others of a group are one area."""
+        """The largest areas of each way, those of one name as one; the smaller ones of a group are one area."""
         return {"unit": self.unit, "ways": {way: _largest(areas) for way, areas in self.ways.items()}}
 
 
@@ -245,12 +245,20 @@ AREAS = 300
 
 
 def _largest(areas: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-    ordered = sorted((one for one in areas if one[2] > 0), key=lambda one: -one[2])
+    same: dict[tuple[str, str], list[int]] = {}
+    for group, label, size in areas:
+        same.setdefault((group, label), []).append(size)
+    merged = [(group, _times(label, len(sizes)), sum(sizes)) for (group, label), sizes in same.items()]
+    ordered = sorted((one for one in merged if one[2] > 0), key=lambda one: -one[2])
     rest: dict[str, list[int]] = {}
     for group, _, size in ordered[AREAS:]:
         rest.setdefault(group, []).append(size)
     others = [(group, f"{len(sizes):,} smaller", sum(sizes)) for group, sizes in rest.items()]
     return [*ordered[:AREAS], *others]
+
+
+def _times(label: str, count: int) -> str:
+    return f"{label} (×{count:,})" if count > 1 else label
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def _columns(series: Series, shape: tuple[int, ...], budget: int) -> dict[str, A
         return None
     picture = np.concatenate([one for one in found if one is not None], axis=1)
     facts = {"rows": math.prod(shape), "columns": len(numbers), "slices": [""], "labels": [""]}
-    moments = [_moment(series, number) for number in numbers]
+    moments = _moments(series, numbers)
     return {**_coded(picture[None, None]), **facts, "moments": moments, "of": len(series)}
 
 
@@ -80,7 +80,7 @@ def _frames(series: Series, shape: tuple[int, ...], sides: list[int], budget: in
         "columns": columns,
         "slices": [_words(one) for one in slices] if shape != (rows, columns) else [""],
     }
-    labels = [_moment(series, number) for number in numbers]
+    labels = _moments(series, numbers)
     return {
         **_coded(np.array(pictures)),
         **facts,
@@ -109,12 +109,15 @@ def _words(where: tuple[Any, ...]) -> str:
     return f"[{', '.join(':' if isinstance(one, slice) else str(one) for one in where)}]"
 
 
-def _moment(series: Series, number: int) -> str:
-    words = [f"{series.iterations[number]:,}"]
-    words += [series.modes[number]] if len(set(series.modes)) > 1 else []
-    words += [f"call {series.calls[number]}"] if max(series.calls, default=0) else []
-    words += [f"rank {series.ranks[number]}"] if len(set(series.ranks)) > 1 else []
-    return ", ".join(words)
+def _moments(series: Series, numbers: list[int]) -> list[str]:
+    """Return when each of these records was, as far as that tells it from others."""
+    several = [len(set(column)) > 1 for column in (series.modes, series.calls, series.ranks)]
+    found = []
+    for number in numbers:
+        words = [series.modes[number], f"call {series.calls[number]}", f"rank {series.ranks[number]}"]
+        told = [word for word, tells in zip(words, several, strict=True) if tells]
+        found.append(", ".join([f"{series.iterations[number]:,}", *told]))
+    return found
 
 
 def _picture(value: Any, rows: int, columns: int, side: int = SIDE) -> Array | None:

@@ -27,6 +27,7 @@ from byname.recording.series import Series
 from byname.reporting import allotments, insights, measured, runs
 from byname.reporting.blocks import Section
 from byname.reporting.draft import Draft
+from byname.reporting.outcomes import Outcome, outcome_section
 from byname.table import Rows
 
 __all__ = ["KINDS", "checked", "places_in", "sections_of"]
@@ -35,6 +36,7 @@ Maker = Callable[[Any, Draft], Section]
 
 KINDS: tuple[tuple[type, Maker], ...] = (
     (Recording, runs.recording_section),
+    (Outcome, outcome_section),
     (Recorder, runs.recorder_section),
     (Results, runs.series_by_path_section),
     (SeriesByPath, runs.series_by_path_section),

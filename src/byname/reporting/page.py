@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadArgumentError, NotInstalledError, recording_error
+from byname.errors import BadArgumentError, NoFolderError, NotInstalledError, recording_error
 from byname.recording.facts import version
 from byname.recording.recording import open as open_recording
 from byname.reporting.blocks import Picture, Section
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-__all__ = ["report"]
+__all__ = ["ready_to_write", "report"]
 
 SCRIPTS = ("colours.js", "plots.js", "heat.js", "areas.js", "tables.js", "start.js")
 
@@ -64,8 +64,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html") -> Path:
     >>> file.name, "<h2" in file.read_text()
     ('report.html', True)
     """
-    file = _target(to)
-    environment = _environment()
+    file = ready_to_write(to)
     every = [*checked(things)]
     if not every:
         raise BadArgumentError("report() shows what it is given, and nothing was given")
@@ -73,7 +72,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html") -> Path:
         every = [_opened(thing, opened) for thing in every]
         draft = Draft(places_in(every))
         sections = [*sections_of(every, draft)]
-    _write(file, _rendered(environment, sections, draft))
+    _write(file, _rendered(_environment(), sections, draft))
     return file
 
 
@@ -81,13 +80,24 @@ def _opened(thing: Any, opened: contextlib.ExitStack) -> Any:
     return opened.enter_context(open_recording(thing)) if isinstance(thing, str | os.PathLike) else thing
 
 
-def _target(to: str | os.PathLike[str]) -> Path:
-    """Return the file to be written; other endings are refused, so that no recording is replaced by its report."""
+def ready_to_write(to: str | os.PathLike[str]) -> Path:
+    """Return the file of a report that can be written; `report` asks this before anything else.
+
+    Endings of other files are refused, so that no recording is replaced by its report.
+
+    Raises:
+        BadArgumentError: `to` is no path of an HTML file.
+        NoFolderError: its folder does not exist.
+        NotInstalledError: jinja2 is not installed.
+    """
     if not isinstance(to, str | os.PathLike) or not isinstance(os.fspath(to), str):
         raise BadArgumentError(f"to= is the path of an HTML file, not {type(to).__name__}")
     file = Path(to)
     if file.suffix.lower() not in (".html", ".htm"):
         raise BadArgumentError(f"a report is an HTML file: to={printable(str(file))!r} should end in .html")
+    if not file.absolute().parent.is_dir():
+        raise NoFolderError(f"the report {file} cannot be written: there is no folder {file.parent}")
+    _environment()
     return file
 
 
@@ -175,8 +185,8 @@ def _linked(picture: Picture, anchors: dict[str, str]) -> Markup:
     links = [
         Markup(
             '<a href="#{}" data-path="{}"><rect x="{}" y="{}" width="{}" height="{}" class="place-link"/>'
-            "<title>{}</title></a>"
-        ).format(anchors[found[0]], printable(path), x, y, width, height, printable(_counted(found)))
+            '<circle cx="{}" cy="{}" r="4.5" class="place-dot"/><title>{}</title></a>'
+        ).format(anchors[found[0]], printable(path), x, y, width, height, x + 1, y + 1, printable(_counted(found)))
         for path, x, y, width, height in picture.boxes
         if (found := [*_within(path, anchors)])
     ]

@@ -216,7 +216,7 @@ def _facts_of_run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "model" in run:
         yield "model", str(run["model"])
     if "started" in run:
-        yield "started", str(run["started"]).replace("T", " ")[:19] + " UTC"
+        yield "recording started", str(run["started"]).replace("T", " ")[:19] + " UTC"
     lasted = _lasted(run.get("started"), run.get("updated"))
     if lasted:
         yield "recorded for", lasted

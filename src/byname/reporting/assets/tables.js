@@ -27,14 +27,14 @@ function searchable(figure) {
     let shown = 0;
     rows.forEach((row, i) => { row.hidden = !words.every(word => texts[i].includes(word)); shown += !row.hidden; });
     count.textContent = words.length ? `${shown} of ${rows.length}` : "";
-    filterPlaces(figure, words);
+    filterPlaces(rows);
   };
 }
 
 /** The search in the table of places also chooses among the plots beside it. */
-function filterPlaces(figure, words) {
-  if (!figure.querySelector('td a[href^="#place-"]')) return;
-  for (const place of figure.parentElement.querySelectorAll(":scope > .place")) {
-    place.hidden = !words.every(word => place.dataset.name.toLowerCase().includes(word));
+function filterPlaces(rows) {
+  for (const row of rows) {
+    const link = row.querySelector('td a[href^="#place-"]'), place = link && document.getElementById(link.hash.slice(1));
+    if (place) place.hidden = row.hidden;
   }
 }
