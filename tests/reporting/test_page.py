@@ -193,6 +193,32 @@ def test_values_that_are_no_numbers_are_in_a_table(page):
     assert not shown.all("canvas")
 
 
+def test_numbers_among_other_values_are_drawn_and_the_others_counted(page):
+    shown = page(series("mixed", [None, 1, True, 2**70, 10**400, 3 + 4j, torch.ones(0)]))
+    (curve,) = shown.datas[0]["curves"]
+    assert curve["figures"] == [[1, 1, 1.18059e21, None, 5]]
+    assert "2 records without a number left out" in shown.text
+
+
+def test_a_recording_is_shown_while_it_is_written(model, tmp_path, page):
+    with byname.record(model, "1", to=tmp_path / "run.h5") as recorder:
+        for _ in range(3):
+            model(torch.randn(3, 4))
+        shown = page(recorder, tmp_path / "run.h5")
+    assert "up to iteration 2" in shown.text
+    assert "not ended" in shown.text
+
+
+def test_facts_that_differ_between_recordings_stay_with_them(model, tmp_path, page):
+    trained(model, byname.record(model, "1", to=tmp_path / "one.h5"))
+    alone = nn.Linear(4, 2)
+    trained(alone, byname.record(alone, "forward", to=tmp_path / "two.h5"))
+    shown = page(tmp_path / "one.h5", tmp_path / "two.h5")
+    assert "Report of Sequential and Linear" in shown.text
+    assert shown.source.count("<dt>model</dt>") == 2
+    assert shown.source.count("<dt>python</dt>") == 1
+
+
 def test_training_and_evaluation_are_two_curves(page):
     modes = ["train", "train", "eval", "eval"]
     both = byname.Series("loss", [1.0, 2.0, 3.0, 4.0], [0, 1, 0, 1], [0] * 4, [0] * 4, modes, [()] * 4)

@@ -81,10 +81,12 @@ class Reported:
         )
 
     def _findings(self, error: BaseException | None) -> Iterator[Finding]:
-        yield from self._found
+        """Each finding once; what ended the program and was found before is told as its end, which knows more lines."""
         explanation = None if error is None else explained(error)
-        if explanation is not None:
-            yield explanation
+        ended = [] if explanation is None else [explanation]
+        told = {(one.cause, one.message) for one in ended}
+        yield from ended
+        yield from (one for one in self._found if (one.cause, one.message) not in told)
 
     def _recording(self) -> Sequence[Any]:
         """The recording, if this run has written it."""

@@ -181,6 +181,8 @@ class Place(Block):
         picture: see `byname.reporting.heat_maps.HeatMap`; as a dict.
         table: the values, where these are no numbers.
         axis: what the curves run along.
+        about: what is told of the curves to those who do not see them.
+        alarm: a sentence about values that are not finite.
     """
 
     template: ClassVar[str] = "place.html"
@@ -191,6 +193,7 @@ class Place(Block):
     table: Table | None = None
     axis: str = "iteration"
     about: str = ""
+    alarm: str = ""
 
     @property
     def data(self) -> Any:

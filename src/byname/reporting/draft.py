@@ -38,7 +38,7 @@ class Draft:
         share = max(1, min(places, PLACES))
         self.anchors: dict[str, str] = {}
         self.points = max(50, min(POINTS, ALL_POINTS // share))
-        self.cells = max(2_000, min(100_000, CELLS // share))
+        self.cells = max(1_000, min(100_000, CELLS // share))
         self.read = max(2**22, min(2**29, READ // share))
         self._numbered = 0
 

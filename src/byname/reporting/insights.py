@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from byname.diagnose.finding import Finding
@@ -23,7 +23,7 @@ def findings_section(found: Sequence[Finding], draft: Draft) -> Section:
     """Return the section of some findings, each with the lines of its story."""
     causes = Counter(one.cause for one in found)
     words = ", ".join(f"{cause} ({count})" if count > 1 else cause for cause, count in causes.most_common())
-    stories = [{**one.row(), "story": [*_story(one.sites)]} for one in found]
+    stories = [{**one.row(), "story": _story(one.sites)} for one in found]
     headline = f"{counted(len(found), 'finding')}: {words}"
     return Section(title="Findings", headline=headline, blocks=[Findings(found=stories)])
 
@@ -32,35 +32,35 @@ AROUND = 2
 """Lines of the file that are shown before and after a line of the story."""
 
 
-def _story(sites: Sequence[Site]) -> Iterator[dict[str, Any]]:
-    """Yield each line of a story once, with the lines around it where the file still has it."""
-    for site in {(site.file, site.line, site.statement): site for site in sites}.values():
-        yield {
-            "where": site.with_caller,
-            "file": site.file,
-            "function": site.function,
-            "statement": site.statement,
-            "lines": [*_lines_around(site)],
-        }
+def _story(sites: Sequence[Site]) -> list[dict[str, Any]]:
+    """Return the lines of a story, each once and numbered, as excerpts of their files; neighbours share an excerpt."""
+    each = {(site.file, site.line, site.statement): site for site in sites}.values()
+    found: list[dict[str, Any]] = []
+    for step, site in enumerate(each, 1):
+        lines = _lines_around(site)
+        before = found[-1] if found else None
+        if before and lines and before["file"] == site.file and before["lines"].keys() & lines.keys():
+            before["lines"] = dict(sorted({**lines, **before["lines"]}.items()))
+        else:
+            found.append({"file": site.file, "lines": lines, "steps": {}, "statement": site.statement, "where": []})
+        found[-1]["steps"][site.line] = step
+        found[-1]["where"].append((step, site.with_caller, site.function))
+    return found
 
 
-def _lines_around(site: Site) -> Iterator[tuple[int, str, bool]]:
-    """Yield number and text of the lines around a site, and whether it is the one; none if the file has changed."""
+def _lines_around(site: Site) -> dict[int, str]:
+    """Return the lines around a site by their numbers; none if the file has changed since."""
     lines = linecache.getlines(site.file)
-    if not 0 < site.line <= len(lines) or not site.statement:
-        return
-    here = lines[site.line - 1].strip()
-    if not here or not _same(here, site.statement):
-        return
+    if not 0 < site.line <= len(lines) or not site.statement or not _same(lines[site.line - 1], site.statement):
+        return {}
     first, last = max(1, site.line - AROUND), min(len(lines), site.line + AROUND)
-    for number in range(first, last + 1):
-        yield number, lines[number - 1].rstrip("\n"), number == site.line
+    return {number: lines[number - 1].rstrip("\r\n") for number in range(first, last + 1)}
 
 
 def _same(line: str, statement: str) -> bool:
     """Return whether a line of a file is one of a statement, which is written on one line."""
     line, statement = "".join(line.partition("  #")[0].split()), "".join(statement.split())
-    return line in statement or statement in line
+    return bool(line) and (line in statement or statement in line)
 
 
 def holders_section(found: Sequence[Holder], draft: Draft) -> Section:

@@ -15,8 +15,10 @@ from byname.analyse.evaluation.snapshots import Records
 from byname.analyse.results.results import Results
 from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, plain, single
 from byname.recording.export import numpy_of
+from byname.recording.series import Series
 from byname.reporting.blocks import Bars, Block, Place, Section, Strips, Table, figure
 from byname.reporting.draft import Draft
+from byname.reporting.heat_maps import heat_map
 from byname.reporting.thinning import Curve, of_numbers, rounded
 from byname.table import counted
 
@@ -92,6 +94,9 @@ def _finite(value: Any) -> float | None:
 
 def _vector(leaf: ResultLeaf, draft: Draft) -> Place:
     numbers = numpy_of(leaf.value).reshape(-1)
+    shape = tuple(leaf.value.shape)
+    if sum(size > 1 for size in shape) > 1:
+        return _picture(leaf, shape, draft)
     curve = of_numbers(numbers, draft.points)
     return Place(
         title=f"{_label(leaf)} · {leaf.figure}",
@@ -102,6 +107,20 @@ def _vector(leaf: ResultLeaf, draft: Draft) -> Place:
         note=""
         if curve.first == curve.last
         else f"a point stands for up to {-(-len(numbers) // draft.points)} numbers",
+    )
+
+
+def _picture(leaf: ResultLeaf, shape: tuple[int, ...], draft: Draft) -> Place:
+    """Return a tensor of two and more dimensions as a heat map."""
+    title = f"{_label(leaf)} · {leaf.figure}"
+    alone = Series(title, [leaf.value], [0], [0], [0], [""], [shape])
+    picture = heat_map(alone, draft.cells)
+    return Place(
+        title=title,
+        anchor=draft.anchor(),
+        facts="×".join(map(str, shape)),
+        picture=None if picture is None else {**picture, "labels": [""]},
+        note="too large for a picture" if picture is None else "",
     )
 
 

@@ -37,7 +37,7 @@ def outcome_section(outcome: Outcome, draft: Draft) -> Section:
     program = " ".join(outcome.arguments) or "program"
     lasted = duration(outcome.seconds)
     facts = [("program", program), ("started", f"{outcome.started.replace('T', ' ')[:19]} UTC"), ("ran for", lasted)]
-    words = f"ended {outcome.ended.partition(chr(10))[0]} after {lasted}"
+    words = f"after {lasted} ended {outcome.ended.partition(chr(10))[0]}"
     return Section(
         title=f"Run of {outcome.arguments[0] if outcome.arguments else 'a program'}",
         headline="" if outcome.failed else words,

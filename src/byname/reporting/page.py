@@ -10,6 +10,7 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -145,7 +146,7 @@ def _rendered(environment: Environment, sections: Sequence[Section], draft: Draf
 
 def _title(sections: Sequence[Section]) -> str:
     """Return what the report is of: the model, where a recording tells it."""
-    models = dict.fromkeys(value for label, value in _overview(sections) if label == "model")
+    models = dict.fromkeys(value for section in sections for label, value in section.facts if label == "model")
     if models:
         return f"Report of {' and '.join(models)}"
     more = f" and {counted(len(sections) - 1, 'more part')}" if len(sections) > 1 else ""
@@ -153,8 +154,10 @@ def _title(sections: Sequence[Section]) -> str:
 
 
 def _overview(sections: Sequence[Section]) -> list[tuple[str, str]]:
-    """Return the facts of all sections, each once."""
-    return [*dict.fromkeys((label, value) for section in sections for label, value in section.facts)]
+    """Return the facts of all sections, each once; those in which sections differ stay in the sections."""
+    every = dict.fromkeys(fact for section in sections for fact in section.facts)
+    labels = Counter(label for label, _ in every)
+    return [(label, value) for label, value in every if labels[label] == 1]
 
 
 def _json(data: Any) -> Markup:

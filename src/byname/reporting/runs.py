@@ -33,7 +33,7 @@ def recording_section(recording: Recording, draft: Draft) -> Section:
         f"{counted(records, 'record')} of {counted(len(rows), 'place')}, {state}",
         recording,
         draft,
-        facts=[*_facts_of_run(run), ("state", state)],
+        facts=[*_facts_of_run(run)],
         alarms=recording.missing,
         rows=rows,
     )
@@ -98,7 +98,8 @@ def _drawn(series: Series, draft: Draft) -> tuple[Place, list[Curve]]:
         curves=[curve.drawn() for curve in curves],
         picture=heat_map(series, draft.cells) if curves else None,
         table=words,
-        note=" ".join(_bad(curves)),
+        alarm=" ".join(_bad(curves)),
+        note=" ".join(_without_numbers(curves)),
         about=_about(series.path, curves),
     )
     return place, curves
@@ -122,6 +123,13 @@ def _bad(curves: Sequence[Curve]) -> Iterator[str]:
             mode = f" ({curve.name})" if curve.name else ""
             first = curve.first[curve.bad[0][0]]
             yield f"{' and '.join(words)} among the values{mode}, the first at iteration {first:,}."
+
+
+def _without_numbers(curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield a sentence for records beside the numbers that are none, such as None and empty tensors."""
+    count = sum(curve.without for curve in curves)
+    if count:
+        yield f"{counted(count, 'record')} without a number left out."
 
 
 def _about(path: str, curves: Sequence[Curve]) -> str:

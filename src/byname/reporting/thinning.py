@@ -37,6 +37,7 @@ class Curve:
         size: the root mean square of each point's finite numbers.
         bad: ``(point, NaN, infinite)`` with the numbers of values that are not finite.
         records: the number of records; `taken` of them were read.
+        without: the number of records in which there is no number.
         sampled: whether quartiles are those of a sample of the numbers.
     """
 
@@ -48,6 +49,7 @@ class Curve:
     bad: list[tuple[int, int, int]] = field(default_factory=list)
     records: int = 0
     taken: int = 0
+    without: int = 0
     sampled: bool = False
 
     def add(self, first: int, last: int, numbers: Array) -> None:
@@ -127,7 +129,9 @@ def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Cu
     _, turns = np.unique(iterations, return_inverse=True)
     groups = turns // -(-(int(turns[-1]) + 1) // points) if len(turns) else turns
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
-    for start, stop, numbers in _numbers(series, here, starts):
+    for start, stop, pieces in _pieces(series, here, starts):
+        numbers = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        curve.without += 0 if len(pieces) == 1 and len(numbers) else sum(not len(one) for one in pieces)
         if len(numbers):
             curve.add(int(iterations[start]), int(iterations[stop - 1]), numbers)
     return curve
@@ -143,8 +147,8 @@ def _bytes_each(series: Series, here: Array) -> int:
     return sum(sizes) // max(1, len(sizes))
 
 
-def _numbers(series: Series, here: Array, starts: Array) -> Iterator[tuple[int, int, Array]]:
-    """Yield first and last position and the numbers of each group of records, which begin at `starts`."""
+def _pieces(series: Series, here: Array, starts: Array) -> Iterator[tuple[int, int, list[Array]]]:
+    """Yield where each group of records starts and stops, which begin at `starts`, and its numbers in pieces."""
     stops = np.append(starts[1:], len(here))
     each = max(1, _bytes_each(series, here))
     begin = 0
@@ -167,11 +171,8 @@ def _read(series: Series, positions: Array) -> Sequence[Any]:
     return list(taken(series.values, positions))
 
 
-def _flat(values: Any) -> Array:
-    if type(values) is np.ndarray:
-        return _real(values.reshape(-1))
-    pieces = [numbers_in(value) for value in values]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def _flat(values: Any) -> list[Array]:
+    return [_real(values.reshape(-1))] if type(values) is np.ndarray else [numbers_in(value) for value in values]
 
 
 def numbers_in(value: Any) -> Array:
@@ -180,8 +181,8 @@ def numbers_in(value: Any) -> Array:
         return _real(numpy_of(value).reshape(-1))
     if type(value) in NUMBERS:
         try:
-            return _real(np.array([value]))
-        except OverflowError:
+            return _real(np.array([value], complex if type(value) is complex else float))
+        except OverflowError:  # a whole number that is larger than any float
             return np.array([math.inf if value > 0 else -math.inf])
     return np.zeros(0)
 

@@ -46,6 +46,13 @@ class TreeMap {
       }
     }
     this.way = names[0];
+    this.map.addEventListener("keydown", event => {
+      const areas = [...this.map.querySelectorAll("[role=listitem]")], here = areas.indexOf(document.activeElement);
+      const next = { ArrowRight: here + 1, ArrowDown: here + 1, ArrowLeft: here - 1, ArrowUp: here - 1, Home: 0, End: areas.length - 1 }[event.key];
+      if (here < 0 || next === undefined || !areas[next]) return;
+      event.preventDefault();
+      areas[next].focus();
+    });
     new ResizeObserver(() => this.draw(this.way)).observe(this.map);
   }
 
@@ -65,7 +72,7 @@ class TreeMap {
         const area = this.add("", inner, inner.w > 34 && inner.h > 14 ? label : "", inner.h > 32 && inner.w > 50 ? this.text(one) : "");
         area.style.background = AREA_COLOURS[number % AREA_COLOURS.length];
         area.title = words; area.setAttribute("aria-label", words); area.setAttribute("role", "listitem");
-        area.tabIndex = at < 20 ? 0 : -1;
+        area.tabIndex = number === 0 && at === 0 ? 0 : -1;
         area.onfocus = area.onpointerenter = () => { this.readout.textContent = words; };
       });
     });
