@@ -48,6 +48,12 @@ def test_recordings_become_a_page(run, files, forks):
     assert (files / "two.html").read_text().count("<h2>Recording of Linear</h2>") == 2
 
 
+def test_a_page_follows_a_recording_until_it_is_closed(run, files, forks):
+    found = forks.run(files, ["report", "--tail", "reported.h5", "--to", "tail.html"])
+    assert (found.code, found.out) == (0, b"tail.html\n")
+    assert "data-refresh" not in (files / "tail.html").read_text().partition(">")[0]
+
+
 def test_the_exit_code_and_the_output_are_the_program_s(run, files, forks):
     found = forks.run(files, ["run", "--report", "ends.html", "ends.py"])
     assert (found.code, found.out) == (7, b"out\n")
@@ -67,6 +73,7 @@ def test_a_recording_of_an_earlier_run_is_not_taken_for_this_one(run, files, for
     [
         (["run", "--report", "page.txt", "ends.py"], 2, b"should end in .html"),
         (["run", "--report", "nowhere/page.html", "ends.py"], 2, b"there is no folder nowhere"),
+        (["report", "--tail", "reported.h5", "other.h5"], 2, b"--tail follows one recording"),
         (["report", "none.h5"], 1, b"there is no file none.h5"),
         (["report", "failing.py"], 1, b"failing.py is no recording"),
         (["report", "reported.h5", "--to", "reported.h5"], 1, b"should end in .html"),

@@ -143,6 +143,19 @@ def test_the_page_fits_the_screen(browser, file, width):
     assert browser.get("document.documentElement.scrollWidth") <= width
 
 
+def test_a_page_of_a_run_that_goes_on_follows_it(browser, tmp_path):
+    def written(value):
+        series = byname.Series("loss", [value], [0], [0], [0], ["train"], [()])
+        return byname.report(series, to=tmp_path / "live.html", refresh=0.2)
+
+    browser.open(written(1.0))
+    browser.get("window.before = true")
+    written(2.0)
+    browser.until("window.before === undefined")
+    browser.until("JSON.parse(document.querySelector('script[type]').textContent).curves[0].figures[0][0] === 2")
+    browser.requests.clear()
+
+
 def test_on_paper_everything_is_drawn(browser):
     browser.get("dispatchEvent(new Event('beforeprint'))")
     browser.until("[...document.querySelectorAll('.plot canvas')].every(one => one.width !== 300)")

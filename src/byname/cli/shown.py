@@ -15,7 +15,7 @@ from byname.table import Row, counted, printable
 if TYPE_CHECKING:
     from byname.recording.recording import Recording
 
-__all__ = ["opened", "places", "repaired", "table", "tail"]
+__all__ = ["opened", "places", "repaired", "states", "table", "tail"]
 
 PAUSE = 0.25
 """Seconds between two looks at a file that is being written."""
@@ -90,7 +90,7 @@ def tail(name: str) -> int:
     """
     before: dict[str, int] = {}
     try:
-        for recording in _states(name):
+        for recording in states(name):
             rows = recording.rows()
             came = {row["path"]: row["records"] - before.get(row["path"], 0) for row in rows}
             if any(came.values()):
@@ -104,7 +104,7 @@ def tail(name: str) -> int:
     return 0
 
 
-def _states(name: str) -> Iterator[Recording]:
+def states(name: str) -> Iterator[Recording]:
     """The recording after each change of its files, the last time when it is closed."""
     last, told, since = None, False, time.monotonic()
     while True:

@@ -34,7 +34,7 @@ __all__ = ["ready_to_write", "report"]
 SCRIPTS = ("colours.js", "plots.js", "heat.js", "areas.js", "tables.js", "start.js")
 
 
-def report(*things: Any, to: str | os.PathLike[str] = "report.html") -> Path:
+def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: float | None = None) -> Path:
     """Write one HTML page that shows recordings, censuses, findings and other results.
 
     The page is one file: it needs no network, no server and no other file. It begins with an overview, and has a
@@ -46,6 +46,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html") -> Path:
             drawings, summaries, analysers and their results, evaluations, every other result with ``rows()``; and
             lists of these.
         to: the file, which ends in ``.html`` or ``.htm``.
+        refresh: an open page loads itself again after so many seconds, as long as it is written anew.
 
     Returns:
         The path of the file.
@@ -73,7 +74,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html") -> Path:
         every = [_opened(thing, opened) for thing in every]
         draft = Draft(places_in(every))
         sections = [*sections_of(every, draft)]
-    _write(file, _rendered(_environment(), sections, draft))
+    _write(file, _rendered(_environment(), sections, draft, refresh))
     return file
 
 
@@ -125,7 +126,7 @@ def _asset(name: str) -> str:
     return files("byname.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _rendered(environment: Environment, sections: Sequence[Section], draft: Draft) -> str:
+def _rendered(environment: Environment, sections: Sequence[Section], draft: Draft, refresh: float | None) -> str:
     from markupsafe import Markup
 
     script = "\n".join(map(_asset, SCRIPTS))
@@ -139,7 +140,8 @@ def _rendered(environment: Environment, sections: Sequence[Section], draft: Draf
         style=Markup(_asset("page.css")),
         script=Markup(script),
         policy=policy,
-        written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        now=datetime.datetime.now().astimezone(),
+        refresh=refresh,
         version=version(),
     )
 

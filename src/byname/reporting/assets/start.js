@@ -32,3 +32,14 @@ addEventListener("afterprint", () => { if (before) showTheme(before); else { del
 // A place that is led to is shown, also where a search has hidden it.
 function unhide() { const place = location.hash.length > 1 && document.getElementById(location.hash.slice(1)); if (place && place.hidden) { place.hidden = false; place.scrollIntoView(); } }
 addEventListener("hashchange", unhide);
+
+// While the run goes on the file is written anew; the page follows, unless somebody is using it or nothing has come for long.
+const { refresh, written } = document.documentElement.dataset, PATIENCE = 600;
+if (refresh) {
+  let used = 0;
+  for (const kind of ["pointerdown", "keydown", "input"]) addEventListener(kind, () => { used = Date.now(); });
+  setInterval(() => {
+    const old = Date.now() / 1000 - Number(written) > PATIENCE + Number(refresh);
+    if (!document.hidden && !old && Date.now() - used > 10000) location.reload();
+  }, 1000 * Number(refresh));
+}
