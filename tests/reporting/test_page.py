@@ -158,6 +158,26 @@ def test_the_page_asks_the_network_for_nothing(model, page):
     assert "url(" not in shown.source
 
 
+def test_growth_is_drawn_from_mark_to_mark(page):
+    history = []
+    with byname.growth() as growth:
+        for _ in range(3):
+            history.append(torch.ones(100))
+            growth.mark()
+    shown = page(growth)
+    (place,) = [one for one in shown.datas if "curves" in one]
+    assert place["axis"] == "mark"
+    assert place["curves"][0]["figures"][0][:4] == [0, 1, 2, 3]
+
+
+def test_how_a_place_was_recorded_is_told(model, page):
+    recorder = byname.record(model, "1", reduce="mean", every=2)
+    trained(model, recorder)
+    shown = page(recorder)
+    assert "mean" in shown.text
+    assert "every 2" in shown.text
+
+
 def test_numbers_that_are_not_finite_are_counted_and_left_out(page):
     nan, inf = float("nan"), float("inf")
     found = page(series("loss", [1.0, nan, inf, 4.0]), series("gone", [nan, nan]))

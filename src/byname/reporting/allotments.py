@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from byname.autograd.leaves import Leaves
 from byname.autograd.saved import Saved
 from byname.edits.summary import Summary
 from byname.memory.census import Census
-from byname.memory.growth import Growth
-from byname.reporting.blocks import Areas, Block, Section, Table
+from byname.memory.growth import Grown, Growth
+from byname.reporting.blocks import Areas, Block, Place, Section, Table
 from byname.reporting.draft import Draft
+from byname.reporting.thinning import of_numbers
 from byname.table import Rows, bytes_text
 
 __all__ = ["census_section", "growth_section", "leaves_section", "rows_section", "saved_section", "summary_section"]
@@ -61,9 +65,27 @@ def leaves_section(leaves: Leaves, draft: Draft) -> Section:
 
 def growth_section(growth: Growth, draft: Draft) -> Section:
     """Return the section of what grew."""
-    rows = growth.rows()
-    ways = {"cause": [(row["cause"], row["name"], row["bytes"]) for row in rows]} if len(rows) > 1 else {}
-    return _section("Growth", growth, rows, ways, [])
+    found = [*growth]
+    ways = {"cause": [(one.cause, one.name, one.bytes) for one in found]} if len(found) > 1 else {}
+    section = _section("Growth", growth, [one.row() for one in found], ways, [])
+    marked = [_marks(one, draft) for one in found if len(one.marks) > 1]
+    return replace(section, blocks=[*section.blocks, *marked[:MARKED]])
+
+
+MARKED = 12
+"""Number of rows whose growth from mark to mark is drawn."""
+
+
+def _marks(grown: Grown, draft: Draft) -> Place:
+    """Return the number of tensors at each mark as a curve."""
+    curve = of_numbers(np.array(grown.marks), len(grown.marks))
+    return Place(
+        title=grown.name,
+        anchor=draft.anchor(),
+        facts="number of tensors at entry and at each mark",
+        curves=[curve.drawn()],
+        axis="mark",
+    )
 
 
 def summary_section(summary: Summary, draft: Draft) -> Section:

@@ -27,10 +27,11 @@ def recording_section(recording: Recording, draft: Draft) -> Section:
     run = recording.run
     rows = recording.rows()
     records = sum(row["records"] for row in rows)
+    files = recording._title().rpartition(": ")[0]
     state = "complete" if recording.complete else "not complete" if recording.ended else "not ended"
     return _section(
         f"Recording of {run.get('model', 'a model')}",
-        f"{counted(records, 'record')} of {counted(len(rows), 'place')}, {state}",
+        f"{files}: {counted(records, 'record')} of {counted(len(rows), 'place')}, {state}",
         recording,
         draft,
         facts=[*_facts_of_run(run)],
@@ -111,6 +112,7 @@ def _facts(series: Series) -> str:
     parts = [form if shapes else "", counted(len(series), "record")]
     parts += [f"{len(set(series.ranks))} ranks together"] if len(set(series.ranks)) > 1 else []
     parts += [f"up to {max(series.calls) + 1} calls an iteration"] if max(series.calls, default=0) else []
+    parts += [str(series.sampling)] if series.sampling is not None else []
     return " · ".join(filter(None, parts))
 
 

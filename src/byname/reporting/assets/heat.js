@@ -57,11 +57,12 @@ class Heat {
   /** What the picture leaves out. */
   words() {
     const { rows, columns, height, width, labels, of, slices, there, moments } = this.data;
-    if (moments) return `each column is one record (${moments.length} of ${of.toLocaleString("en")}), index 0 at the top` + (rows > height ? `; ${rows} numbers averaged to ${height}` : "");
+    const bad = this.numbers.every(Number.isFinite) ? "" : "; pink: not finite";
+    if (moments) return `each column is one record (${moments.length} of ${of.toLocaleString("en")}), index 0 at the top` + (rows > height ? `; ${rows} numbers averaged to ${height}` : "") + bad;
     const words = [`${rows}×${columns}` + (rows > height || columns > width ? `, averaged to ${height}×${width}` : "")];
     if (labels.length < of) words.push(`${labels.length} of ${of.toLocaleString("en")} records`);
     if (slices.length < there) words.push(`${slices.length} of ${there.toLocaleString("en")} slices`);
-    return words.join("; ");
+    return words.join("; ") + bad;
   }
 
   start() {

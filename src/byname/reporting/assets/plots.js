@@ -128,6 +128,7 @@ class Plot {
       pen.fillStyle = colour("--quiet"); pen.fillText(said(Number(value.toPrecision(10))), EDGE.left - 6, at);
     }
     pen.textBaseline = "alphabetic"; pen.textAlign = "center";
+    pen.textAlign = "right"; pen.fillText(this.axis, EDGE.left - 8, this.height - 5); pen.textAlign = "center";
     const along = this.view[1] > this.view[0] ? ticks(this.view[0], this.view[1], Math.min(6, this.width / 90)).filter(Number.isInteger) : [this.view[0]];
     for (const at of along) pen.fillText(at.toLocaleString("en"), Math.max(EDGE.left + 4, Math.min(this.width - 16, x(at))), this.height - 5);
   }
