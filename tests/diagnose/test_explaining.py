@@ -364,3 +364,53 @@ def test_a_backward_in_a_helper_is_noted_with_what_called_it():
     run = freed_by(loss.grad_fn)
     assert run.site.statement == "loss.backward()"
     assert locate(*run.caller).site.statement == "learn(loss)"
+
+
+class TestWhatIsToldBeforeAnErrorAndOnIt:
+    """A finding of the check that foretells an error, and the note on that error, say the same."""
+
+    def stepped(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loss = model(torch.ones(1, 3)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        loss.backward()
+
+    def test_the_note_is_the_only_answer_where_the_error_ends_the_program(self):
+        reported = []
+        with pytest.raises(RuntimeError, match="modified by an inplace") as caught, Explaining(checked=reported.append):
+            self.stepped()
+        assert [note.partition(":")[2].split(":")[0].strip() for note in notes(caught.value)] == [
+            "optimizer-step-between"
+        ]
+        assert reported == []
+
+    def test_the_finding_is_told_at_the_end_where_the_program_catches_the_error(self):
+        reported = []
+        with Explaining(checked=reported.append):
+            with pytest.raises(RuntimeError, match="modified by an inplace"):
+                self.stepped()
+            assert reported == []
+        assert [one.cause for one in reported] == ["optimizer-step-between"]
+
+    def test_an_error_that_is_raised_from_the_first_shows_its_note(self):
+        reported = []
+        with pytest.raises(ValueError, match="training failed"), Explaining(checked=reported.append):
+            try:
+                self.stepped()
+            except RuntimeError as error:
+                raise ValueError("training failed") from error
+        assert reported == []
+
+    def test_one_step_that_changed_several_tensors_is_one_finding_with_all_of_them(self):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with byname.track():
+            loss = model(torch.ones(1, 3)).sum()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            (one,) = byname.check(loss)
+        changed = [parameter for parameter in (model[1].weight, model[2].weight) if parameter._version]
+        assert {str(name) for name in one.culprits} == {"model[1].weight", "model[2].weight"} and len(changed) == 2

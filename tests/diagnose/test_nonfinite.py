@@ -157,17 +157,69 @@ def test_a_parameter_that_holds_nan_already_is_told_by_name():
     assert "optimizer step" in one.remedy
 
 
-def test_after_a_diverged_step_the_parameter_is_told_and_the_backward_before():
+def test_what_a_spoilt_step_leaves_in_the_parameters_is_not_told_again():
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watched() as found:
-        for _ in range(2):
+        for _ in range(3):
             optimizer.zero_grad()
             (model(torch.ones(1, 2)) * 0).sqrt().sum().backward()
             optimizer.step()
+    assert not torch.isfinite(model.weight).any()
+    (one,) = found
+    assert one.message.startswith("the backward of `sqrt`")
+
+
+def test_a_parameter_that_is_spoilt_after_finite_gradients_is_told():
+    model = nn.Linear(2, 1)
+    with watched() as found:
+        (model(torch.ones(1, 2)) * 0).sqrt().sum().backward()
+        model.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+        model(torch.ones(1, 2)).sum().backward()
     assert found[0].message.startswith("the backward of `sqrt`")
-    assert {str(name) for name in found[1].culprits} <= {"model.weight", "model.bias"}
-    assert "already" in found[1].message
+    assert found[1].message.startswith("`model.weight` holds NaN (1 of 2) already")
+    assert len(found) == 2
+
+
+def diverging(rate, scale=1.0):
+    """Regression by gradient descent; returns what was found, the model, and how many losses were finite."""
+    torch.manual_seed(0)
+    model, finite = nn.Linear(1, 1), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    x = torch.arange(100.0)[:, None] * scale
+    with watched() as found:
+        for _ in range(40):
+            loss = nn.functional.mse_loss(model(x), 50 * x + 3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            finite += loss.isfinite().item()
+    return found, finite
+
+
+def test_training_that_diverges_is_told_once_with_the_parameter_that_has_grown():
+    found, finite = diverging(0.01)
+    assert 3 < finite < 40
+    (one,) = found
+    assert "`model.weight` holds numbers up to " in one.message and "most likely, training diverges" in one.message
+    assert "lower the learning rate" in one.remedy and "normalise" in one.remedy
+
+
+@pytest.mark.parametrize(("rate", "scale"), [(0.0001, 1.0), (0.01, 0.01)], ids=["lower rate", "normalised"])
+def test_the_remedies_of_training_that_diverges_mend_it(rate, scale):
+    found, finite = diverging(rate, scale)
+    assert found == [] and finite == 40
+
+
+def test_an_overflow_with_usual_parameters_is_not_called_divergence():
+    model = nn.Linear(1, 1)
+    with watched() as found:
+        model(torch.full((4, 1), 1e30)).square().mean().backward()
+    (one,) = found
+    assert "diverges" not in one.message and "learning rate" not in one.remedy
 
 
 def test_what_was_overwritten_is_forgotten():

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from byname.diagnose.engine import ENGINE, BackwardCall, Ended, safely, stamp
 from byname.diagnose.explain import explain
-from byname.diagnose.finding import Finding, Note, can_take_a_note, explained
+from byname.diagnose.finding import Explanation, Finding, Note, can_take_a_note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.interrupts import defer_signals
-from byname.source.tracebacks import clean
+from byname.source.tracebacks import clean, related
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
 from byname.undo import Blocks, Undo
@@ -80,6 +80,7 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
+        self._foretold: list[tuple[Finding, Explanation]] = []
         self._blocks = Blocks()
 
     def __enter__(self) -> Explaining:
@@ -107,6 +108,7 @@ class Explaining:
         try:
             if error is not None:
                 safely(self._note, error)
+            safely(self._tell_of_swallowed, error)
         finally:
             with defer_signals():
                 self._blocks.leave()
@@ -125,8 +127,7 @@ class Explaining:
 
     def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
-        if self._check is not None:
-            safely(self._check.before, run, roots)
+        foretold = None if self._check is None else safely(self._check.before, run, roots)
         done = Undo()
         try:
             if self._finite is not None:
@@ -143,9 +144,27 @@ class Explaining:
             finally:
                 if error is not None:
                     safely(self._note, error)
+                for finding in foretold or ():
+                    self._tell_unless_noted(finding, error)
                 stamp(run, roots, inputs, error is not None)
 
         return ended
+
+    def _tell_unless_noted(self, finding: Finding, error: BaseException | None) -> None:
+        """Report a finding that foretold an error, or keep it while the note on the error may be shown instead."""
+        why = None if error is None else explained(error)
+        if why is not None and why.cause == finding.cause:
+            self._foretold.append((finding, why))
+        elif self._check is not None:
+            safely(self._check.tell, finding)
+
+    def _tell_of_swallowed(self, error: BaseException | None) -> None:
+        """Report the findings that foretold errors which the program has caught, whose notes nobody may have seen."""
+        shown = [explained(one) for one in related(error)] if error is not None else []
+        foretold, self._foretold = self._foretold, []
+        for finding, why in foretold:
+            if self._check is not None and not any(why is one for one in shown):
+                self._check.tell(finding)
 
     def _note(self, error: BaseException) -> None:
         """Add the explanation to an error that has none yet."""

@@ -53,26 +53,30 @@ class RunningCheck:
         block.register(register_optimizer_step_pre_hook, self._before_step)
         self._learning.begin(block)
 
-    def before(self, run: BackwardCall, roots: Sequence[Any]) -> None:
-        """Check the roots of a backward call that is about to run.
+    def before(self, run: BackwardCall, roots: Sequence[Any]) -> list[Finding]:
+        """Check the roots of a backward call that is about to run; return the findings that foretell an error of it.
 
-        Each line's first call is checked fully, and a later one for a graph that has grown.
+        Each line's first call is checked fully, and a later one for a graph that has grown. What foretells an error is
+        not reported yet: the note on the error says it, too.
         """
         place = (ThisCode(run.code), run.instruction)
         self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial:
-            return
+            return []
         self._learning.before(run, [one for one in roots if has_graph(one)], self._runs[place])
         if self._runs[place] not in (1, _GROWN_BY):
-            return
+            return []
         if self._runs[place] == _GROWN_BY:
             self._tell_of_growth(roots)
-            return
+            return []
         optimizers = self._optimizers or _concerned(roots)
-        for finding in check(list(roots), model=self._models, optimizer=optimizers):
-            self.tell(finding)
+        found = check(list(roots), model=self._models, optimizer=optimizers)
+        for finding in found:
+            if finding.cause not in _FORETELLING:
+                self.tell(finding)
         if not self._models:
             self._note_cuts(roots, optimizers)
+        return [one for one in found if one.cause in _FORETELLING]
 
     def _note_cuts(self, roots: Sequence[Any], optimizers: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
@@ -115,6 +119,8 @@ class RunningCheck:
             self._report(finding)
 
 
+_FORETELLING = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
+"""Causes of errors that backward raises, and gives a note about the same."""
 _GROWN_BY = 4
 """The number of the backward call of a line that is checked for a grown graph, three iterations after the first."""
 

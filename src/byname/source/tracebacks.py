@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from byname.source.own_files import is_byname
 
-__all__ = ["STANDS_IN", "Entry", "clean", "frames", "users_frame", "warn", "without_byname"]
+__all__ = ["STANDS_IN", "Entry", "clean", "frames", "related", "users_frame", "warn", "without_byname"]
 
 STANDS_IN = "<byname>"
 """Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 def clean(error: BaseException) -> None:
     """Remove byname's frames from the tracebacks of an error, its causes, its contexts and the errors it groups."""
-    for one in _related(error):
+    for one in related(error):
         before = _TRACEBACK.__get__(one)
         after = without_byname(before)
         if after is not before:  # works for frozen classes and for those with their own __setattr__
@@ -88,7 +88,8 @@ def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def _related(error: BaseException) -> Iterator[BaseException]:
+def related(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its causes, its contexts and the errors it groups, each once."""
     seen: set[int] = set()  # an error can be its own distant cause; the first one keeps all of them alive
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -6,7 +6,7 @@ Each finding names the tensor that was changed, the line, and the code to write 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +21,7 @@ from byname.diagnose.context import FailureContext, base_name, message_of
 from byname.diagnose.engine import first_run
 from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import Name, at, quote, quote_at, unnamed
+from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor
 from byname.source.location import Site
@@ -49,7 +49,7 @@ def modified(context: FailureContext, message: str = "") -> list[Finding]:
         if message:
             first = _told(context, first, message)[:1]
         found = [_Change(context, slot) for slot in _one_of_each(first)]
-        return [change.finding() for change in found]
+        return [same[0].finding(same[1:]) for same in _by_step(found)]
 
 
 def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
@@ -65,6 +65,15 @@ def _one_of_each(slots: Iterable[Slot]) -> list[Slot]:
         storage = None if slot.tensor is None else facts_of(slot.tensor)[STORAGE]
         seen.setdefault(id(slot) if storage is None else (storage,), slot)
     return list(seen.values())
+
+
+def _by_step(changes: Iterable[_Change]) -> list[list[_Change]]:
+    """Return the changes in groups: those that one step of an optimizer made together, every other one alone."""
+    groups: dict[Any, list[_Change]] = {}
+    for change in changes:
+        step = change.step()
+        groups.setdefault(id(change) if step is None else (step.site, step.operation), []).append(change)
+    return list(groups.values())
 
 
 class _Change:
@@ -98,10 +107,15 @@ class _Change:
         later = {(one.before, one.after): one for one in every if one.before >= saved}
         return [later[key] for key in sorted(later)]
 
-    def finding(self) -> Finding:
-        step = next((one for one in self.changes if one.operation.endswith(".step")), None)
-        if step is not None and step is self.changes[0]:
-            return self._stepped(step.site, f"{step.operation}() changed it")
+    def step(self) -> Mutation | None:
+        """Return the step of an optimizer that was the first to change the tensor, or None."""
+        return next((one for one in self.changes[:1] if one.operation.endswith(".step")), None)
+
+    def finding(self, others: Sequence[_Change] = ()) -> Finding:
+        """Return the finding about this change, and about others that the same step made."""
+        step = self.step()
+        if step is not None:
+            return self._stepped(step.site, f"{step.operation}() changed it", [one.name for one in others])
         owner = self._optimizer()
         if not self.changes and owner:
             return self._stepped(None, f"it was changed afterwards, most likely by a step of {owner}, which has it")
@@ -143,11 +157,13 @@ class _Change:
             keeps_graph=base is not None and fact(base, "grad_fn") is not None,
         )
 
-    def _stepped(self, where: Site | None, what: str) -> Finding:
+    def _stepped(self, where: Site | None, what: str, others: Sequence[Name] = ()) -> Finding:
         message = f"this backward needs {quote(self.name)} as it was{at(self.saved)}; {what}{at(where)}"
+        if others:
+            message += f", and {counted(len(others), 'other tensor')} that it needs: {quote_all(others, most=3)}"
         remedy = "call every backward before the step, or compute the forward again after it"
         carrier = self._carrier()
-        names = [self.name]
+        names = [self.name, *others]
         if carrier is not None:
             message += f". {quote(carrier.name)} carries the graph of an earlier iteration over"
             remedy = f"{letting_go(self._context, carrier.name, carrier.made)}; retain_graph=True is not needed then"

@@ -18,7 +18,10 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.table import counted
 
-__all__ = ["can_look", "is_finite", "is_zero", "kind_of", "looking", "not_finite", "operation_of", "remedy_for", "why"]
+__all__ = [
+    *("can_look", "is_finite", "is_zero", "kind_of", "largest_of", "looking", "not_finite", "operation_of"),
+    *("remedy_for", "why"),
+]
 
 Tensors = Mapping[str, Any]
 
@@ -257,6 +260,13 @@ def kind_of(tensor: torch.Tensor) -> str:
     values = _dense(tensor.detach())
     found = {"NaN": torch.isnan(values).any().item(), "Inf": torch.isinf(values).any().item()}
     return " and ".join(word for word, there in found.items() if there)
+
+
+def largest_of(tensor: torch.Tensor) -> float:
+    """Return the largest absolute number of a tensor, without NaN and Inf; 0 if its numbers cannot be read."""
+    if type(tensor) not in PLAIN or not can_look(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
+        return 0.0
+    return float(torch.nan_to_num(tensor.detach().abs(), 0.0, 0.0, 0.0).max().item())
 
 
 def _has_no_own_code(tensor: Any) -> bool:

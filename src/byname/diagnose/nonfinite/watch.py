@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +17,13 @@ import torch
 
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.finding import Finding, quote_operation, site_of
+from byname.diagnose.finding import Finding, culprits_of, quote_operation, site_of
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite
+from byname.diagnose.nonfinite.reasons import is_finite, kind_of, largest_of, looking, not_finite
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
-from byname.naming.name import Name
+from byname.naming.name import Name, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.frames import caller
@@ -44,6 +45,7 @@ class FiniteWatch:
         self._report = report
         self._origins = Origins()
         self._told: set[tuple[Any, ...]] = set()
+        self._spoilt: dict[int, weakref.ref[torch.Tensor]] = {}
         self._local = threading.local()
 
     @contextmanager
@@ -74,7 +76,9 @@ class FiniteWatch:
         place = None if frame is None else locate(frame.f_code, frame.f_lasti)
         bad = [root for root in walk.tensors if not is_finite(root)]
         if bad:
-            self._tell(*of_forward(walk, bad[0], self._origins, place))
+            if not self._is_consequence(walk):
+                self._tell(*of_forward(walk, bad[0], self._origins, place))
+                self._spoil(walk)
         else:
             runs[-1] = WatchedRun(walk, place)
 
@@ -84,11 +88,28 @@ class FiniteWatch:
         if run is None:
             return
         run.remove_hooks()
-        if run.offence is not None:
+        if run.offence is None:
+            self._forget(run.walk)
+        else:
+            self._spoil(run.walk)
             for outer in self._runs():
                 if outer is not None:
                     outer.done = True
             self._tell(*of_backward(run, run.offence))
+
+    def _spoil(self, walk: Walk) -> None:
+        """Note the leaves into which a step may now carry the gradients that are not finite."""
+        self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in _leaves(walk))
+
+    def _forget(self, walk: Walk) -> None:
+        """Forget leaves that finite gradients reach: what spoils them later is another event."""
+        for leaf in _leaves(walk) if self._spoilt else ():
+            self._spoilt.pop(id(leaf), None)
+
+    def _is_consequence(self, walk: Walk) -> bool:
+        """Return whether a leaf holds NaN or Inf that gradients, of which a finding was told, have left in it."""
+        known = [leaf for leaf in _leaves(walk) if (one := self._spoilt.get(id(leaf))) is not None and one() is leaf]
+        return not all(map(is_finite, known))
 
     def _tell(self, key: tuple[Any, ...], finding: Finding) -> None:
         if key not in self._told:
@@ -100,6 +121,11 @@ class FiniteWatch:
             self._local.runs = []
         runs: list[WatchedRun | None] = self._local.runs
         return runs
+
+
+def _leaves(walk: Walk) -> list[torch.Tensor]:
+    with DisableTorchFunction():
+        return [walk.nodes[number].variable for number in walk.leaf_numbers()]
 
 
 def _walk(roots: Sequence[Any]) -> Walk | None:
@@ -122,7 +148,7 @@ def of_forward(
     else:
         tensor = None if origin.source is None else origin.source()
     if origin is not None and origin.turned:
-        return (origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place)
+        return (origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place, _grown(walk, origin))
     return _was_there(walk, tensor, origin, place)
 
 
@@ -139,7 +165,21 @@ def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.T
     return None, None
 
 
-def _turned_in_forward(origin: Origin, place: Expression | None) -> Finding:
+def _grown(walk: Walk, origin: Origin) -> tuple[torch.Tensor, float] | None:
+    """Return a leaf with far larger numbers than training needs, and the largest, if an operation overflowed."""
+    if origin.kind != "Inf" or origin.was != "finite numbers":
+        return None
+    with looking():
+        sizes = [(leaf, largest) for leaf in _leaves(walk) if (largest := largest_of(leaf)) > _GROWN]
+    return max(sizes, key=lambda found: found[1], default=None)
+
+
+_GROWN = 1e6
+
+
+def _turned_in_forward(
+    origin: Origin, place: Expression | None, grown: tuple[torch.Tensor, float] | None = None
+) -> Finding:
     spot = None if origin.code is None else locate(origin.code, origin.instruction)
     culprit = _called(origin, spot)
     message = (
@@ -147,7 +187,15 @@ def _turned_in_forward(origin: Origin, place: Expression | None) -> Finding:
         f"pass ({origin.count} of {origin.of})" + (f": {origin.why}." if origin.why else ".")
     )
     sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
-    return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, origin.remedy)
+    culprits, remedy = () if culprit is None else (culprit,), origin.remedy
+    if grown is not None:
+        leaf = find(Targets([grown[0]])).names(grown[0])[0]
+        message += f" {quote(leaf)} holds numbers up to {grown[1]:.1e} by then: most likely, training diverges."
+        culprits, remedy = (*culprits, *culprits_of(leaf)), _DIVERGING
+    return Finding("non-finite-gradient", message, culprits, sites, remedy)
+
+
+_DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 
 
 def _called(origin: Origin, spot: Expression | None) -> Name | None:
