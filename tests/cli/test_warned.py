@@ -1,4 +1,4 @@
-"""Warnings of PyTorch have the program's line also where values that are not finite are looked for."""
+"""Warnings of PyTorch have the program's line and obey its filters also under ``byname run``."""
 
 import subprocess
 import sys
@@ -23,6 +23,20 @@ x.T if x.dim() == 2 else torch.ones(3, 2, 2).T
 torch.ones(1).new_tensor(x)
 torch.tensor(x)
 F.log_softmax(x)
+for wide in (1, 1, 3):
+    F.mse_loss(torch.ones(3, wide), torch.ones(3))
+    F.l1_loss(torch.ones(2, wide, 1), torch.ones(2, 1))
+torch.nn.Softmax()(x)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    F.softmin(x)
+print([(str(one.message), one.filename.endswith("program.py"), one.lineno) for one in caught])
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    try:
+        F.mse_loss(torch.ones(4, 1), torch.ones(4))
+    except UserWarning as error:
+        print(type(error), error)
 """
 FAILING = """import torch
 import torch.nn.functional as F
@@ -54,21 +68,30 @@ def warned(errors):
 
 
 WATCHED = ("-m", "byname", "run", "--non-finite")
+WAYS = (WATCHED, WATCHED[:3], (*WATCHED[:3], "--check"), (*WATCHED, "--check"))
+FILTERS = ((), ("-W", "always"), ("-W", "once"), ("-W", "ignore:Implicit"), ("-W", "ignore:::__main__"))
 
 
-@pytest.mark.parametrize("flags", [(), ("-W", "always"), ("-W", "ignore:Implicit"), ("-W", "ignore:::__main__")])
-def test_warnings_have_the_programs_lines_and_filters(flags, tmp_path):
-    plain = warned(ran(tmp_path, PROGRAM, flags=flags).stderr)
-    assert len(plain) >= (0 if flags[1:] == ("ignore:::__main__",) else 4)
-    assert warned(ran(tmp_path, PROGRAM, *WATCHED, flags=flags).stderr) == plain
+def told(way):
+    return " ".join(way[3:]) or "run"
 
 
-def test_a_warning_that_is_an_error_is_one(tmp_path):
+@pytest.mark.parametrize("way", WAYS, ids=told)
+@pytest.mark.parametrize("flags", FILTERS)
+def test_warnings_have_the_programs_lines_and_filters(flags, way, tmp_path):
+    plain = ran(tmp_path, PROGRAM, flags=flags)
+    watched = ran(tmp_path, PROGRAM, *way, flags=flags)
+    assert len(warned(plain.stderr)) >= (0 if flags[1:] == ("ignore:::__main__",) else 4)
+    assert warned(watched.stderr) == warned(plain.stderr) and watched.stdout == plain.stdout
+
+
+@pytest.mark.parametrize("way", WAYS[:3], ids=told)
+def test_a_warning_that_is_an_error_is_one(way, tmp_path):
     flags = ("-W", "error::UserWarning")
     plain = ran(tmp_path, PROGRAM, flags=flags)
-    watched = ran(tmp_path, PROGRAM, *WATCHED, flags=flags)
+    watched = ran(tmp_path, PROGRAM, *way, flags=flags)
     assert plain.returncode == watched.returncode == 1
-    assert watched.stderr == plain.stderr
+    assert watched.stderr.partition("byname: non-leaf-grad")[0] == plain.stderr
     assert 'program.py", line 5, in <module>' in plain.stderr
 
 

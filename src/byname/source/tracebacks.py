@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from byname.source.own_files import is_byname
 
-__all__ = ["STANDS_IN", "Entry", "clean", "frames", "related", "users_frame", "warn", "without_byname"]
+__all__ = ["STANDS_IN", "Entry", "clean", "frames", "meant_frame", "related", "users_frame", "warn", "without_byname"]
 
 STANDS_IN = "<byname>"
 """Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
@@ -41,10 +41,7 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
     byname causes that detour, so it is removed together with byname's frames.
     """
     chain = list(_chain(traceback))
-    ours = [_is_ours(one) for one in chain]
-    for place in range(len(chain) - 1):
-        if ours[place] and not ours[place + 1]:
-            _mark_detour(chain, ours, place + 1)
+    ours = _marked([one.tb_frame for one in chain])
     kept = [one for one, drop in zip(chain, ours, strict=True) if not drop]
     for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
@@ -63,6 +60,34 @@ def users_frame(error: BaseException) -> Entry | None:
 
     theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
     return theirs[-1] if theirs else None
+
+
+def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
+    """Return the frame that a warning is about, and the one that it would be about without byname.
+
+    It is None if byname makes no difference.
+
+    Args:
+        filename, line: the line that the warning is about.
+    """
+    inner = list(_outwards(sys._getframe(2)))
+    stack = inner[::-1]
+    ours = _marked(stack)
+    level = next((at for at, one in enumerate(inner) if _is_at(one, filename, line)), None)
+    if level is None or not ours[~level] or inner[level].f_code.co_name == STANDS_IN:
+        return None
+    kept = [one for one, drop in zip(stack, ours, strict=True) if not drop]
+    return (inner[level], kept[~level]) if level < len(kept) else None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_at(frame: FrameType, filename: str, line: int) -> bool:
+    return frame.f_lineno == line and frame.f_code.co_filename == filename
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
@@ -104,20 +129,24 @@ def _grouped(error: BaseException) -> tuple[BaseException, ...]:
     return error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
 
-def _is_ours(one: TracebackType) -> bool:
-    code = one.tb_frame.f_code
-    return is_byname(code.co_filename) or code.co_name == STANDS_IN
+def _marked(stack: Sequence[FrameType]) -> list[bool]:
+    """Return for each frame, the outermost first, whether it is there because of byname."""
+    ours = [is_byname(one.f_code.co_filename) or one.f_code.co_name == STANDS_IN for one in stack]
+    for place in range(len(stack) - 1):
+        if ours[place] and not ours[place + 1]:
+            _mark_detour(stack, ours, place + 1)
+    return ours
 
 
-def _mark_detour(chain: list[TracebackType], ours: list[bool], entered: int) -> None:
+def _mark_detour(stack: Sequence[FrameType], ours: list[bool], entered: int) -> None:
     """Mark in `ours` the first entry into the function of the frame at `entered`, and the dispatch in between."""
     before = entered - 1
     while before >= 0 and ours[before]:
         before -= 1
-    if before < 1 or chain[before].tb_frame.f_code.co_name != "handle_torch_function":
+    if before < 1 or stack[before].f_code.co_name != "handle_torch_function":
         return
     ours[before] = True
-    if chain[before - 1].tb_frame.f_code is chain[entered].tb_frame.f_code:
+    if stack[before - 1].f_code is stack[entered].f_code:
         ours[before - 1] = True
 
 

@@ -1,7 +1,8 @@
 """Patches: wrappers that record the calls a function mode does not see, in place while some thread is watched.
 
 Wraps ``nn.Module._call_impl`` (to know the running module and its result), custom ``Function.apply``,
-``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace`` and the end of an optimizer's step.
+``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace``, the end of an optimizer's step, and
+the showing of warnings.
 The old constructors (``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met when ``requires_grad`` is set
 on it, and its making is then read from the source.
 """
@@ -12,6 +13,7 @@ import functools
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeAlias
@@ -31,6 +33,7 @@ from byname.tracking.functions import PLAIN
 from byname.tracking.log import Called, Log
 from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
+from byname.tracking.warned import about_the_program
 
 __all__ = ["NEW_THREADS", "start", "stop"]
 
@@ -81,6 +84,7 @@ class _Unseen:
             (torch, "compile", self._compiling, _as_it_is),
             (torch.jit, "trace", self._unwatched, _as_it_is),
             (torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is),
+            (warnings, "_showwarnmsg", about_the_program, _as_it_is),
         )
         self._made: dict[int, _Patch] = {}
         self._patches: list[_Patch] = []
