@@ -281,3 +281,61 @@ def test_one_of_several_views_is_changed_out_of_place(views, statement, tmp_path
     else:
         mended = source.replace(statement.strip(), plain[1])
     assert run(mended, tmp_path) is None
+
+
+LEFT_OFF = """
+model = nn.Linear(3, 2)
+def evaluate():
+    torch.set_grad_enabled(False)
+    return model(torch.ones(1, 3)).argmax().item()
+evaluate()
+model(torch.ones(1, 3)).sum().backward()
+"""
+FROZEN_CHECKPOINT = """
+from torch.utils.checkpoint import checkpoint
+embed = nn.Embedding(4, 3).requires_grad_(False)
+block = nn.Linear(3, 2)
+x = embed(torch.tensor([1, 2]))
+checkpoint(block, x, use_reentrant=True).sum().backward()
+assert block.weight.grad is not None
+"""
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    ("source", "line", "instead"),
+    [
+        (LEFT_OFF, "evaluate()\nmodel", "evaluate()\ntorch.set_grad_enabled(True)\nmodel"),
+        (LEFT_OFF, "    torch.set_grad_enabled(False)\n    return", "    with torch.no_grad():\n      return"),
+        (FROZEN_CHECKPOINT, "use_reentrant=True", "use_reentrant=False"),
+        (FROZEN_CHECKPOINT, "checkpoint(block", "x.requires_grad_()\ncheckpoint(block"),
+    ],
+)
+def test_gradients_come_back_where_the_remedy_says(source, line, instead, tmp_path):
+    try:
+        error = run(source, tmp_path, byname.explaining())
+        remedy = error.__notes__[0].partition("remedy: ")[2]
+        pasted = [part.strip(" :") for part in instead.split("\n") if part.strip(" :") and part.strip() not in source]
+        assert pasted and all(part in remedy for part in pasted), remedy
+        assert "outside of that block" not in remedy
+        torch.set_grad_enabled(True)
+        assert run(source.replace(line, instead), tmp_path) is None
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_a_block_of_set_grad_enabled_is_not_called_left_off(tmp_path):
+    source = """
+model = nn.Linear(3, 2)
+torch.set_grad_enabled(False)
+torch.set_grad_enabled(True)
+@torch.set_grad_enabled(False)
+def evaluate():
+    return model(torch.ones(1, 3))
+with torch.set_grad_enabled(False):
+    scores = model(torch.ones(1, 3))
+    evaluate().sum().backward()
+"""
+    error = run(source, tmp_path, byname.explaining())
+    assert "still in effect" not in error.__notes__[0]
+    assert "outside of that block" in error.__notes__[0]

@@ -16,7 +16,7 @@ from byname.reading.tensor import fact
 from byname.tracking.functions import PLAIN_TENSORS, flat
 from byname.tracking.log import Log, RawCut
 
-__all__ = ["VALUES", "checks_a_distribution", "cuts_by", "cuts_of_taking", "requires_grad"]
+__all__ = ["VALUES", "checks_a_distribution", "cut_by_checkpoint", "cuts_by", "cuts_of_taking", "requires_grad"]
 
 VALUES = frozenset("data T mT H mH real imag".split())
 """Properties of a tensor that return a tensor with its values."""
@@ -79,6 +79,29 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
         _noted(log, name, tuple([one for cut in inherited for one in cut[5]])[:_MOST_INPUTS], None, number, frame)
 
 
+def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> None:
+    """Record that a reentrant checkpoint cut off what it computed, since none of its inputs requires grad.
+
+    It runs its part under ``no_grad``, so the results have the detach points of that part. Callers hold
+    `DisableTorchFunction`.
+
+    Args:
+        log: the log.
+        results: what the checkpoint returned.
+        number: the thread's sequence number at the call.
+        frame: the frame that called it.
+    """
+    for tensor in flat([results]) if torch.is_grad_enabled() else ():
+        carrier = log.carrier_of(tensor)
+        if carrier is None or requires_grad(tensor):
+            continue
+        inside = [cut for cut in carrier.cuts if cut[4] == "no_grad"]
+        origins = tuple([one for cut in inside for one in cut[5]])[:_MOST_INPUTS]
+        own = _noted(log, "checkpoint", origins, tensor, number, frame, "checkpoint") if inside else None
+        if own is not None:
+            carrier.cuts = (own,)
+
+
 def requires_grad(tensor: torch.Tensor) -> bool:
     """Return whether a tensor requires grad. Callers hold `DisableTorchFunction`."""
     kind = type(tensor)
@@ -108,13 +131,14 @@ def _noted(
     result: torch.Tensor | None,
     number: int,
     frame: FrameType,
+    reason: str | None = None,
 ) -> RawCut | None:
     code, instruction, caller = line_of(frame)
     if code is None:
         return None
     reference = None if result is None else weakref.ref(result)
     module = log.modules[-1] if log.modules else None
-    cut = (number, code, instruction, name, _reason(), origins, reference, module, caller)
+    cut = (number, code, instruction, name, _reason() if reason is None else reason, origins, reference, module, caller)
     log.cuts.append(cut)
     return cut
 

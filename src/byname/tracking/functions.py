@@ -24,6 +24,7 @@ __all__ = [
     "PLAIN_TENSORS",
     "READ",
     "SETTER",
+    "SWITCH",
     "TAKEN",
     "called_as",
     "flat",
@@ -35,9 +36,10 @@ __all__ = [
     "versions_of",
 ]
 
-READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT = range(8)
+READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
-anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads or sets no tensor, but such as a size.
+anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads no tensor, but such as a size; switches
+gradients on or off.
 """
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
@@ -51,7 +53,7 @@ _WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 _FACTS = frozenset(
     "size dim stride numel is_contiguous is_floating_point is_complex storage_offset element_size get_device "
-    "_set_grad_enabled shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested".split()
+    "shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested".split()
 )
 _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
 
@@ -71,6 +73,8 @@ def kind_of(function: Any) -> int:
         return COMPOSITE
     if name in _FACTS:
         return FACT
+    if name == "_set_grad_enabled":
+        return SWITCH
     return IN_PLACE if is_in_place(name) else PLAIN
 
 

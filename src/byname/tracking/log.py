@@ -37,6 +37,7 @@ __all__ = [
     "OptimizerStep",
     "RawCall",
     "RawCut",
+    "Switch",
     "is_method",
     "name_of",
 ]
@@ -137,7 +138,8 @@ class DetachPoint(NamedTuple):
         number: the thread's sequence number at the call.
         code, instruction: the user's frame that called.
         name: the called function: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
-        reason: ``no_grad`` or ``inference`` if the call ran in such a block; empty if the function itself detaches.
+        reason: ``no_grad`` or ``inference`` if the call ran in such a block, ``checkpoint`` if it is a reentrant
+            checkpoint without an input that requires grad; empty if the function itself detaches.
         inputs: weak references to the inputs that required grad, each with its node's sequence number, -1 for a leaf.
             If the input was detached earlier and is now converted to a Python value, the inputs of that earlier call.
         result: a weak reference to the resulting tensor; None if there was none or several.
@@ -177,6 +179,21 @@ class OptimizerStep(NamedTuple):
     instruction: int
     optimizer: weakref.ref[torch.optim.Optimizer]
     name: str
+    caller: Instruction | None
+
+
+class Switch(NamedTuple):
+    """A line that switched gradients off.
+
+    Attributes:
+        number: the thread's sequence number.
+        code, instruction: the user's frame.
+        caller: the code that called the function of that frame, if the function is a helper.
+    """
+
+    number: int
+    code: CodeType | None
+    instruction: int
     caller: Instruction | None
 
 
@@ -271,6 +288,7 @@ class Log:
         steps: the steps of optimizers.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
+        switched_off: the line that switched gradients off without a block that switches them on again, if one did.
     """
 
     def __init__(self, limit: int) -> None:
@@ -288,6 +306,17 @@ class Log:
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
         self.inner: dict[int, Carrier] = {}
+        self.switched_off: Switch | None = None
+        self._switched_before: Switch | None = None
+
+    def note_switch(self, on: bool, line: tuple[CodeType | None, int, Instruction | None]) -> None:
+        """Record that gradients are switched on or off, by a line that is not known yet to begin a block."""
+        self._switched_before = self.switched_off
+        self.switched_off = None if on else Switch(torch._C._autograd._get_sequence_nr(), *line)
+
+    def forget_switch(self) -> None:
+        """Forget the last switch: it belongs to a block, or to a decorator, which undoes it."""
+        self.switched_off = self._switched_before
 
     def enter(self, module: nn.Module) -> int:
         """Record that a module begins to run, and return how many were running before."""
@@ -325,12 +354,13 @@ class Log:
 
     def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
         """Return the fields of the detach points that a tensor was computed after."""
-        key = id(tensor)
-        carrier = self.inner.get(key)
-        if carrier is not None and carrier() is tensor:
-            return carrier.cuts
-        made = self.made.get(key)
-        return made.cuts if made is not None and made() is tensor else ()
+        carrier = self.carrier_of(tensor)
+        return () if carrier is None else carrier.cuts
+
+    def carrier_of(self, tensor: torch.Tensor) -> Carrier | None:
+        """Return the record that has the detach points of a tensor, or None."""
+        records = (self.inner.get(id(tensor)), self.made.get(id(tensor)))
+        return next((one for one in records if one is not None and one() is tensor), None)
 
     def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
         """Return the detach points that a tensor without a node was computed after: at most four different places."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from byname.reading.frames import (
     called_from,
@@ -30,7 +31,14 @@ from byname.reading.targets import first_given
 from byname.reading.tensor import fact
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
-from byname.tracking.detached import VALUES, checks_a_distribution, cuts_by, cuts_of_taking, requires_grad
+from byname.tracking.detached import (
+    VALUES,
+    checks_a_distribution,
+    cut_by_checkpoint,
+    cuts_by,
+    cuts_of_taking,
+    requires_grad,
+)
 from byname.tracking.functions import (
     FACT,
     GRADIENT,
@@ -39,6 +47,7 @@ from byname.tracking.functions import (
     PLAIN_TENSORS,
     READ,
     SETTER,
+    SWITCH,
     TAKEN,
     called_as,
     is_pytorchs,
@@ -126,6 +135,8 @@ class TrackingMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if kind is READ:
             return self._read(func, args, kwargs or {}, sys._getframe(1))
+        if kind is SWITCH:
+            return self._switch(func, args, sys._getframe(1))
         if (
             kind is IN_PLACE
             and args
@@ -171,6 +182,19 @@ class TrackingMode(TorchFunctionMode):
         return result
 
     @dynamo_skip
+    def _switch(self, func: Any, args: Any, frame: FrameType) -> Any:
+        """Switch gradients on or off, and remember the line of ``set_grad_enabled(False)`` that is no block's."""
+        result = func(*args)
+        if self.stopped:
+            return result
+        if frame.f_code is _CODE_OF_SET_GRAD_ENABLED:
+            if frame.f_back is not None and users_frame(frame)[0] is frame.f_back:  # not no_grad, and no optimizer
+                self.log.note_switch(bool(args[0]), line_of(frame))
+        elif any(frame.f_code is code for code in _CODE_OF_BLOCKS):
+            self.log.forget_switch()
+        return result
+
+    @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Call a function that may change its arguments, or is seen for the first time."""
         if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and fact(args[0], "is_leaf"):
@@ -179,6 +203,8 @@ class TrackingMode(TorchFunctionMode):
             kind = self._get_to_know(func)
             if kind == READ:
                 return self._read(func, args, kwargs, frame)
+            if kind == SWITCH:
+                return self._switch(func, args, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()
         trainable = kind == SETTER and _required_grad(targets)
@@ -216,6 +242,9 @@ class TrackingMode(TorchFunctionMode):
             with DisableTorchFunction():
                 cuts = cuts_by(self.log, called.name, args, result, before, frame)
                 self.log.note_making(result, users_frame(frame)[0], False, cuts)
+        if args and args[0] is CheckpointFunction:
+            with DisableTorchFunction():
+                cut_by_checkpoint(self.log, result, before, frame)
 
     def _get_to_know(self, function: Any) -> int:
         """Return the kind of a function. Only PyTorch's own are cached: a user's function may keep anything alive."""
@@ -338,6 +367,8 @@ def restore(watches: Sequence[TrackingMode], before: Suspended) -> None:
         DISPATCHES.put_back([watch.allocating for watch in watches], dispatches)
 
 
+_CODE_OF_SET_GRAD_ENABLED = torch.set_grad_enabled.__init__.__code__
+_CODE_OF_BLOCKS = (torch.set_grad_enabled.__enter__.__code__, torch.set_grad_enabled.__call__.__code__)
 _sequence_number = torch._C._autograd._get_sequence_nr
 _getframe, _reference, _Tensor = sys._getframe, weakref.ref, torch.Tensor
 _NOBODY: Instruction = (sys._getframe().f_code, -1)

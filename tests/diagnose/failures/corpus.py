@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 MARK = re.compile(r"#: ((?:\d+ ?)+)(\w*)$")
@@ -101,6 +102,8 @@ def run(
                 exec(code, module.__dict__)
         except Exception as error:  # whatever the program raises is what is asked for
             return module.__dict__, error
+        finally:
+            torch.set_grad_enabled(True)  # which a program may have left off
     return module.__dict__, None
 
 

@@ -139,8 +139,24 @@ def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> F
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
     message = f"{ends} {'; and '.join(places)}"
     names = culprits_of(*(snip.name(context) for snip in snips))
-    sites = known_sites(*(snip.site for snip in snips), context.noticed)
-    return Finding("no-grad-path", message, names, sites, _remedy(snips[0].cut))
+    off, remedy = _left_off(snips[0].cut), _remedy(snips[0].cut)
+    if off is not None:
+        message += f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
+        remedy = (
+            "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
+            "`with torch.no_grad():`, which switches them on again at its end"
+        )
+    sites = known_sites(off, *(snip.site for snip in snips), context.noticed)
+    return Finding("no-grad-path", message, names, sites, remedy)
+
+
+def _left_off(cut: DetachPoint) -> Site | None:
+    """Return the line that switched gradients off before a call under ``no_grad``, if they are still off."""
+    if cut.reason != "no_grad" or torch.is_grad_enabled():
+        return None
+    offs = (log.switched_off for log in logs() if log.of_this_thread())
+    off = next((one for one in offs if one is not None and one.number <= cut.number), None)
+    return None if off is None or off.code is None else locate(off.code, off.instruction, off.caller).site
 
 
 def why_cut(cut: DetachPoint) -> str:
@@ -149,6 +165,11 @@ def why_cut(cut: DetachPoint) -> str:
         return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
     if cut.reason == "inference":
         return "is computed under torch.inference_mode()"
+    if cut.reason == "checkpoint":
+        return (
+            "is computed by a reentrant checkpoint, and none of the tensors that were passed to it requires grad: the "
+            "parameters used in it get gradients only if one of these does"
+        )
     return next(
         (words for names, words, _ in _KINDS if cut.name in names),
         f"is the result of {cut.name}(), which has no gradient",
@@ -156,6 +177,11 @@ def why_cut(cut: DetachPoint) -> str:
 
 
 def _remedy(cut: DetachPoint) -> str:
+    if cut.reason == "checkpoint":
+        return (
+            "pass use_reentrant=False to checkpoint(), or let its input require grad: x.requires_grad_(), which "
+            "enable_input_require_grads() does for a model of transformers"
+        )
     if cut.reason:
         return "compute what the loss depends on outside of that block"
     return next((words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation instead")
