@@ -26,7 +26,8 @@ SAYS = {
     "unused-input": "appears to not have been used in the graph",
     "checkpoint-mismatch": "torch.utils.checkpoint",
     "ddp-unused": "Expected to have finished reduction",
-    "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type|incorrect number of gradients",
+    "gradient-count": "incorrect number of gradients",
+    "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type",
 }
 
 SAVED = ("backward-twice", "modified-in-place", "optimizer-step-between")

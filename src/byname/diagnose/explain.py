@@ -12,9 +12,16 @@ from typing import Any
 import torch
 
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
-from byname.diagnose.causes.forbidden import inference_tensor, view_in_place
+from byname.diagnose.causes.forbidden import hooked_in_place, inference_tensor, view_in_place
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified
+from byname.diagnose.causes.misused import (
+    copy_of_graph,
+    ddp_ready_twice,
+    gradient_count,
+    graph_in_worker,
+    scaler_order,
+)
 from byname.diagnose.causes.non_leaf import non_leaf_grad
 from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
 from byname.diagnose.causes.refused import empty_optimizer, input_without_grad, non_scalar_backward, numpy_of_graph
@@ -95,7 +102,7 @@ def _understood(error: BaseException, context: FailureContext) -> Finding | None
     if not context.places or _is_raised_by_the_user(context):
         return None
     for kinds, words, explains in _KNOWN:
-        if issubclass(type(error), kinds) and re.search(words, message):
+        if issubclass(type(error), kinds) and re.search(words, message, re.DOTALL):
             finding = explains(context, error)
             if finding is not None:
                 return finding
@@ -137,6 +144,7 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"has been modified by an inplace operation", _modified),
     (RuntimeError, r"leaf Variable that requires grad is being used in an in-place", leaf_in_place),
     (RuntimeError, r"is a view and is being modified inplace.*returns multiple views", view_in_place),
+    (RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace", hooked_in_place),
     (RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)", inference_tensor),
     (RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad", no_grad_path),
     (RuntimeError, r"differentiated Tensor.* not have been used in the graph", unused_input),
@@ -146,6 +154,12 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (ValueError, r"optimizer got an empty parameter list", empty_optimizer),
     (RuntimeError, r"returned nan values in its \d+th output", anomaly),
     (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
+    (RuntimeError, r"mark a variable ready only once", ddp_ready_twice),
+    (RuntimeError, r"returned an incorrect number of gradients", gradient_count),
+    (RuntimeError, r"support the deepcopy protocol", copy_of_graph),
+    (RuntimeError, r"(unscale_|step)\(\) (has already been called|is being called after step)", scaler_order),
+    (AssertionError, r"No inf checks were recorded|_scale is None", scaler_order),
+    (RuntimeError, r"DataLoader worker.*(support automatic differentiation|serialize non-leaf)", graph_in_worker),
     (torch.OutOfMemoryError, r"", _out_of_memory),
     (RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory", _out_of_memory),
     (MemoryError, r"", _out_of_memory),

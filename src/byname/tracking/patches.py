@@ -84,6 +84,7 @@ class _Unseen:
             (torch, "compile", self._compiling, _as_it_is),
             (torch.jit, "trace", self._unwatched, _as_it_is),
             (torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is),
+            (torch._utils.ExceptionWrapper, "__init__", _cleaning, _as_it_is),
             (warnings, "_showwarnmsg", about_the_program, _as_it_is),
         )
         self._made: dict[int, _Patch] = {}
@@ -242,6 +243,18 @@ def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs
     for log in logs:
         log.note_return(output)
     return output
+
+
+def _cleaning(wrap: Any) -> Any:
+    """Return a wrapper that takes byname's frames out of an error which another process or thread is to raise again."""
+
+    def cleaning(*args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            clean(error)
+        wrap(*args, **kwargs)
+
+    return cleaning
 
 
 def _as_it_is(function: Any) -> Any:

@@ -14,11 +14,13 @@ from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, made_at, message_of
 from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import Name, at, quote
+from byname.naming.name import Name, at, quote, unnamed
+from byname.reading.frames import locals_of
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 
-__all__ = ["inference_tensor", "view_in_place"]
+__all__ = ["hooked_in_place", "inference_tensor", "view_in_place"]
 
 
 def view_in_place(context: FailureContext, error: BaseException) -> Finding | None:
@@ -59,6 +61,35 @@ def _target(node: ast.AST) -> ast.expr | None:
 
 def _is_method(function: ast.expr) -> TypeGuard[ast.Attribute]:
     return isinstance(function, ast.Attribute)
+
+
+def hooked_in_place(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about a change in place of what a module with a full backward hook has returned."""
+    failing, site = failing_expression(context), context.noticed
+    if failing is None or site is None:
+        return None
+    frames = (dict(locals_of(place.frame)).get("self") for place in context.places)
+    layer = next(
+        (one for one in frames if issubclass(type(one), nn.Module) and attributes_of(one).get("inplace")), None
+    )
+    target = _target(failing.node)
+    if layer is not None:
+        name, what = unnamed(), f"a {type(layer).__name__} with inplace=True"
+        advice = f"build the {type(layer).__name__} with inplace=False"
+    elif target is not None:
+        name = Name(ast.unparse(target), "local", site.function, exact=False)
+        operation = (
+            failing.node.func.attr if isinstance(failing.node, ast.Call) and _is_method(failing.node.func) else ""
+        )
+        what, advice = "this line", instead_of(site.statement, operation, name.path, reads_it=False, keeps_graph=False)
+    else:
+        return None
+    message = (
+        f"{what}{at(site)} changes in place what a module with a full backward hook has returned: the hook needs a "
+        "view there, and autograd does not allow to change that one in place"
+    )
+    remedy = f"{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"
+    return Finding("view-in-place", message, culprits_of(name), known_sites(site), remedy)
 
 
 def inference_tensor(context: FailureContext, error: BaseException) -> Finding | None:

@@ -1,0 +1,217 @@
+"""Tools of PyTorch that were misused: the program fails without byname, and runs to its end once the remedy is pasted."""
+
+import contextlib
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import byname
+
+BEGIN = """
+import copy
+from torch.utils.checkpoint import checkpoint
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scaler = torch.amp.GradScaler("cpu")
+x = torch.ones(4, 3)
+"""
+FEW = """
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor
+Scale.apply(model(x), 0.5).sum().backward()
+"""
+MANY = FEW.replace("return gradient * ctx.factor", "return gradient * ctx.factor, None, gradient")
+COPIED = """
+model.last = model(x)
+twin = copy.deepcopy(model)
+"""
+COPIED_ITEM = """
+cache = {"h": model(x)}
+twin = copy.deepcopy(cache)
+"""
+UNSCALED_TWICE = """
+for _ in range(2):
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+NEVER_UPDATED = """
+for _ in range(2):
+    optimizer.zero_grad()
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(optimizer)
+    optimizer.step()
+"""
+STEPPED_TWICE = """
+for _ in range(2):
+    optimizer.zero_grad()
+    scaler.scale(model(x).sum()).backward()
+    scaler.step(optimizer)
+"""
+UNSCALED_LATE = """
+scaler.scale(model(x).sum()).backward()
+scaler.step(optimizer)
+scaler.unscale_(optimizer)
+scaler.update()
+"""
+ZEROED = """
+scaler.scale(model(x).sum()).backward()
+optimizer.zero_grad()
+scaler.step(optimizer)
+scaler.update()
+"""
+NOT_SCALED = """
+model(x).sum().backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+INPLACE_LAYER = """
+net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+net[0].register_full_backward_hook(lambda *given: None)
+net(x).sum().backward()
+"""
+INPLACE_LINE = """
+model.register_full_backward_hook(lambda *given: None)
+h = model(x)
+h += 1
+h.sum().backward()
+"""
+WORKERS = """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return model(x[index])
+for batch in torch.utils.data.DataLoader(Rows(), 2, num_workers=1, multiprocessing_context="fork"):
+    batch.sum()
+"""
+DDP = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block = nn.Linear(3, 3), nn.Linear(3, 3)
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=True)
+        return x
+ddp = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
+for _ in range(2):
+    ddp(x).sum().backward()
+"""
+
+CASES = [  # program, PyTorch's words, cause, words of the message, old text, text of the remedy that replaces it
+    (FEW, "incorrect number of gradients", "gradient-count", "`Scale.backward` returned 1 gradient at program.py:16",
+     "return gradient * ctx.factor", "return gradient * ctx.factor, None"),
+    (MANY, "incorrect number of gradients", "gradient-count", "its forward has 2 inputs (x, factor)",
+     ", None, gradient", ", None"),
+    (COPIED, "deepcopy protocol", "copy-of-graph", "copy.deepcopy at program.py:10 met `model.last`",
+     "twin", "model.last = model.last.detach()\ntwin"),
+    (COPIED_ITEM, "deepcopy protocol", "copy-of-graph", "computed at program.py:9",
+     "twin", "cache['h'] = cache['h'].detach()\ntwin"),
+    (UNSCALED_TWICE, "already been called", "scaler-order", "called again for an optimizer without an update() between",
+     "    scaler.unscale_(optimizer)\n    scaler.unscale_", "    scaler.unscale_"),
+    (NEVER_UPDATED, "already been called", "scaler-order", "unscale_() at program.py:12",
+     "    optimizer.step()", "    scaler.step(optimizer)\n    scaler.update()"),
+    (STEPPED_TWICE, "step() has already", "scaler-order", "without an update() between",
+     "    scaler.step(optimizer)", "    scaler.step(optimizer)\n    scaler.update()"),
+    (UNSCALED_LATE, "after step", "scaler-order", "comes after step()",
+     "scaler.step(optimizer)\nscaler.unscale_(optimizer)", "scaler.unscale_(optimizer)\nscaler.step(optimizer)"),
+    (ZEROED, "No inf checks", "scaler-order", "none of the 2 parameters of this SGD has a .grad",
+     "scaler.scale(model(x).sum()).backward()\noptimizer.zero_grad()",
+     "optimizer.zero_grad()\nscaler.scale(model(x).sum()).backward()"),
+    (NOT_SCALED, "_scale is None", "scaler-order", "before the first scale()",
+     "model(x).sum().backward()", "scaler.scale(model(x).sum()).backward()"),
+    (INPLACE_LAYER, "being modified inplace", "view-in-place", "a ReLU with inplace=True at program.py:11",
+     "inplace=True", "inplace=False"),
+    (INPLACE_LINE, "being modified inplace", "view-in-place", "this line at program.py:11", "h += 1", "h = h + 1"),
+    (WORKERS, "DataLoader worker", "graph-in-worker", "`Rows` gives the workers of the DataLoader at program.py:14",
+     "model(x[index])", "model(x[index]).detach()"),
+]  # fmt: skip
+
+
+def run(source, folder, context=None):
+    """Run a program, and return the error that it stops at, or None."""
+    file = folder / "program.py"
+    file.write_text(BEGIN + source)
+    names = {"torch": torch, "nn": nn, "__name__": "program"}
+    try:
+        with context or contextlib.nullcontext():
+            exec(compile(BEGIN + source, str(file), "exec"), names)
+    except (RuntimeError, AssertionError) as error:
+        return error
+    return None
+
+
+def named(case):
+    return next(name for name, value in globals().items() if value is case[0])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_the_error_has_its_cause_and_the_remedy_mends_it(case, tmp_path):
+    source, says, cause, words, old, new = case
+    assert says in str(run(source, tmp_path))
+    why = byname.explain(run(source, tmp_path, byname.explaining()))
+    assert why.cause == cause, why
+    assert words in why.message, why
+    assert source.count(old) >= 1
+    assert run(source.replace(old, new), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "pasted"),
+    [
+        (FEW, "`return gradient * ctx.factor, None`"),
+        (COPIED, "`model.last = model.last.detach()`"),
+        (COPIED_ITEM, "`cache['h'] = cache['h'].detach()`"),
+        (STEPPED_TWICE, "`scaler.update()`"),
+        (UNSCALED_LATE, "before the step"),
+        (INPLACE_LAYER, "inplace=False"),
+        (INPLACE_LINE, "h = h + 1"),
+        (WORKERS, ".detach() in `Rows.__getitem__`"),
+    ],
+)
+def test_the_line_to_paste_is_in_the_remedy(source, pasted, tmp_path):
+    assert pasted in byname.explain(run(source, tmp_path, byname.explaining())).remedy
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
+def test_a_block_in_two_reentrant_checkpoints_is_told_to_ddp(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert "ready only once" in str(run(DDP, tmp_path))
+        why = byname.explain(run(DDP, tmp_path, byname.explaining()))
+        assert why.cause == "ddp-ready-twice", why
+        assert "runs 2 times in a reentrant checkpoint at program.py:16" in why.message, why
+        assert "use_reentrant=False" in why.remedy and "static_graph=True" in why.remedy
+        assert run(DDP.replace("use_reentrant=True", "use_reentrant=False"), tmp_path) is None
+        assert run(DDP.replace("find_unused_parameters=True", "static_graph=True"), tmp_path) is None
+    finally:
+        dist.destroy_process_group()
+
+
+def test_errors_that_only_look_alike_have_no_cause(tmp_path):
+    raised = 'raise RuntimeError("step() has already been called since the last update().")\n'
+    assert byname.explain(run(raised, tmp_path, byname.explaining())).cause == "unknown"
+    other = "raise AssertionError('_scale is None in my own code')\n"
+    assert byname.explain(run(other, tmp_path, byname.explaining())).cause == "unknown"
+
+
+def test_an_error_in_a_worker_has_the_traceback_that_it_would_have(tmp_path):
+    failing = WORKERS.replace("return model(x[index])", "return x[index] @ torch.ones(5)")
+    plain, watched = (str(run(failing, tmp_path, one)) for one in (None, byname.explaining()))
+    assert "in __getitem__" in watched
+    assert re.sub(r" 0x\w+", "", watched) == re.sub(r" 0x\w+", "", plain)
