@@ -392,3 +392,57 @@ def gradients_in_a_lambda():
 
 def test_a_gradient_that_a_lambda_reads_is_read():
     assert found_in(gradients_in_a_lambda)[0] == []
+
+
+BY_HAND = """
+model = nn.Linear(4, 1)
+x, y = torch.randn(32, 4), torch.randn(32, 1)
+before = [one.detach().clone() for one in model.parameters()]
+for _ in range(5):
+    loss = (model(x) - y).square().mean()
+    model.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        p = p - 0.1 * p.grad
+changed = not any(map(torch.equal, before, model.parameters()))
+"""
+CARRIED = """
+cell, out = nn.GRUCell(3, 4), nn.Linear(4, 1)
+optimizer = torch.optim.SGD([*cell.parameters(), *out.parameters()], 0.01)
+h = torch.zeros(2, 4)
+for x in torch.randn(6, 2, 3):
+    h = cell(x, h)
+    out(h).square().mean().backward(retain_graph=True)
+optimizer.step()
+"""
+
+
+def checked(source, folder):
+    """What is reported of a program, and its variables in the end."""
+    file = folder / "program.py"
+    file.write_text(source)
+    reported, names = [], {"torch": torch, "nn": nn, "__name__": "program"}
+    torch.manual_seed(0)
+    with Explaining(checked=reported.append):
+        exec(compile(source, str(file), "exec"), names)
+    return reported, names
+
+
+def test_a_step_that_binds_a_variable_to_a_new_tensor_changes_no_parameter(tmp_path):
+    (found,), names = checked(BY_HAND, tmp_path)
+    assert not names["changed"]
+    assert found.cause == "never-learns"
+    assert {str(name) for name in found.culprits} == {"model.weight", "model.bias"}
+    assert "`p = p - 0.1 * p.grad` at program.py:10 makes a new tensor" in found.message
+    pasted = found.remedy.split("`")[1]
+    assert pasted == "with torch.no_grad(): p -= 0.1 * p.grad"
+    reported, names = checked(BY_HAND.replace("p = p - 0.1 * p.grad", pasted), tmp_path)
+    assert names["changed"] and reported == []
+
+
+def test_a_state_carried_through_backward_calls_without_a_step_is_told(tmp_path):
+    (found,), _ = checked(CARRIED, tmp_path)
+    assert found.cause == "graph-grows" and "3 earlier backward calls" in found.message
+    assert str(found.culprits[0]) in ("h", "part of h") and found.sites[0].statement == "h = cell(x, h)"
+    reported, _ = checked(CARRIED.replace("cell(x, h)", "cell(x, h.detach())"), tmp_path)
+    assert reported == []

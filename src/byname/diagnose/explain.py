@@ -23,8 +23,14 @@ from byname.diagnose.causes.misused import (
     scaler_order,
 )
 from byname.diagnose.causes.non_leaf import non_leaf_grad
-from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path, unused_input
-from byname.diagnose.causes.refused import empty_optimizer, input_without_grad, non_scalar_backward, numpy_of_graph
+from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path
+from byname.diagnose.causes.refused import (
+    empty_optimizer,
+    input_without_grad,
+    non_scalar_backward,
+    numpy_of_graph,
+    unused_input,
+)
 from byname.diagnose.context import FailureContext, context_of, message_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
 from byname.diagnose.nonfinite.backward import anomaly

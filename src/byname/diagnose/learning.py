@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +12,27 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.autograd.walk import leaf_tensors, nodes_behind
-from byname.diagnose.causes.never_learns import Flat, Steps, never_stepped, never_zeroed, nothing_learnt
+from byname.diagnose.causes.never_learns import (
+    Flat,
+    Rebinding,
+    Steps,
+    never_changed,
+    never_stepped,
+    never_zeroed,
+    nothing_learnt,
+    rebinding_in,
+)
 from byname.diagnose.causes.suspicious import leaf_loss, suspicious_losses
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
 from byname.reading.arguments import living_optimizers, parameters_of
 from byname.reading.frames import caller, line_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
+from byname.source.code import ThisCode
 from byname.source.location import Site, locate
 from byname.undo import Undo
 
@@ -114,6 +125,7 @@ class LearningWatch:
         self._followed: dict[int, _Followed] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._outside_names: tuple[Name, ...] = ()
+        self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
         self._leaf_losses = False
         self._told: set[int] = set()
 
@@ -151,7 +163,22 @@ class LearningWatch:
             if mine:
                 self._reaches(followed, mine, run.site)
                 followed.flat = followed.flat or flat
-        self._note_outside([one for key, one in leaves.items() if key not in owned])
+        outside = [one for key, one in leaves.items() if key not in owned]
+        self._note_outside(outside)
+        self._look_for_rebinding(run, outside, number)
+
+    def _look_for_rebinding(self, run: BackwardCall, leaves: Iterable[torch.Tensor], number: int) -> None:
+        """Tell of parameters that no optimizer has, and that a step by hand leaves as they are."""
+        place = (ThisCode(run.code), run.instruction)
+        if number == 1 and (rebinding := rebinding_in(run.code)) is not None:
+            parameters = [one for one in leaves if issubclass(type(one), torch.nn.Parameter)]
+            self._rebound[place] = rebinding, [(weakref.ref(one), _sum_of(one)) for one in parameters]
+        elif number == _ENOUGH and place in self._rebound:
+            rebinding, before = self._rebound.pop(place)
+            same = [one for reference, total in before if (one := reference()) is not None and _sum_of(one) == total]
+            if same and len(same) == len(before):
+                names = tuple(FailureContext().names(same[:_MOST_NAMED]))
+                self._tell(never_changed(rebinding, number - 1, run.site, names))
 
     def _tell_of_leaves(self, roots: Sequence[Any], called: Site | None) -> None:
         """Tell of losses that are computed from nothing, of which all else follows."""
@@ -305,6 +332,12 @@ def _rate_is_zero(group: dict[str, Any]) -> bool:
 def _has_zero_gradient(parameter: torch.Tensor) -> bool:
     gradient = fact(parameter, "grad")
     return gradient is not None and is_zero(gradient)
+
+
+def _sum_of(tensor: torch.Tensor) -> float:
+    """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
+    with looking():
+        return float(tensor.double().sum().item()) if can_look(tensor) else math.nan
 
 
 def _is_cleared(parameters: Sequence[torch.Tensor]) -> bool:

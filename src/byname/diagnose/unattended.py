@@ -99,7 +99,8 @@ class RunningCheck:
             nodes = nodes_behind([one])
             context = FailureContext([one])
             for finding in [*graph_grows(context, nodes), *graph_in_grad(context, leaf_tensors(nodes))]:
-                self.tell(finding)
+                if finding.culprits or any(one is root for root in roots):
+                    self.tell(finding)
 
     @dynamo_skip
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

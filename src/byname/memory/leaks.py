@@ -158,6 +158,12 @@ def _is_copy(found: Evidence) -> bool:
     return all((key[1], shape) in found.originals for shape in shapes)
 
 
+def _is_kept_by_optimizers(found: Evidence) -> bool:
+    """Return whether the members belong to the optimizers that the entries of a container lead to."""
+    holder = re.split(r"\.(?:param_groups|state)\b", found.group.key.pattern)
+    return len(holder) > 1 and "[*]" in holder[0] and found.passes(torch.optim.Optimizer)
+
+
 def _comes_with_the_first_step(found: Evidence) -> bool:
     """Return whether the group is gradients or optimizer state, which the first step creates once."""
     if any(step.kind == "state" for named in found.group.ways for step in named.way.steps):
@@ -176,6 +182,12 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
         "graph-in-grad",
         _is_graph_in_grad,
         "use torch.autograd.grad(..., create_graph=True) for such gradients, or set .grad to None after use",
+    ),
+    (
+        "stored-optimizer",
+        _is_kept_by_optimizers,
+        "keep the numbers, or scheduler.state_dict(), which has no tensors: an optimizer, and a scheduler of it, keeps "
+        "its parameters, their gradients and its state alive",
     ),
     (
         "unknown",
@@ -215,7 +227,8 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
     (
         "stored-graph",
         lambda found: found.has_graph() and found.entries > 0 and found.is_many(),
-        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it",
+        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; what "
+        "is only evaluated is computed under torch.no_grad()",
     ),
     (
         "retained-graph",

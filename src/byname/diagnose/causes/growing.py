@@ -6,8 +6,8 @@ Such a graph carries earlier iterations along; the finding names the line that t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,23 +32,25 @@ def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]
         context: the context of the question.
         nodes: the nodes of the graph.
     """
-    if not any(log.steps for log in logs()):
-        return []
     with DisableTorchFunction():
-        passed = _iterations(map(first_run, nodes))
-        if len(passed) < 2:
+        earlier = list(map(first_run, nodes))
+        is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
+        if is_iteration is None:
             return []
+        passed = is_iteration(earlier)
         runs = [None, *map(first_run, context.walk.nodes[1:])]
-        joins = list(_joins(context, runs))
+        joins = list(_joins(context, runs, is_iteration))
     join = max(joins, key=lambda one: one.spans, default=None)
     if join is None or join.spans < 2:
         return []
     variable = context.variable(join.carrier)
-    message = f"the graph of this loss reaches back through {counted(len(passed), 'earlier iteration')}: " + (
-        f"{quote(variable)} carries it from one iteration to the next{at(join.site)}, so the graph takes "
-        "more memory and more time with every iteration"
+    unit = "iteration" if is_iteration is _iterations else "backward call"
+    longer = "with every iteration" if unit == "iteration" else "with each of them, until that is detached"
+    message = f"the graph of this loss reaches back through {counted(len(passed), f'earlier {unit}')}: " + (
+        f"{quote(variable)} carries it from one {unit} to the next{at(join.site)}, so the graph takes "
+        f"more memory and more time {longer}"
         if join.is_chain
-        else f"{quote(variable)} joins them{at(join.site)}. If every iteration adds one, the graph grows without end"
+        else f"{quote(variable)} joins them{at(join.site)}. If every {unit} adds one, the graph grows without end"
     )
     remedy = (
         "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
@@ -73,7 +75,7 @@ class _Join(NamedTuple):
     is_chain: bool
 
 
-def _joins(context: FailureContext, runs: Sequence[BackwardCall | None]) -> Iterator[_Join]:
+def _joins(context: FailureContext, runs: Sequence[BackwardCall | None], iterations: _Iterations) -> Iterator[_Join]:
     found: dict[Site | None, list[int]] = {}
     reached: dict[Site | None, set[BackwardCall | None]] = {}
     chains: dict[Site | None, bool] = {}
@@ -86,16 +88,28 @@ def _joins(context: FailureContext, runs: Sequence[BackwardCall | None]) -> Iter
             found.setdefault(site, []).append(user if adds_up else older[0])
             reached.setdefault(site, set()).update(runs[below] for below in older)
     for site, carriers in found.items():
-        yield _Join(site, carriers[0], len(_iterations(reached[site])), chains[site])
+        yield _Join(site, carriers[0], len(iterations(reached[site])), chains[site])
 
 
-def _iterations(runs: Iterable[BackwardCall | None]) -> set[tuple[int, int]]:
+def _iterations(runs: Iterable[BackwardCall | None]) -> set[Any]:
     """Return the iterations that some backward calls belong to; a step of an optimizer separates two iterations."""
     found = set()
     for run in {run for run in runs if run is not None}:
         steps = [step.number for log in logs() if log.thread == run.thread for step in log.steps]
         found.add((run.thread, bisect.bisect_left(steps, run.sequence)))
     return found
+
+
+def _repetitions(runs: Iterable[BackwardCall | None]) -> set[Any]:
+    """Return the backward calls of the line that made most of them; those for some inputs, as in MAML, do not count."""
+    lines: dict[Any, set[int]] = {}
+    for run in runs:
+        if run is not None and run.code is not None and not (run.partial or run.creates):
+            lines.setdefault((id(run.code), run.instruction), set()).add(run.number)
+    return set(max(lines.values(), key=len, default=()))
+
+
+_Iterations = Callable[[Iterable[BackwardCall | None]], set[Any]]
 
 
 def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:

@@ -5,14 +5,35 @@ These findings tell what was so in every step of an optimizer, or in every backw
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from types import CodeType
 from typing import NamedTuple
 
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote_all
+from byname.source.code import source_of
 from byname.source.location import Site
 from byname.table import counted
 
-__all__ = ["Flat", "Steps", "never_stepped", "never_zeroed", "nothing_learnt"]
+__all__ = [
+    "Flat",
+    "Rebinding",
+    "Steps",
+    "never_changed",
+    "never_stepped",
+    "never_zeroed",
+    "nothing_learnt",
+    "rebinding_in",
+]
+
+
+class Rebinding(NamedTuple):
+    """A statement such as ``p = p - lr * p.grad``, which changes no tensor, and the one that does."""
+
+    site: Site
+    variable: str
+    instead: str
 
 
 class Flat(NamedTuple):
@@ -149,6 +170,46 @@ def never_zeroed(steps: Steps, names: tuple[Name, ...]) -> Finding:
     )
     remedy = "call optimizer.zero_grad() before each backward, or after each step"
     return Finding("never-zeroed", message, culprits_of(*names), known_sites(steps.backward, steps.site), remedy)
+
+
+def rebinding_in(code: CodeType | None) -> Rebinding | None:
+    """Return the first statement of a code object's file that binds a stepped parameter to a new tensor, or None."""
+    source = None if code is None else source_of(code)
+    if code is None or source is None or source.tree is None:
+        return None
+    return next(_rebindings(source.tree, code.co_filename), None)
+
+
+def _rebindings(tree: ast.AST, file: str) -> Iterator[Rebinding]:
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)):
+            continue
+        target, value = node.targets[0], node.value
+        sign = {ast.Sub: "-=", ast.Add: "+="}.get(type(value.op))
+        if sign and isinstance(target, ast.Name) and ast.unparse(value.left) == target.id:
+            change = ast.unparse(value.right)
+            if any(ast.unparse(part) == f"{target.id}.grad" for part in ast.walk(value.right)):
+                site = Site(file, node.lineno, statement=ast.unparse(node))
+                yield Rebinding(site, target.id, f"{target.id} {sign} {change}")
+
+
+def never_changed(rebinding: Rebinding, calls: int, backward: Site | None, names: tuple[Name, ...]) -> Finding:
+    """Return a finding about parameters that get gradients, while a statement steps only what a variable is bound to.
+
+    Args:
+        rebinding: the statement.
+        calls: how many backward calls have left the parameters as they were.
+        backward: the line of these calls.
+        names: the parameters.
+    """
+    statement, variable = rebinding.site.statement, rebinding.variable
+    message = (
+        f"{quote_all(names)} {_have(names, 'has', 'have')} the values of before {counted(calls, 'backward call')}"
+        f"{at(backward)}: `{statement}`{at(rebinding.site)} makes a new tensor and binds `{variable}` to it, and "
+        "changes no parameter"
+    )
+    remedy = f"change it in place: `with torch.no_grad(): {rebinding.instead}`"
+    return Finding("never-learns", message, culprits_of(*names), known_sites(backward, rebinding.site), remedy)
 
 
 def _have(names: tuple[Name, ...], one: str, several: str) -> str:

@@ -1,4 +1,4 @@
-"""Not reached: no-grad-path, detached-parameter, unused-input, ddp-unused.
+"""Not reached: no-grad-path, detached-parameter, ddp-unused.
 
 Each finding names the call that cut a tensor off from the graph and how sure that is, or the inputs and parameters that
 a loss does not reach though the program expects it to.
@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from byname.autograd.no_graph import why_no_graph
-from byname.autograd.order import node_of_input
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.context import FailureContext, message_of
@@ -33,7 +32,7 @@ from byname.tracking.log import Call, CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
-__all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", "unreached", "unused_input", "why_cut"]
+__all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", "unreached", "why_cut"]
 
 
 class Snip:
@@ -372,23 +371,6 @@ def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:
 
 def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
     return list({cut.place: cut for cut in cuts}.values())
-
-
-def unused_input(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the inputs of ``autograd.grad`` that the outputs do not depend on."""
-    with DisableTorchFunction():
-        unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
-        if not unused:
-            return None
-        names = tuple(context.names(unused))
-        named = context.names([root for root in context.roots if is_tensor(root)])
-    outputs = quote_all([name for name in named if name.path]) or "the outputs"
-    message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
-    remedy = (
-        "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
-        "them out"
-    )
-    return Finding("unused-input", message, names, known_sites(context.noticed), remedy)
 
 
 def ddp_unused(context: FailureContext, error: BaseException) -> Finding | None:

@@ -1,4 +1,4 @@
-"""Refused calls: non-scalar-backward, input-without-grad, numpy-of-graph, empty-optimizer.
+"""Refused calls: non-scalar-backward, input-without-grad, unused-input, numpy-of-graph, empty-optimizer.
 
 PyTorch refuses these calls at once, for what it was given. Each finding names what was given and what to write instead.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.autograd.walk import Walk
+from byname.autograd.order import node_of_input
+from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.failing_expression import failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -24,7 +25,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
 
-__all__ = ["empty_optimizer", "input_without_grad", "non_scalar_backward", "numpy_of_graph"]
+__all__ = ["empty_optimizer", "input_without_grad", "non_scalar_backward", "numpy_of_graph", "unused_input"]
 
 
 def non_scalar_backward(context: FailureContext, error: BaseException) -> Finding | None:
@@ -46,6 +47,43 @@ def non_scalar_backward(context: FailureContext, error: BaseException) -> Findin
         "reduction='mean'"
     )
     return Finding("non-scalar-backward", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+
+
+def unused_input(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the inputs of ``autograd.grad`` that the outputs do not depend on."""
+    with DisableTorchFunction():
+        unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
+        if not unused:
+            return None
+        names = tuple(context.names(unused))
+        named = context.names([root for root in context.roots if is_tensor(root)])
+    outputs = quote_all([name for name in named if name.path]) or "the outputs"
+    message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
+    remedy = (
+        "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
+        "them out"
+    )
+    part = unused[0] if len(unused) == 1 else None
+    whole = None if part is None else _used_whole(context, part)
+    if part is None or whole is None:
+        return Finding("unused-input", message, names, known_sites(context.noticed), remedy)
+    it, made, made_part = context.name(whole), made_at(part), quote(names[0])
+    message += f": {quote(it)} is, and {made_part} was computed from it{at(made)} beside that"
+    remedy = (
+        f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from "
+        f"{made_part}, as by torch.cat of the slices"
+    )
+    return Finding("unused-input", message, culprits_of(*names, it), known_sites(made, context.noticed), remedy)
+
+
+def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | None:
+    """Return the leaf that outputs are computed from, and from which an unused input was computed beside them."""
+    with DisableTorchFunction():
+        if fact(part, "grad_fn") is None:
+            return None
+        behind = leaf_tensors(nodes_behind([part]))
+        used = {id(leaf) for leaf in leaf_tensors(context.walk.nodes[1:])}
+        return behind[0] if len(behind) == 1 and id(behind[0]) in used else None
 
 
 def input_without_grad(context: FailureContext, error: BaseException) -> Finding | None:
