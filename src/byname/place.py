@@ -12,11 +12,12 @@ A path is made of segments: names between dots, and items in brackets.
 |---|---|
 | ``fc1`` | the name itself |
 | ``layer?``, ``h_*``, ``*`` | one name: ``?`` stands for one character, ``*`` for any number |
+| ``{q,v}_proj`` | one of several names |
 | ``**`` | any number of segments, including none |
 | ``[0]``, ``['k']`` | the item under that key; the key is a Python literal |
-| ``[*]`` | any item |
+| ``[*]``, ``[1:3]``, ``[::2]`` | any item; those of a slice |
 
-In a name, a backslash escapes each of ``. * ? [ ] \``. The model decides what the segments mean: see
+In a name, a backslash escapes each of ``. * ? [ ] { } \``. The model decides what the segments mean: see
 `byname.model.resolve`.
 """
 
@@ -40,6 +41,7 @@ __all__ = [
     "Name",
     "Place",
     "Segment",
+    "Slice",
     "begun",
     "ends_of",
     "fits",
@@ -48,7 +50,7 @@ __all__ = [
     "parse",
 ]
 
-_SPECIAL = re.compile(r"([.*?\[\]\\])")
+_SPECIAL = re.compile(r"([.*?{}\[\]\\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ class Name:
 
     def matches(self, name: str) -> bool:
         """Return whether a name, as a program has it, fits."""
-        return _matches(_pieces(self.text), name)
+        return any(_matches(_pieces(one), name) for one in _alternatives(self.text))
 
     @property
     def wild(self) -> bool:
         """Whether this segment can match more than one name."""
-        return bool(re.search(r"(?<!\\)(?:\\\\)*[*?]", self.text))
+        return bool(re.search(r"(?<!\\)(?:\\\\)*[*?{]", self.text))
 
     @property
     def plain(self) -> str:
@@ -126,7 +128,46 @@ class AnyItem:
         return "[*]"
 
 
-Segment: TypeAlias = Name | Item | Any | AnyItem
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The items of a list at the positions of a slice.
+
+    Attributes:
+        start, stop, step: as in Python.
+    """
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    def positions(self, length: int) -> range:
+        """Return the positions in a list of a length."""
+        return range(*slice(self.start, self.stop, self.step).indices(length))
+
+    def counted(self, length: int) -> Slice:
+        """Return a slice of a list of a length without positions that count from the end."""
+        found = self.positions(length)
+        return Slice(found.start, max(found.stop, 0), found.step) if found.step > 0 else _reversed(found)
+
+    def holds(self, position: int) -> bool:
+        """Return whether a position from the beginning is in it; not where that depends on the length."""
+        if any(one is not None and one < 0 for one in (self.start, self.stop, self.step)):
+            return False
+        stop = position + 1 if self.stop is None else self.stop
+        return position in range(self.start or 0, stop, self.step or 1)
+
+    def __str__(self) -> str:
+        start, stop = ("" if one is None else one for one in (self.start, self.stop))
+        return f"[{start}:{stop}{'' if self.step is None else f':{self.step}'}]"
+
+
+def _reversed(positions: range) -> Slice:
+    """Return the same positions in rising order."""
+    rising = positions[::-1]
+    return Slice(rising.start, rising.stop, rising.step)
+
+
+Segment: TypeAlias = Name | Item | Any | AnyItem | Slice
 ANY, ANY_ITEM = Any(), AnyItem()
 
 
@@ -182,13 +223,15 @@ def join(segments: Iterable[Segment]) -> str:
 
 def is_wild(segment: Segment) -> bool:
     """Return whether a segment can match more than one name or item."""
-    return isinstance(segment, Any | AnyItem) or (isinstance(segment, Name) and segment.wild)
+    return isinstance(segment, Any | AnyItem | Slice) or (isinstance(segment, Name) and segment.wild)
 
 
 def fits(pattern: Segment, segment: Segment) -> bool:
     """Return whether a segment of a pattern, other than ``**``, fits a segment without wildcards."""
     if isinstance(pattern, Name):
         return isinstance(segment, Name) and pattern.matches(segment.plain)
+    if isinstance(pattern, Slice):
+        return isinstance(segment, Item) and type(segment.key) is int and pattern.holds(segment.key)
     return isinstance(segment, Item) and (pattern == segment or isinstance(pattern, AnyItem))
 
 
@@ -218,6 +261,19 @@ class _Piece(NamedTuple):
 
     expression: re.Pattern[str]
     size: int
+
+
+@lru_cache(maxsize=4096)
+def _alternatives(text: str) -> tuple[str, ...]:
+    """Return the names that the braces of a pattern stand for, each a pattern without braces."""
+    found = _BRACES.search(text)
+    if found is None:
+        return (text,)
+    start, end = text[: found.start(1)], text[found.end() :]
+    return tuple(one for part in found.group(2).split(",") for one in _alternatives(f"{start}{part}{end}"))
+
+
+_BRACES = re.compile(r"(?<!\\)(?:\\\\)*(\{((?:\\.|[^{}\\])*)\})", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
@@ -253,6 +309,7 @@ def _matches(pieces: Sequence[_Piece], name: str) -> bool:
 
 
 _NAME = re.compile(r"(?:\\.|[^.\[\]\\])+", re.DOTALL)
+_SLICE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*(:\s*(-?\d+)?\s*)?")
 _ITEM = re.compile(r"\[((?:'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[^\[\]'\"])+)\]", re.DOTALL)
 
 
@@ -281,6 +338,8 @@ def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
         return ANY, found.end()
     if "**" in re.sub(r"\\.", "", text):
         raise _wrong(path, at, "`**` must stand alone between dots")
+    if re.search(r"[{}]", re.sub(r"\\.", "", _BRACES.sub(lambda found: found.group()[: -len(found[1])], text))):
+        raise _wrong(path, at, "braces hold names without dots, such as {q,v}_proj; a brace of a name is written \\{")
     return Name(text), found.end()
 
 
@@ -291,6 +350,11 @@ def _item(path: str, at: int) -> tuple[Segment, int]:
     text = found.group(1)
     if text == "*":
         return ANY_ITEM, found.end()
+    if _SLICE.fullmatch(text):
+        start, stop, step = ([int(one) if one.strip() else None for one in text.split(":")] + [None])[:3]
+        if step == 0:
+            raise _wrong(path, at, "the step of a slice is not 0")
+        return Slice(start, stop, step), found.end()
     try:
         key = ast.literal_eval(text)
         hash(key)

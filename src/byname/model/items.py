@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from byname.place import Any as AnyDepth
-from byname.place import AnyItem, Item, Name, Segment, fits, is_wild, join
+from byname.place import AnyItem, Item, Name, Segment, Slice, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, parents_of, snapshot
 from byname.reading.tensor import is_tensor
 from byname.table import closest, printable
@@ -64,12 +64,13 @@ def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> It
     wanted = _from_the_beginning(first, value)
     for segment, inner in _named(value, first) if isinstance(first, Name) and not first.wild else inside(value):
         if fits(wanted, segment):
-            yield from _items(inner, rest, (*at, segment if wanted is first else first), (*counted, segment))
+            written = segment if wanted is first or isinstance(first, Slice) else first
+            yield from _items(inner, rest, (*at, written), (*counted, segment))
 
 
 def _from_the_beginning(segment: Segment, value: Any) -> Segment:
-    """Return an index from the end of a list, tuple or deque as an index from its beginning."""
-    for family in (list, tuple, deque) if isinstance(segment, Item) else ():
+    """Return an index from the end of a list, tuple or deque, or a slice of it, as counted from its beginning."""
+    for family in (list, tuple, deque) if isinstance(segment, Item | Slice) else ():
         if issubclass(type(value), family):
             return segment.counted(family.__len__(value))  # type: ignore[union-attr]
     return segment
@@ -239,8 +240,8 @@ def _without(value: Any, rest: Segments, where: str) -> str:
     has = _has(value, word)
     if not {dict, list, tuple, deque}.intersection(parents_of(kind)):
         return f"{called} without {f'`{word}`' if word else _key(wanted)}; {has}"
-    if isinstance(wanted, AnyItem):
-        return f"{called} with no items; {has}"
+    if isinstance(wanted, AnyItem | Slice):
+        return f"{called} with no {'such ' if isinstance(wanted, Slice) else ''}items; {has}"
     return f"{called} without {f'attributes `{word}`' if word else _key(wanted)}; {has}{_as_item(wanted, rest, where)}"
 
 

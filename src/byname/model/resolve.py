@@ -26,7 +26,7 @@ from byname.model.module_tree import (
 from byname.model.operations import ATTENTION, PARTS_OF_ATTENTION, is_elementary, is_operation, operations_like
 from byname.model.scopes import variables_of
 from byname.model.spot import Meaning, Spot
-from byname.place import ANY, AnyItem, Item, Name, Place, Segment, begun, fits, is_wild, join
+from byname.place import ANY, AnyItem, Item, Name, Place, Segment, Slice, begun, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
 __all__ = ["never_called", "resolve"]
@@ -100,7 +100,7 @@ def _unique(spots: Iterable[Spot]) -> list[Spot]:
     """Each place once, under the first of the names that were asked for."""
     found: dict[object, Spot] = {}
     for spot in spots:
-        key = (id(spot.module), spot.kind, spot.name, spot.method, spot.items)
+        key = (id(spot.module), spot.kind, spot.name, spot.method, spot.items, spot.nth)
         found.setdefault(key, spot)
     return [*found.values()]
 
@@ -172,6 +172,9 @@ def _after(pattern: Segments, reached: set[int], child: Name, keys: Collection[H
 
 
 def _is_key(item: Segment, keys: Collection[Hashable]) -> bool:
+    if isinstance(item, Slice):  # a child of a list has its position among its keys, counted from both ends
+        whole = sorted(key for key in keys if type(key) is int)
+        return len(whole) == 2 and whole[1] in item.positions(whole[1] - whole[0])
     return bool(keys) and (isinstance(item, AnyItem) or (isinstance(item, Item) and item.key in keys))
 
 
@@ -223,7 +226,7 @@ _INPUT = Name("input")
 
 
 def _are_items(segments: Segments) -> bool:
-    return all(isinstance(one, Item | AnyItem) for one in segments)
+    return all(isinstance(one, Item | AnyItem | Slice) for one in segments)
 
 
 def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
@@ -299,16 +302,31 @@ def _variables_of(
     function: FunctionType, path: str, module: nn.Module, method: str, tail: Segments, alone: bool
 ) -> Iterator[Spot]:
     names = variables_of(function)
+    tail, nth = _assignment(tail)
+    mark = "" if nth is None else f"@{nth}"
     found = {name: _left(name, tail) for name in names}
     whole = [name for name, left in found.items() if () in left and not (name == names[0] and is_wild(tail[0]))]
     for name in whole:
-        yield Spot("variable", f"{under(path, method)}.{name}", module, name, method, alone=alone)
+        yield Spot("variable", f"{under(path, method)}.{name}{mark}", module, name, method, alone=alone, nth=nth)
     if whole:
         return
     for name, left in found.items():
         for items in left:
             if items and items[-1] != Name("grad"):
-                yield Spot("variable", f"{under(path, method)}.{name}", module, name, method, items, alone=alone)
+                place = f"{under(path, method)}.{name}{mark}"
+                yield Spot("variable", place, module, name, method, items, alone=alone, nth=nth)
+
+
+def _assignment(tail: Segments) -> tuple[Segments, int | None]:
+    """Return the path of a variable without ``@``, and the assignment that it means; None for each."""
+    for at, one in enumerate(tail):
+        found = _NTH.fullmatch(one.text) if isinstance(one, Name) else None
+        if found is not None:
+            return (*tail[:at], Name(found[1]), *tail[at + 1 :]), int(found[2])
+    return tail, None
+
+
+_NTH = re.compile(r"([^@]+)@(\d+|-1)")
 
 
 def _left(variable: str, tail: Segments) -> set[Segments]:

@@ -31,6 +31,7 @@ class Spot:
         gradient: whether the gradient of the value is wanted.
         alone: whether the path can match only this place.
         without: items of the value that are observed under other paths.
+        nth: the assignment of the variable that is meant in each call, from 0, or -1 for the last; None for all.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Spot:
     gradient: bool = False
     alone: bool = True
     without: tuple[tuple[Segment, ...], ...] = ()
+    nth: int | None = None
 
     @property
     def full(self) -> str:
@@ -113,9 +115,9 @@ def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
     """Return a key of the value at a place, without its items."""
     if spot.kind == "variable":
         try:
-            return id(code_of_place(spot.module, spot.method)), id(spot.module), spot.name
+            return id(code_of_place(spot.module, spot.method)), id(spot.module), spot.name, spot.nth
         except BadArgumentError:  # it has no Python code; the error is raised when the variable is subscribed to
-            return spot.method, id(spot.module), spot.name
+            return spot.method, id(spot.module), spot.name, spot.nth
     if spot.kind == "operation":
         return spot.kind, id(spot.module), spot.path
     if reads and spot.kind == "module" and spot.alone:

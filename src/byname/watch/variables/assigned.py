@@ -14,6 +14,7 @@ from byname.model.items import Segments, put
 from byname.model.methods import method_of
 from byname.model.spot import Spot
 from byname.reading.tensor import is_tensor
+from byname.table import counted
 from byname.undo import Undo
 from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver
@@ -42,7 +43,8 @@ class Assigned:
         for spot, deliver in spots:
             key = (id(spot.module), spot.method)
             _, _, receivers = self._wanted.setdefault(key, (spot.module, spot.method, {}))
-            receivers.setdefault(spot.name, []).append(_Receiver(spot, deliver, self._changes))
+            make = _Receiver if spot.nth is None else _OneAssignment
+            receivers.setdefault(spot.name, []).append(make(spot, deliver, self._changes))
 
     def install(self) -> None:
         """Begin to listen."""
@@ -52,7 +54,7 @@ class Assigned:
                 raise NoMatchError(f"`{method}` of {type(module).__name__} is no Python function any more")
             received = _Received(receivers)
             self._receiving.append(received)
-            exits = any(one.spot.items for found in receivers.values() for one in found)
+            exits = any(one.at_exit for found in receivers.values() for one in found)
             listening = Listening(
                 function,
                 module,
@@ -145,10 +147,15 @@ def _changed_again(path: str, count: int, entered: bool) -> str:
 
 
 class _Receiver:
-    """Passes on what one path wants to know of a variable."""
+    """Passes on what one path wants to know of a variable.
+
+    Attributes:
+        at_exit: whether it wants to know the last value.
+    """
 
     def __init__(self, spot: Spot, deliver: Deliver, changes: _Changes) -> None:
         self.spot = spot
+        self.at_exit = bool(spot.items)
         self.deliver = deliver
         self._changes = changes
 
@@ -180,6 +187,51 @@ class _Receiver:
         return value if new is one else put(value, segments, new)
 
 
+class _OneAssignment(_Receiver):
+    """Passes on one assignment of a variable in each call, counted from its entry value or its first assignment."""
+
+    def __init__(self, spot: Spot, deliver: Deliver, changes: _Changes) -> None:
+        super().__init__(spot, deliver, changes)
+        self.at_exit = True
+        self._come = False
+
+    def __call__(self, activation: Activation, value: Any, moment: str) -> Any:
+        count = activation.memory.get(self, 0)
+        if moment in _NEW:
+            activation.memory[self] = count + 1
+            if count == self.spot.nth:
+                self._come = True
+                return self._pass_on(activation, value, moment)
+        elif moment == "exit":
+            if self.spot.nth == -1:
+                self._show_last(activation, value)
+            elif self.spot.alone and not self._come:
+                raise NoMatchError(_assigned_so_often(self.spot, count))
+        return value
+
+    def _pass_on(self, activation: Activation, value: Any, moment: str) -> Any:
+        if not self.spot.items:
+            return self.whole(activation, value, moment)
+        for segments, one in self.deliver.found(value):  # type: ignore[attr-defined]
+            value = self._item(activation, value, segments, one, moment)
+        return value
+
+    def _show_last(self, activation: Activation, value: Any) -> None:
+        version = version_of(value)
+        if self._pass_on(activation, value, "exit") is not value or version_of(value) != version:
+            raise InterjectionError(
+                f"`{self.spot.full}` cannot be changed: which assignment is the last is known when the function has "
+                "ended. Change one by its number, from `@0`, or every one, without `@`"
+            )
+
+
+def _assigned_so_often(spot: Spot, count: int) -> str:
+    return (
+        f"`{spot.full}`: `{spot.name}` was assigned {counted(count, 'time')} in this call; the first of them is `@0`, "
+        "and `@-1` is the last, however many there are"
+    )
+
+
 def _while_held(receive: Receive) -> Receive:
     """The same receiver, which the code that was put into a class does not keep, and so not the model either."""
     held = weakref.ref(receive)
@@ -204,7 +256,7 @@ class _Received:
         self._whole = {
             variable: found[0].whole
             for variable, found in receivers.items()
-            if len(found) == 1 and not found[0].spot.items
+            if len(found) == 1 and not found[0].at_exit
         }
         self.replaces = True
         self.ran = False
