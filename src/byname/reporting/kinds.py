@@ -30,7 +30,7 @@ from byname.reporting.draft import Draft
 from byname.reporting.outcomes import Outcome, outcome_section
 from byname.table import Rows
 
-__all__ = ["KINDS", "checked", "places_in", "sections_of"]
+__all__ = ["KINDS", "checked", "is_path", "places_in", "sections_of"]
 
 Maker = Callable[[Any, Draft], Section]
 
@@ -76,7 +76,7 @@ def checked(things: Iterable[Any]) -> Iterator[Any]:
     for thing in things:
         if type(thing) in (list, tuple):
             yield from checked(thing)
-        elif isinstance(thing, str | os.PathLike) or _row_of(thing, (*TOGETHER, *KINDS)):
+        elif is_path(thing) or _row_of(thing, (*TOGETHER, *KINDS)):
             yield thing
         else:
             names = ", ".join(dict.fromkeys(kind.__name__ for kind, _ in (*KINDS, *TOGETHER)))
@@ -84,6 +84,11 @@ def checked(things: Iterable[Any]) -> Iterator[Any]:
                 f"report() has no section for a {type(thing).__name__}; it takes the path of a recording, and {names}, "
                 "and lists of these"
             )
+
+
+def is_path(thing: object) -> bool:
+    """Return whether a thing is the path of a file; asks its class alone, for a thing may be anything."""
+    return issubclass(type(thing), str | os.PathLike)
 
 
 def places_in(things: Iterable[Any]) -> int:

@@ -21,7 +21,7 @@ from byname.recording.facts import version
 from byname.recording.recording import open as open_recording
 from byname.reporting.blocks import Picture, Section
 from byname.reporting.draft import Draft
-from byname.reporting.kinds import checked, places_in, sections_of
+from byname.reporting.kinds import checked, is_path, places_in, sections_of
 from byname.table import counted
 from byname.text import printable, printable_lines
 
@@ -79,7 +79,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
 
 
 def _opened(thing: Any, opened: contextlib.ExitStack) -> Any:
-    return opened.enter_context(open_recording(thing)) if isinstance(thing, str | os.PathLike) else thing
+    return opened.enter_context(open_recording(thing)) if is_path(thing) else thing
 
 
 def ready_to_write(to: str | os.PathLike[str]) -> Path:

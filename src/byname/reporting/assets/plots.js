@@ -1,6 +1,6 @@
 // Curves with the range and the quartiles of what each point stands for.
 
-const EDGE = { left: 52, right: 8, top: 8, bottom: 20 };
+const EDGE = { left: 58, right: 8, top: 8, bottom: 20 };
 
 /** Round steps between two numbers. */
 function ticks(low, high, most) {
