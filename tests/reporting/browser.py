@@ -57,8 +57,7 @@ class Browser:
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer["error"]
-                return answer["result"]
+                return answer.get("result", {"exceptionDetails": answer.get("error")})
 
     def open(self, file, width=1200, *, dark=False):
         """Shows a file."""
@@ -77,9 +76,9 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, expression):
-        """Waits until an expression is true."""
+        """Waits until an expression is true; while a page is loaded it may be none."""
         end = time.monotonic() + PATIENCE
-        while not self.get(expression):
+        while self.call("Runtime.evaluate", expression=expression).get("result", {}).get("value") is not True:
             assert time.monotonic() < end, f"never came: {expression}"
             time.sleep(0.05)
 

@@ -144,15 +144,15 @@ def test_the_page_fits_the_screen(browser, file, width):
 
 
 def test_a_page_of_a_run_that_goes_on_follows_it(browser, tmp_path):
-    def written(value):
+    def written(value, refresh=0.2):
         series = byname.Series("loss", [value], [0], [0], [0], ["train"], [()])
-        return byname.report(series, to=tmp_path / "live.html", refresh=0.2)
+        return byname.report(series, to=tmp_path / "live.html", refresh=refresh)
 
     browser.open(written(1.0))
-    browser.get("window.before = true")
     written(2.0)
-    browser.until("window.before === undefined")
     browser.until("JSON.parse(document.querySelector('script[type]').textContent).curves[0].figures[0][0] === 2")
+    written(3.0, refresh=None)
+    browser.until("document.readyState === 'complete' && !document.documentElement.dataset.refresh")
     browser.requests.clear()
 
 
