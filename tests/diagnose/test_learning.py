@@ -446,3 +446,55 @@ def test_a_state_carried_through_backward_calls_without_a_step_is_told(tmp_path)
     assert str(found.culprits[0]) in ("h", "part of h") and found.sites[0].statement == "h = cell(x, h)"
     reported, _ = checked(CARRIED.replace("cell(x, h)", "cell(x, h.detach())"), tmp_path)
     assert reported == []
+
+
+TARGET = """
+import copy
+online = nn.Linear(4, 2)
+target = online
+optimizer = torch.optim.Adam(online.parameters())
+for _ in range(2):
+    with torch.no_grad():
+        y = target(torch.randn(8, 4)).amax(1)
+    y = torch.rand(8) + 0.99 * target(torch.randn(8, 4)).amax(1)
+    loss = (online(torch.randn(8, 4))[:, 0] - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_target_network_that_is_the_online_network_is_told(tmp_path):
+    (found,), names = checked(TARGET, tmp_path)
+    assert names["target"] is names["online"]
+    assert found.cause == "same-module" and [str(name) for name in found.culprits] == ["target", "online"]
+    assert [(site.line, site.statement) for site in found.sites] == [(4, "target = online")]
+    pasted = found.remedy.split("`")[1]
+    reported, names = checked(TARGET.replace("target = online", pasted), tmp_path)
+    assert reported == [] and names["target"] is not names["online"]
+
+
+def test_an_attribute_that_is_the_online_network_is_told(tmp_path):
+    source = """
+class Agent:
+    def __init__(self):
+        self.online = nn.Linear(4, 2)
+        self.online_target = self.online
+        self.optimizer = torch.optim.Adam(self.online.parameters())
+    def update(self):
+        y = self.online_target(torch.randn(8, 4)).amax(1)
+        loss = (self.online(torch.randn(8, 4))[:, 0] - y).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+Agent().update()
+"""
+    (found,), _ = checked(source, tmp_path)
+    assert [str(name) for name in found.culprits] == ["self.online_target", "self.online"]
+
+
+def test_a_target_model_that_one_loss_uses_once_is_no_copy(tmp_path):
+    once = TARGET.replace("y = torch.rand(8) + 0.99 * target(torch.randn(8, 4)).amax(1)", "y = torch.rand(8)")
+    assert checked(once, tmp_path)[0] == []
+    called_so = TARGET.replace("online", "first").replace("target", "second")
+    assert checked(called_so, tmp_path)[0] == []

@@ -63,6 +63,7 @@ CAUSES = (
     "leaf-loss",
     "double-softmax",
     "broadcast-loss",
+    "same-module",
     "out-of-memory",
     "unknown",
 )

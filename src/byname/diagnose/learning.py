@@ -22,7 +22,7 @@ from byname.diagnose.causes.never_learns import (
     nothing_learnt,
     rebinding_in,
 )
-from byname.diagnose.causes.suspicious import leaf_loss, suspicious_losses
+from byname.diagnose.causes.suspicious import leaf_loss, same_module, suspicious_losses
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
@@ -153,7 +153,9 @@ class LearningWatch:
         flat = None
         if number == 1:
             flat = _flat_among(nodes, roots)
-            for finding in suspicious_losses(nodes, roots):
+            frame = caller()
+            same = None if frame is None else same_module(frame, roots)
+            for finding in [*suspicious_losses(nodes, roots), *([same] if same is not None else [])]:
                 self._tell(finding)
             self._tell_of_leaves(roots, run.site)
         owned: set[int] = set()

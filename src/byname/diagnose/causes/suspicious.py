@@ -1,23 +1,30 @@
-"""Suspicious losses: double-softmax, broadcast-loss, leaf-loss.
+"""Suspicious losses: double-softmax, broadcast-loss, leaf-loss, same-module.
 
 The graph shows a pattern that computes what it says, and hardly ever what was meant.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import at, quote
+from byname.naming.name import Name, at, quote
+from byname.reading.frames import locals_of
+from byname.reading.modules import parameters_in
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
+from byname.source.code import source_of
 from byname.source.location import Site
 
-__all__ = ["leaf_loss", "suspicious_losses"]
+__all__ = ["leaf_loss", "same_module", "suspicious_losses"]
 
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
@@ -105,3 +112,64 @@ def leaf_loss(root: Any, called: Site | None) -> Finding | None:
     )
     remedy = "keep the tensor that the loss function returned, as it is: without .item(), float() and torch.tensor()"
     return Finding("leaf-loss", message, culprits_of(name), known_sites(made, called), remedy)
+
+
+_COPIES = {"target", "teacher", "ema", "momentum"}
+"""Words in the names of modules that follow another one, as a copy of their own."""
+
+
+def same_module(frame: FrameType, roots: Sequence[Any]) -> Finding | None:
+    """Return a finding about a target network that is the very network that learns, and is used beside it in a loss.
+
+    The program says so by a plain assignment, such as ``target = online``.
+
+    Args:
+        frame: the frame that calls backward.
+        roots: what backward is called on.
+    """
+    modules = [(path, held) for path, held in _variables_of(frame) if issubclass(type(held), torch.nn.Module)]
+    copies = [(path, held) for path, held in modules if not _COPIES.isdisjoint(re.split(r"\W|_", path.lower()))]
+    pairs = [(copy, path, held) for copy, held in copies for path, other in modules if other is held and path != copy]
+    assigned = ((copy, path, held, _assignment(frame.f_code, copy, path)) for copy, path, held in pairs)
+    copy, path, held, site = next((found for found in assigned if found[3] is not None), ("", "", None, None))
+    if site is None or not _is_used_twice(held, FailureContext(roots)):
+        return None
+    message = (
+        f"suspicious: `{copy}` and `{path}` are the same module since `{site.statement}`{at(site)}, and this loss is "
+        f"computed with it twice: what `{copy}` gives changes with every step, and the gradient flows through it, too"
+    )
+    remedy = (
+        f"make a copy of its own, `{copy} = copy.deepcopy({path}).requires_grad_(False)`, and update it from time to "
+        f"time: {copy}.load_state_dict({path}.state_dict())"
+    )
+    names = (Name(copy, "local", exact=False), Name(path, "local", exact=False))
+    return Finding("same-module", message, names, known_sites(site), remedy)
+
+
+def _variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a frame, and the attributes of its ``self``, each with its path."""
+    variables = {**frame.f_globals, **dict(locals_of(frame))}
+    yield from variables.items()
+    own = attributes_of(variables["self"]) if "self" in variables else {}
+    for space in (own, own.get("_modules")):
+        if type(space) is dict:
+            yield from [(f"self.{name}", held) for name, held in space.items() if type(name) is str]
+
+
+def _assignment(code: CodeType, path: str, value: str) -> Site | None:
+    """Return the line of a statement ``path = value`` in the file of some code, or None."""
+    source = source_of(code)
+    nodes = ast.walk(source.tree) if source is not None and source.tree is not None else ()
+    for node in (one for one in nodes if isinstance(one, ast.Assign)):
+        if ast.unparse(node.value) == value and path in map(ast.unparse, node.targets):
+            return Site(code.co_filename, node.lineno, statement=ast.unparse(node))
+    return None
+
+
+def _is_used_twice(module: Any, context: FailureContext) -> bool:
+    """Return whether every parameter of a module that a loss reaches is used twice or more in computing it."""
+    with DisableTorchFunction():
+        theirs = {id(one) for one in parameters_in(module)}
+        walk = context.walk
+        uses = [len(walk.users[number]) for number in walk.leaf_numbers() if id(walk.nodes[number].variable) in theirs]
+    return bool(uses) and min(uses) > 1
