@@ -189,3 +189,27 @@ def test_what_a_search_of_a_large_program_did_not_reach_is_found_all_the_same():
         print(*(words.partition(" in ")[2].replace(" ", "_") for words in sorted(held)))
     """
     assert run_forked(code) == ["the_graph_of_`box.inner.losses[0]`"] * 2
+
+
+def test_what_kept_schedulers_hold_is_told_with_the_optimizers_and_their_state_dict_holds_nothing():
+    def fold(keep):
+        model = torch.nn.Linear(40, 30)
+        optimizer = torch.optim.Adam(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(2, 40)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+        return keep(scheduler)
+
+    results = {"first": fold(lambda scheduler: {"scheduler": scheduler})}
+    with byname.growth() as growth:
+        for number in range(3):
+            results[number] = fold(lambda scheduler: {"scheduler": scheduler})
+    assert growth.rows() and set(causes(growth).values()) == {"stored-optimizer"}
+    assert "scheduler.state_dict()" in growth.rows()[0]["remedy"]
+    with byname.growth() as growth:
+        for number in range(3, 6):
+            results[number] = fold(lambda scheduler: {"scheduler": scheduler.state_dict()})
+    assert growth.rows() == []
