@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from byname.analyse.statistics.batches import checked_channel, per_sample
-from byname.analyse.statistics.central import Central, all_finite, joined, pooled, with_batch
+from byname.analyse.statistics.batches import checked_channel, missing, per_sample
+from byname.analyse.statistics.power_sums import PowerSums, gathered, joined, of_central, shifted, sums_of
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -21,20 +21,26 @@ _LEAST = 1e-290
 
 
 class CentralStatistic(Statistic):
-    """What is told by the mean and sums of powers of the distances from it."""
+    """What is told by sums of powers of the distances from a value."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("_counts", "_shift", "_mean")
+    STATE: ClassVar[tuple[str, ...]] = ("_counts", "_pivot", "_sums", "_room")
+    ORDER: ClassVar[int] = 1
+    """The highest power."""
+    _CENTRAL: ClassVar[tuple[str, ...]] = ("_counts", "_shift", "_mean", "_squares", "_cubes", "_fourths")
+    """What states once held instead, see `of_central`."""
 
     def __init__(self, *, nan: str = "omit", channel: int | None = None) -> None:
         super().__init__(nan=nan)
         self.channel = checked_channel(channel)
-        for name in self.STATE:
-            setattr(self, name, None)
+        self._counts: float | Tensor | None = None
+        self._pivot: Tensor | None = None
+        self._sums: list[Tensor] = []
+        self._room = 0.0  # how many values may be added about this pivot
 
     @property
     def counts(self) -> Tensor:
         """How many values took part in each figure, or the sum of their weights."""
-        return self._central().counts.clone()
+        return self._about_pivot().each_count()
 
     @property
     def begun(self) -> bool:
@@ -43,32 +49,57 @@ class CentralStatistic(Statistic):
 
     def mean(self) -> Tensor:
         """The mean of each figure; NaN where there is no value."""
-        kept = self._central()
-        return torch.where(kept.counts > 0, kept.shift + kept.mean, math.nan)
+        kept = self._about_pivot()
+        return kept.pivot + kept.sums[0] / kept.counts
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave, in place of what is here; also states of moments about the mean, as once were.
+
+        Raises:
+            BadArgumentError: if it is the state of something else, or of other settings.
+        """
+        super().load_state_dict(self._of_now(state))
+
+    def _of_now(self, state: Any) -> Any:
+        names = self._CENTRAL[: self.ORDER + 2]
+        if not isinstance(state, dict) or not {*names} <= {*state}:
+            return state
+        rest = {name: value for name, value in state.items() if name not in names}
+        if state["_counts"] is None:
+            return {**rest, "_counts": None, "_pivot": None, "_sums": [], "_room": 0.0}
+        try:
+            sums = of_central(*(state[name] for name in names))
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise BadArgumentError(f"this is no state of a {type(self).__name__}: {error!r:.200}") from None
+        return {**rest, "_counts": sums.counts, "_pivot": sums.pivot, "_sums": sums.sums, "_room": 0.0}
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
         channel = self._channel_of(samples)
         self._check_shape(samples.shape[1:] if channel is None else samples.shape[channel : channel + 1])
-        kept, order = self._kept(), len(self.STATE) - 2
-        known = kept and kept.to(samples.device)
-        whole = with_batch(known, samples, weights, order, channel=channel)
-        nans = 0
-        if samples.numel() and not all_finite(whole.mean):  # a NaN shows here: nothing has to look for it
-            there = ~samples.isnan() if weights is None else ~(samples.isnan() & (weights > 0))
-            nans = there.numel() - int(there.sum())
-            if nans and self.nan == "raise":
-                raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
-            if nans and self.nan == "omit":
-                present = there if weights is None else there * weights
-                whole = with_batch(known, samples, present, order, channel=channel)
-        self._set(whole if kept is None else whole.to(kept.mean.device))
+        present, absent = missing(samples, None if weights is None else weights > 0, "omit")
+        nans = 0 if absent is None else int(absent.sum())
+        if nans and self.nan == "raise":
+            raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
+        if nans and self.nan == "omit" and present is not None:
+            weights = present if weights is None else present * weights
+        self._take(samples, weights, channel)
         self.nans += nans
 
-    def _merge(self, other: CentralStatistic) -> None:
-        found = other._central()
-        self._check_shape(found.mean.shape)
+    def _take(self, samples: Tensor, weights: Tensor | None, channel: int | None) -> None:
         kept = self._kept()
-        self._set(found.mapped(Tensor.clone) if kept is None else joined(kept, found.to(kept.mean.device)))
+        each = samples.numel() // max(1, kept.pivot.numel()) if kept else 0
+        if kept is None or weights is not None or each > self._room or kept.pivot.device != samples.device:
+            found = sums_of(samples, weights, self.ORDER, channel)
+            self._set(found if kept is None else joined(kept, found.to(kept.pivot.device)))
+        else:
+            kept.add(samples, channel)
+            self._counts = kept.counts
+            self._room -= each
+
+    def _merge(self, other: CentralStatistic) -> None:
+        mine, others = self._about_pivot(), other._about_pivot()
+        self._check_shape(others.pivot.shape)
+        self._set(joined(mine, others))
 
     def _channel_of(self, samples: Tensor) -> int | None:
         if self.channel is None:
@@ -81,25 +112,31 @@ class CentralStatistic(Statistic):
 
     def _check_shape(self, shape: torch.Size) -> None:
         kept = self._kept()
-        if kept is not None and kept.mean.shape != shape:
+        if kept is not None and kept.pivot.shape != shape:
             raise BadArgumentError(
-                f"the figures of this {type(self).__name__} have shape {tuple(kept.mean.shape)}; "
+                f"the figures of this {type(self).__name__} have shape {tuple(kept.pivot.shape)}; "
                 f"what is added has {tuple(shape)}"
             )
 
-    def _kept(self) -> Central | None:
-        counts, shift, mean, *sums = (getattr(self, name) for name in self.STATE)
-        return None if counts is None else Central(counts, shift, mean, tuple(sums))
+    def _kept(self) -> PowerSums | None:
+        if self._counts is None or self._pivot is None:
+            return None
+        return PowerSums(self._counts, self._pivot, self._sums)
 
-    def _central(self) -> Central:
+    def _about_pivot(self) -> PowerSums:
         kept = self._kept()
         if kept is None:
             raise BadArgumentError("nothing was added yet")
         return kept
 
-    def _set(self, whole: Central) -> None:
-        for name, value in zip(self.STATE, whole.parts(), strict=True):
-            setattr(self, name, value)
+    def _about_mean(self) -> tuple[Tensor, list[Tensor]]:
+        """The counts, and the sums of the second, third ... power of the distances from the mean."""
+        kept = self._about_pivot()
+        return kept.each_count(), shifted(kept.counts, kept.sums, kept.sums[0] / kept.counts)[1:]
+
+    def _set(self, whole: PowerSums) -> None:
+        self._counts, self._pivot, self._sums = whole.counts, whole.pivot, whole.sums
+        self._room = whole.room()
 
 
 class Mean(CentralStatistic):
@@ -131,8 +168,8 @@ class Variance(CentralStatistic):
     >>> Variance(channel=1).add(torch.ones(8, 3, 5, 5)).std()
     tensor([0., 0., 0.], dtype=torch.float64)
 
-    Batches are put together by the pairwise update of Chan, Golub and LeVeque (1979, "Updating formulae and a pairwise
-    algorithm for computing sample variances"), each with the distances from its own mean.
+    Batches are added to sums of powers of the distances from a pivot, the mean of earlier values, which moves on before
+    it lies too far away. The figures have the digits that numpy has for all values at once, also near a large offset.
 
     Each NaN is left out alone: the other features of its sample take part. With an infinite value the mean is infinite
     and the variance NaN. Weights are of samples or of single values: a weight of 2 is the value twice.
@@ -144,12 +181,12 @@ class Variance(CentralStatistic):
     """
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("channel",)
-    STATE: ClassVar[tuple[str, ...]] = (*CentralStatistic.STATE, "_squares")
+    ORDER = 2
 
     def variance(self, ddof: float = 1) -> Tensor:
         """The sum of squared distances from the mean over ``counts - ddof``; NaN where that is not positive."""
-        kept = self._central()
-        return divided(kept.sums[0], kept.counts - ddof)
+        counts, (squares, *_) = self._about_mean()
+        return divided(squares, counts - ddof)
 
     def std(self, ddof: float = 1) -> Tensor:
         """The root of the variance."""
@@ -166,7 +203,11 @@ class Variance(CentralStatistic):
             dim: the dimension of a sample that has the channels.
         """
         whole = Variance(nan=self.nan, channel=1)
-        whole._set(pooled(self._central(), dim))
+        kept = self._about_pivot()
+        parts = (kept.each_count(), kept.pivot, *kept.sums)
+        rows = [(part if part.ndim else part[None]).movedim(dim, -1) for part in parts]
+        rows = [part.reshape(math.prod(part.shape[:-1]), part.shape[-1]) for part in rows]
+        whole._set(gathered(rows[0], rows[1], rows[2:]))
         whole.count, whole.nans = self.count, self.nans
         return whole
 
@@ -178,9 +219,6 @@ class Moments(Variance):
     >>> moments.skewness(), moments.kurtosis()
     (tensor([1.0182], dtype=torch.float64), tensor([-0.7696], dtype=torch.float64))
 
-    Batches are put together by the update formulas of Pebay (2008, "Formulas for robust, one-pass parallel computation
-    of covariances and arbitrary-order statistical moments", Sandia report SAND2008-6212).
-
     Each NaN is left out alone: the other features of its sample take part. With an infinite value all but the mean are
     NaN. Weights are of samples or of single values: a weight of 2 is the value twice.
 
@@ -189,7 +227,7 @@ class Moments(Variance):
         channel: the dimension of a batch that has a figure an index, as of `Variance`.
     """
 
-    STATE = (*Variance.STATE, "_cubes", "_fourths")
+    ORDER = 4
 
     def central_moment(self, order: int) -> Tensor:
         """The mean of that power of the distances from the mean, of the population.
@@ -199,8 +237,8 @@ class Moments(Variance):
         """
         if order not in (2, 3, 4):
             raise BadArgumentError(f"order is 2, 3 or 4, not {order!r:.60}: no other powers are summed")
-        kept = self._central()
-        return divided(kept.sums[order - 2], kept.counts)
+        counts, sums = self._about_mean()
+        return divided(sums[order - 2], counts)
 
     def skewness(self) -> Tensor:
         """The third central moment over the standard deviation cubed, of the population (``ddof=0``).
@@ -220,9 +258,9 @@ class Moments(Variance):
 
     def _in_range(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Counts and sums, NaN where fourth powers are too small or too large to be told from 0 and infinity."""
-        kept = self._central()
-        fine = (kept.sums[2] > _LEAST) & kept.sums[2].isfinite()
-        return kept.counts, tuple(torch.where(fine, one, math.nan) for one in kept.sums)
+        counts, sums = self._about_mean()
+        fine = (sums[2] > _LEAST) & sums[2].isfinite()
+        return counts, tuple(torch.where(fine, one, math.nan) for one in sums)
 
 
 def divided(sums: Tensor, by: Tensor) -> Tensor:

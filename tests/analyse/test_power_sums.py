@@ -1,0 +1,171 @@
+"""Moments of hard data against numpy in long double, and states of moments about the mean, as they once were."""
+
+import numpy as np
+import pytest
+import torch
+from grid import added
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from byname.analyse import Mean, Moments, Variance
+from byname.analyse.statistics.power_sums import GROWTH
+from byname.errors import BadArgumentError
+
+ROWS = 3000
+
+
+def first(values, away):
+    values[0] += away
+    return values
+
+
+def drift(values, reach):
+    return values + np.linspace(0, reach, len(values))[:, None]
+
+
+HARD = {
+    "plain": lambda x: x,
+    "large offset": lambda x: x + 1e7,
+    "first sample far away": lambda x: first(x, 1000.0),
+    "first sample extremely far away": lambda x: first(x, 1e9),
+    "first batch far away": lambda x: np.concatenate([x[:40] + 1e5, x[40:]]),
+    "far away and offset": lambda x: first(x, 1000.0) + 1e7,
+    "drift": lambda x: drift(x, 100.0),
+    "drift and offset": lambda x: drift(x, 100.0) - 1e7,
+    "jump": lambda x: np.concatenate([x[:2900], x[2900:] + 1e6]),
+    "constant until the end": lambda x: np.where(np.arange(len(x))[:, None] < 2900, 0.1, x),
+    "skewed": lambda x: np.exp(3 * x),
+}
+
+
+def wanted(values, weights=None):
+    """Mean, variance (ddof=1), skewness and excess kurtosis, in long double."""
+    exact = values.astype(np.longdouble)
+    times = np.ones(len(values), np.longdouble) if weights is None else weights.astype(np.longdouble)
+    count = times.sum()
+    mean = (times[:, None] * exact).sum(0) / count
+    second, third, fourth = ((times[:, None] * (exact - mean) ** order).sum(0) / count for order in (2, 3, 4))
+    return mean, second * count / (count - 1), third / second**1.5, fourth / second**2 - 3
+
+
+def close(found, expected):
+    mean, variance, skewness, kurtosis = expected
+    spread = np.sqrt(variance)
+    assert (np.abs(found.mean().numpy() - mean) <= 1e-8 * spread + 1e-12 * np.abs(mean)).all()
+    assert (np.abs(found.variance().numpy() / variance - 1) <= 1e-10).all()
+    assert (np.abs(found.skewness().numpy() - skewness) <= 1e-8 * np.maximum(1, np.abs(skewness))).all()
+    assert (np.abs(found.kurtosis().numpy() - kurtosis) <= 1e-9 * (3 + kurtosis)).all()
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 3000])
+@pytest.mark.parametrize("kind", HARD)
+def test_hard_data_has_the_moments_of_long_double(kind, size):
+    values = HARD[kind](np.random.default_rng(0).standard_normal((ROWS, 3)))
+    batches = torch.from_numpy(values).split(size)
+    close(added(Moments(), batches), wanted(values))
+    parts = [added(Moments(), batches[start::3]) for start in range(3)]
+    if all(one.begun for one in parts):
+        close(parts[1].merge(parts[0]).merge(parts[2]), wanted(values))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_scales_batches_weights_and_merges_give_the_moments_of_long_double(draw):
+    rng = np.random.default_rng(draw.draw(st.integers(0, 2**32)))
+    values = HARD[draw.draw(st.sampled_from(sorted(HARD)))](rng.standard_normal((ROWS, 2)))
+    values = values * 10.0 ** draw.draw(st.integers(-6, 6))
+    values = values[rng.permutation(ROWS)] if draw.draw(st.booleans()) else values
+    weights = rng.choice([1e-6, 1.0, 3.0], ROWS) if draw.draw(st.booleans()) else None
+    ends = sorted(draw.draw(st.lists(st.integers(0, ROWS), max_size=6)))
+    parts, chosen = [Moments(), Moments()], rng.integers(0, 2, len(ends) + 1)
+    for low, high, number in zip([0, *ends], [*ends, ROWS], chosen, strict=True):
+        for part in np.array_split(np.arange(low, high), rng.integers(1, 30)):
+            parts[number].add(values[part], None if weights is None else weights[part])
+    close(parts[0].merge(parts[1]), wanted(values, weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("channel", [None, 1, -1])
+def test_types_are_taken_as_they_are(dtype, channel):
+    values = (torch.randn(40, 3, 7) * 4 + 8).abs().to(dtype)
+    found = added(Moments(channel=channel), values.split(1))
+    exact = values.double().numpy()
+    rows = (
+        exact.reshape(40, -1) if channel is None else np.moveaxis(exact, channel, -1).reshape(-1, exact.shape[channel])
+    )
+    if dtype is not torch.bool:
+        expected = [one.reshape(found.mean().shape) for one in wanted(rows)]
+        close(found, expected)
+    assert found.mean().flatten().tolist() == pytest.approx(rows.mean(0).tolist(), rel=1e-12)
+
+
+def test_weights_between_batches_without_weights_count_as_repetition():
+    values = np.random.default_rng(1).standard_normal((900, 2)) + 5
+    times = np.where(np.arange(900) % 30 < 15, 1, np.arange(900) % 3)
+    found = Moments()
+    for start in range(0, 900, 15):
+        part = slice(start, start + 15)
+        found.add(values[part], None if start % 30 == 0 else times[part])
+    close(found, wanted(values, times))
+
+
+def test_values_that_are_equal_in_all_batches_never_vary():
+    value = float(torch.tensor(0.1))
+    found = added(Moments(), [torch.full((size, 2), 0.1) for size in (1, 4, 900, 0, 3, 20)])
+    found.add(torch.full((7, 2), 0.1), torch.rand(7)).add([[float("nan"), value]])
+    found.merge(added(Moments(), [torch.full((50, 2), 0.1)]))
+    assert found._about_mean()[1][2].tolist() == [0, 0]
+    assert found.variance().tolist() == [0, 0] and found.mean().tolist() == [value] * 2
+    assert Variance().add(torch.full((9, 2, 70), 0.1)).pooled(0).variance().tolist() == [0, 0]
+
+
+def test_nothing_new_is_kept_while_the_count_has_not_grown_much():
+    found = Variance().add(torch.randn(4, 3))
+    before = [found._pivot, *found._sums]
+    for _ in range(GROWTH - 1):
+        found.add(torch.randn(4, 3))
+        assert all(one is kept for one, kept in zip([found._pivot, *found._sums], before, strict=True))
+    found.add(torch.randn(4, 3))
+    assert not any(one is kept for one, kept in zip([found._pivot, *found._sums], before, strict=True))
+
+
+def as_once(found, names):
+    """The state as byname wrote it before there were power sums."""
+    mean, shift = found.mean(), found.mean() - 0.25
+    state = {**found.state_dict(), "version": 1}
+    for name in ("_counts", "_pivot", "_sums", "_room"):
+        del state[name]
+    parts = [found.counts, shift, mean - shift, *found._about_mean()[1]]
+    return {**state, **dict(zip(names, parts, strict=True))}
+
+
+ONCE = ("_counts", "_shift", "_mean", "_squares", "_cubes", "_fourths")
+
+
+@pytest.mark.parametrize("kind", [Mean, Variance, Moments])
+def test_states_of_moments_about_the_mean_are_still_loaded(kind):
+    values = torch.randn(60, 3, dtype=torch.float64) + 1e4
+    state = as_once(added(kind(), values[:40].split(8)), ONCE[: kind.ORDER + 2])
+    for found in (kind(), kind.made({"statistic": kind.__name__, "state": state})):
+        found.load_state_dict(state)
+        assert (found.count, found.nans) == (40, 0)
+        found.add(values[40:])
+        np.testing.assert_allclose(found.mean(), values.mean(0), rtol=1e-13)
+        if kind is not Mean:
+            np.testing.assert_allclose(found.variance(), values.var(0), rtol=1e-10)
+        if kind is Moments:
+            close(found, wanted(values.numpy()))
+    empty = {**state, "count": 0, **dict.fromkeys(ONCE[: kind.ORDER + 2])}
+    found.load_state_dict(empty)
+    assert not found.begun
+
+
+def test_a_spoilt_state_of_moments_about_the_mean_is_refused():
+    found = Variance().add(torch.randn(4, 3))
+    state = as_once(found, ONCE[:4])
+    for spoilt in ({"_mean": None}, {"_squares": torch.ones(2)}, {"_shift": "text"}):
+        with pytest.raises(BadArgumentError, match="no state of a Variance"):
+            found.load_state_dict({**state, **spoilt})
+    with pytest.raises(BadArgumentError, match="is a dict of"):
+        found.load_state_dict({**state, "_more": 1})
+    assert found.count == 4
