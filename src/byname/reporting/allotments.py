@@ -13,15 +13,15 @@ from byname.autograd.saved import Saved
 from byname.edits.summary import Summary
 from byname.memory.census import Census
 from byname.memory.growth import Grown, Growth
-from byname.reporting.blocks import Areas, Block, Place, Section, Table
-from byname.reporting.draft import Draft
+from byname.reporting.draft import PageDraft
+from byname.reporting.panels import AreaPanel, Panel, PlotPanel, Section, TablePanel
 from byname.reporting.thinning import of_numbers
 from byname.table import Rows, bytes_text
 
 __all__ = ["census_section", "growth_section", "leaves_section", "rows_section", "saved_section", "summary_section"]
 
 
-def census_section(census: Census, draft: Draft) -> Section:
+def census_section(census: Census, draft: PageDraft) -> Section:
     """Return the section of a census: a treemap by kind, module and site, and the table."""
     rows = census.rows()
     ways = {
@@ -38,7 +38,7 @@ def _called(row: dict[str, Any]) -> str:
     return row["held by"] or row["name"] if row["name"].startswith("unnamed") else row["name"]  # type: ignore[no-any-return]
 
 
-def saved_section(saved: Saved, draft: Draft) -> Section:
+def saved_section(saved: Saved, draft: PageDraft) -> Section:
     """Return the section of the tensors that autograd saved."""
     rows = saved.rows()
     storages: dict[Any, tuple[Any, Any]] = {}
@@ -58,28 +58,28 @@ def _saved_as(row: dict[str, Any]) -> str:
     return slot if row["name"].startswith("unnamed") else f"{row['name']} ({slot})"
 
 
-def leaves_section(leaves: Leaves, draft: Draft) -> Section:
+def leaves_section(leaves: Leaves, draft: PageDraft) -> Section:
     """Return the section of the leaves of a graph."""
     return _section("Leaves", leaves, leaves.rows(), {}, [])
 
 
-def growth_section(growth: Growth, draft: Draft) -> Section:
+def growth_section(growth: Growth, draft: PageDraft) -> Section:
     """Return the section of what grew."""
     found = [*growth]
     ways = {"cause": [(one.cause, one.name, one.bytes) for one in found]} if len(found) > 1 else {}
     section = _section("Growth", growth, [one.row() for one in found], ways, [])
     marked = [_marks(one, draft) for one in found if len(one.marks) > 1]
-    return replace(section, blocks=[*section.blocks, *marked[:MARKED]])
+    return replace(section, panels=[*section.panels, *marked[:MARKED]])
 
 
 MARKED = 12
 """Number of rows whose growth from mark to mark is drawn."""
 
 
-def _marks(grown: Grown, draft: Draft) -> Place:
+def _marks(grown: Grown, draft: PageDraft) -> PlotPanel:
     """Return the number of tensors at each mark as a curve."""
     curve = of_numbers(np.array(grown.marks), len(grown.marks))
-    return Place(
+    return PlotPanel(
         title=grown.name,
         anchor=draft.anchor(),
         facts="number of tensors at entry and at each mark",
@@ -88,7 +88,7 @@ def _marks(grown: Grown, draft: Draft) -> Place:
     )
 
 
-def summary_section(summary: Summary, draft: Draft) -> Section:
+def summary_section(summary: Summary, draft: PageDraft) -> Section:
     """Return the section of what each module costs."""
     rows = summary.rows()
     names = [(row["module"], row["path"] or summary.model, row) for row in rows]
@@ -99,7 +99,7 @@ def summary_section(summary: Summary, draft: Draft) -> Section:
     return _section(f"Modules of {summary.model}", summary, rows, shown, [], unit="")
 
 
-def rows_section(found: Rows[Any], draft: Draft) -> Section:
+def rows_section(found: Rows[Any], draft: PageDraft) -> Section:
     """Return the section of any other result of byname that is a table."""
     return _section(type(found).__name__, found, found.rows(), {}, [])
 
@@ -112,10 +112,10 @@ def _section(
     facts: list[tuple[str, str]],
     unit: str = "bytes",
 ) -> Section:
-    blocks: list[Block] = [Areas(ways=ways, unit=unit)] if any(ways.values()) else []
-    blocks += [Table.of(rows)] if rows else []
+    panels: list[Panel] = [AreaPanel(ways=ways, unit=unit)] if any(ways.values()) else []
+    panels += [TablePanel.of(rows)] if rows else []
     headline = found._title() if rows else f"{title}: nothing"
-    return Section(title=title, headline=headline, facts=facts, notes=found._notes(), blocks=blocks)
+    return Section(title=title, headline=headline, facts=facts, notes=found._notes(), panels=panels)
 
 
 def _joined(words: Iterable[object]) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from byname.analyse.evaluation.evaluation import followed
 
-__all__ = ["Draft"]
+__all__ = ["PageDraft"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ PLACES = 1000
 """Number of places that are drawn."""
 
 
-class Draft:
+class PageDraft:
     """A report while it is made.
 
     Args:

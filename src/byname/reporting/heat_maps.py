@@ -10,7 +10,7 @@ import numpy as np
 
 from byname.recording.export import numpy_of
 from byname.recording.series import Series
-from byname.reporting.blocks import packed
+from byname.reporting.panels import packed
 from byname.reporting.thinning import Array
 
 __all__ = ["heat_map"]

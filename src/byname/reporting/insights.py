@@ -10,8 +10,8 @@ from typing import Any
 from byname.diagnose.finding import Finding
 from byname.drawing.draw import Drawing
 from byname.memory.holders import Holder
-from byname.reporting.blocks import Findings, Picture, Section, Table
-from byname.reporting.draft import Draft
+from byname.reporting.draft import PageDraft
+from byname.reporting.panels import FindingPanel, PicturePanel, Section, TablePanel
 from byname.source.location import Site
 from byname.table import counted
 from byname.text import printable_lines
@@ -19,13 +19,13 @@ from byname.text import printable_lines
 __all__ = ["drawing_section", "findings_section", "holders_section"]
 
 
-def findings_section(found: Sequence[Finding], draft: Draft) -> Section:
+def findings_section(found: Sequence[Finding], draft: PageDraft) -> Section:
     """Return the section of some findings, each with the lines of its story."""
     causes = Counter(one.cause for one in found)
     words = ", ".join(f"{cause} ({count})" if count > 1 else cause for cause, count in causes.most_common())
     stories = [{**one.row(), "story": _story(one.sites)} for one in found]
     headline = f"{counted(len(found), 'finding')}: {words}"
-    return Section(title="Findings", headline=headline, blocks=[Findings(found=stories)])
+    return Section(title="Findings", headline=headline, panels=[FindingPanel(found=stories)])
 
 
 AROUND = 2
@@ -63,16 +63,16 @@ def _same(line: str, statement: str) -> bool:
     return bool(line) and (line in statement or statement in line)
 
 
-def holders_section(found: Sequence[Holder], draft: Draft) -> Section:
+def holders_section(found: Sequence[Holder], draft: PageDraft) -> Section:
     """Return the section of what keeps a tensor alive."""
     rows = [{"kind": one.kind, "path": one.path, "holder": one.text} for one in found]
-    return Section(title="Holders", headline=counted(len(found), "holder"), blocks=[Table.of(rows)])
+    return Section(title="Holders", headline=counted(len(found), "holder"), panels=[TablePanel.of(rows)])
 
 
-def drawing_section(drawing: Drawing, draft: Draft) -> Section:
+def drawing_section(drawing: Drawing, draft: PageDraft) -> Section:
     """Return the section of the picture of a model."""
     scene = drawing.scene
     boxes = [(box.path, box.x, box.y, box.width, 24.0 if box.open else box.height) for box in scene.boxes if box.path]
     headline = str(drawing).splitlines()[0].partition(": ")[2]
-    picture = Picture(svg=printable_lines(drawing.svg), boxes=boxes, width=scene.width)
-    return Section(title=f"Drawing of {scene.title}", headline=headline, notes=scene.notes, blocks=[picture])
+    picture = PicturePanel(svg=printable_lines(drawing.svg), boxes=boxes, width=scene.width)
+    return Section(title=f"Drawing of {scene.title}", headline=headline, notes=scene.notes, panels=[picture])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from byname.reporting.blocks import Section, duration
-from byname.reporting.draft import Draft
+from byname.reporting.draft import PageDraft
+from byname.reporting.panels import Section, duration
 
 __all__ = ["Outcome", "outcome_section"]
 
@@ -32,7 +32,7 @@ class Outcome:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def outcome_section(outcome: Outcome, draft: Draft) -> Section:
+def outcome_section(outcome: Outcome, draft: PageDraft) -> Section:
     """Return the section of a run."""
     program = " ".join(outcome.arguments) or "program"
     lasted = duration(outcome.seconds)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from byname.errors import BadArgumentError, NoFolderError, NotInstalledError, recording_error
 from byname.recording.facts import version
 from byname.recording.recording import open as open_recording
-from byname.reporting.blocks import Picture, Section
-from byname.reporting.draft import Draft
-from byname.reporting.kinds import checked, is_path, places_in, sections_of
+from byname.reporting.catalogue import checked, is_path, places_in, sections_of
+from byname.reporting.draft import PageDraft
+from byname.reporting.panels import PicturePanel, Section
 from byname.table import counted
 from byname.text import printable, printable_lines
 
@@ -72,7 +72,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
         raise BadArgumentError("report() shows what it is given, and nothing was given")
     with contextlib.ExitStack() as opened:
         every = [_opened(thing, opened) for thing in every]
-        draft = Draft(places_in(every))
+        draft = PageDraft(places_in(every))
         sections = [*sections_of(every, draft)]
     _write(file, _rendered(_environment(), sections, draft, refresh))
     return file
@@ -126,7 +126,7 @@ def _asset(name: str) -> str:
     return files("byname.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _rendered(environment: Environment, sections: Sequence[Section], draft: Draft, refresh: float | None) -> str:
+def _rendered(environment: Environment, sections: Sequence[Section], draft: PageDraft, refresh: float | None) -> str:
     from markupsafe import Markup
 
     script = "\n".join(map(_asset, SCRIPTS))
@@ -183,7 +183,7 @@ def _plain(data: Any) -> Any:
     return printable(data) if type(data) is str else data
 
 
-def _linked(picture: Picture, anchors: dict[str, str]) -> Markup:
+def _linked(picture: PicturePanel, anchors: dict[str, str]) -> Markup:
     """Return the SVG of a picture, with links over the boxes whose values are on the page."""
     from markupsafe import Markup, escape
 

@@ -13,16 +13,16 @@ from byname.recording import export
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
 from byname.recording.series import Series
-from byname.reporting.blocks import Block, Place, Section, Strips, Table, duration, figure
-from byname.reporting.draft import PLACES, Draft
+from byname.reporting.draft import PLACES, PageDraft
 from byname.reporting.heat_maps import heat_map
+from byname.reporting.panels import Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
 from byname.reporting.thinning import Curve, curves_of, rounded
 from byname.table import counted, listed
 
 __all__ = ["recording_section", "recorder_section", "series_by_path_section", "series_section"]
 
 
-def recording_section(recording: Recording, draft: Draft) -> Section:
+def recording_section(recording: Recording, draft: PageDraft) -> Section:
     """Return the section of a recording in files."""
     run = recording.run
     rows = recording.rows()
@@ -40,7 +40,7 @@ def recording_section(recording: Recording, draft: Draft) -> Section:
     )
 
 
-def recorder_section(recorder: Recorder, draft: Draft) -> Section:
+def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
     """Return the section of what a recorder has recorded so far."""
     found = recorder.results
     silent = [path for path in recorder.paths if path not in found]
@@ -50,14 +50,14 @@ def recorder_section(recorder: Recorder, draft: Draft) -> Section:
     return _section("Recorder", f"{headline}, up to iteration {recorder.iteration:,}", found, draft, facts, notes)
 
 
-def series_by_path_section(found: Mapping[str, Series], draft: Draft) -> Section:
+def series_by_path_section(found: Mapping[str, Series], draft: PageDraft) -> Section:
     """Return the section of several series."""
     records = sum(map(len, found.values()))
     headline = f"{counted(records, 'record')} of {counted(len(found), 'place')}"
     return _section("Recorded values", headline, found, draft)
 
 
-def series_section(series: Series, draft: Draft) -> Section:
+def series_section(series: Series, draft: PageDraft) -> Section:
     """Return the section of one series."""
     return _section(series.path, export.title(series), {series.path: series}, draft)
 
@@ -66,7 +66,7 @@ def _section(
     title: str,
     headline: str,
     found: Mapping[str, Series],
-    draft: Draft,
+    draft: PageDraft,
     facts: Sequence[tuple[str, str]] = (),
     alarms: Sequence[str] = (),
     rows: Sequence[dict[str, Any]] = (),
@@ -77,22 +77,22 @@ def _section(
     curves = {path: of_place for path, (_, of_place) in zip(kept, drawn, strict=True)}
     links = {path: place.anchor for path, (place, _) in zip(kept, drawn, strict=True)}
     rows = rows or [_row(path, series) for path, series in found.items()]
-    table = Table.of([_with_range(row, curves) for row in rows], title="Places", links=links, skip=("how",))
-    blocks: list[Block] = [table, *_gradients(curves, links), *(place for place, _ in drawn)]
+    table = TablePanel.of([_with_range(row, curves) for row in rows], title="Places", links=links, skip=("how",))
+    panels: list[Panel] = [table, *_gradients(curves, links), *(place for place, _ in drawn)]
     more = len(paths) - len(kept)
     notes = [*([f"{counted(more, 'further place')} in the table alone"] if more else []), *_thinned(curves, draft)]
     if not any(len(series) for series in (found[path] for path in kept)):
         notes.insert(0, "nothing was recorded")
     return Section(
-        title=title, headline=headline, facts=facts, notes=notes, alarms=alarms, blocks=blocks if paths else ()
+        title=title, headline=headline, facts=facts, notes=notes, alarms=alarms, panels=panels if paths else ()
     )
 
 
-def _drawn(series: Series, draft: Draft) -> tuple[Place, list[Curve]]:
+def _drawn(series: Series, draft: PageDraft) -> tuple[PlotPanel, list[Curve]]:
     """Return what is drawn of a series, and its curves."""
     curves = curves_of(series, draft.points, draft.read) if len(series) else []
-    words = None if curves or not len(series) else Table.of(export.shown(series, 40)[0], skip=("shape", "rank"))
-    place = Place(
+    words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
+    place = PlotPanel(
         title=series.path,
         anchor=draft.anchor(series.path),
         facts=_facts(series),
@@ -167,7 +167,7 @@ def _with_range(row: dict[str, Any], curves: Mapping[str, Sequence[Curve]]) -> d
     return row | ({"not finite": bad} if bad else {})
 
 
-def _thinned(curves: Mapping[str, Sequence[Curve]], draft: Draft) -> Iterator[str]:
+def _thinned(curves: Mapping[str, Sequence[Curve]], draft: PageDraft) -> Iterator[str]:
     """Yield what the curves do not show."""
     every = [curve for of_place in curves.values() for curve in of_place]
     long = [curve for curve in every if curve.last != curve.first]
@@ -189,7 +189,7 @@ COLUMNS = 160
 """Columns of the heat map of gradients."""
 
 
-def _gradients(curves: Mapping[str, Sequence[Curve]], links: Mapping[str, str]) -> list[Strips]:
+def _gradients(curves: Mapping[str, Sequence[Curve]], links: Mapping[str, str]) -> list[StripPanel]:
     """Return the heat map of all gradients over the run, if there are at least two."""
     found = {path: one for path, (*_, one) in ((p, c) for p, c in curves.items() if p.endswith(".grad") and c)}
     starts = sorted({start for curve in found.values() for start in curve.first})
@@ -198,7 +198,7 @@ def _gradients(curves: Mapping[str, Sequence[Curve]], links: Mapping[str, str]) 
     edges = [piece[0] for piece in np.array_split(np.array(starts), min(COLUMNS, len(starts)))]
     order = [*found][::-1]  # backward reaches the last layer first
     return [
-        Strips(
+        StripPanel(
             title="Gradients over the run",
             labels=[(path, links[path]) for path in order],
             columns=[f"from iteration {edge:,}" for edge in edges],

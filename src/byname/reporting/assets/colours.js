@@ -52,7 +52,7 @@ function make(tag, attributes = {}, text = "") {
   return made;
 }
 
-/** The data of a block, parsed when it is first asked for. */
+/** The data of a panel, parsed when it is first asked for. */
 function dataOf(element) {
   if (element._data === undefined) element._data = JSON.parse(element.querySelector('script[type="application/json"]').textContent);
   return element._data;

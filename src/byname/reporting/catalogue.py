@@ -1,4 +1,4 @@
-"""Kinds: which section stands for which kind of thing. A new kind is one more row of `KINDS`."""
+"""Catalogue: which section stands for which kind of thing. A new kind is one more row of `KINDS`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording, Results, SeriesByPath
 from byname.recording.series import Series
 from byname.reporting import allotments, insights, measured, runs
-from byname.reporting.blocks import Section
-from byname.reporting.draft import Draft
+from byname.reporting.draft import PageDraft
 from byname.reporting.outcomes import Outcome, outcome_section
+from byname.reporting.panels import Section
 from byname.table import Rows
 
 __all__ = ["KINDS", "checked", "is_path", "places_in", "sections_of"]
 
-Maker = Callable[[Any, Draft], Section]
+Maker = Callable[[Any, PageDraft], Section]
 
 KINDS: tuple[tuple[type, Maker], ...] = (
     (Recording, runs.recording_section),
@@ -98,7 +98,7 @@ def places_in(things: Iterable[Any]) -> int:
     )
 
 
-def sections_of(things: Iterable[Any], draft: Draft) -> Iterator[Section]:
+def sections_of(things: Iterable[Any], draft: PageDraft) -> Iterator[Section]:
     """Yield the sections of some things, in their order."""
     for maker, group in groupby(things, lambda thing: _row_of(thing, TOGETHER)):
         if maker is not None:

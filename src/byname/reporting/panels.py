@@ -1,4 +1,4 @@
-"""Blocks: the parts of a report as plain data, each with the template that shows it."""
+"""Panels: the parts of a report as plain data, each with the template that shows it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import Any, ClassVar
 
 from byname.table import Row, bytes_text, cell, counted
 
-__all__ = ["Areas", "Bars", "Block", "Cell", "Findings", "Picture", "Place", "Section", "Strips", "Table", "shown"]
+__all__ = [
+    "AreaPanel",
+    "BarPanel",
+    "Panel",
+    "Cell",
+    "FindingPanel",
+    "PicturePanel",
+    "PlotPanel",
+    "Section",
+    "StripPanel",
+    "TablePanel",
+    "shown",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class Panel:
     """One part of a section. `data` goes into the page as JSON, for the scripts that draw it."""
 
     template: ClassVar[str]
@@ -36,7 +48,7 @@ class Section:
         facts: labels and texts, for the overview and for the beginning of the section.
         notes: sentences about what was left out or is not known.
         alarms: sentences about what was lost.
-        blocks: the parts.
+        panels: the parts.
     """
 
     title: str
@@ -44,7 +56,7 @@ class Section:
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     alarms: Sequence[str] = ()
-    blocks: Sequence[Block] = ()
+    panels: Sequence[Panel] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ ROWS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Block):
+class TablePanel(Panel):
     """Rows of cells, to be searched and sorted.
 
     Attributes:
@@ -83,7 +95,7 @@ class Table(Block):
         title: str = "",
         links: Mapping[str, str] | None = None,
         skip: Iterable[str] = (),
-    ) -> Table:
+    ) -> TablePanel:
         """Return the table of some dicts of plain values.
 
         Args:
@@ -171,7 +183,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(Block):
+class PlotPanel(Panel):
     """The values of one place: curves over the iterations, and pictures of single values.
 
     Attributes:
@@ -190,7 +202,7 @@ class Place(Block):
     facts: str = ""
     curves: Sequence[Mapping[str, Any]] = ()
     picture: Mapping[str, Any] | None = None
-    table: Table | None = None
+    table: TablePanel | None = None
     axis: str = "iteration"
     about: str = ""
     alarm: str = ""
@@ -202,7 +214,7 @@ class Place(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strips(Block):
+class StripPanel(Panel):
     """A heat map of labelled rows.
 
     Attributes:
@@ -225,7 +237,7 @@ class Strips(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Areas(Block):
+class AreaPanel(Panel):
     """A treemap of sizes, which can be grouped in several ways.
 
     Attributes:
@@ -265,7 +277,7 @@ def _times(label: str, count: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bars(Block):
+class BarPanel(Panel):
     """Bars: a label, a text and a share from 0 to 1 for each."""
 
     template: ClassVar[str] = "bars.html"
@@ -273,7 +285,7 @@ class Bars(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings(Block):
+class FindingPanel(Panel):
     """Findings, each as a dict with cause, message, remedy, details and story."""
 
     template: ClassVar[str] = "findings.html"
@@ -281,7 +293,7 @@ class Findings(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture(Block):
+class PicturePanel(Panel):
     """A picture in SVG, with areas that lead to places of the page.
 
     Attributes:
