@@ -324,8 +324,7 @@ def test_gradients_come_back_where_the_remedy_says(source, line, instead, tmp_pa
         torch.set_grad_enabled(True)
 
 
-def test_a_block_of_set_grad_enabled_is_not_called_left_off(tmp_path):
-    source = """
+BLOCKS = """
 model = nn.Linear(3, 2)
 torch.set_grad_enabled(False)
 torch.set_grad_enabled(True)
@@ -336,6 +335,22 @@ with torch.set_grad_enabled(False):
     scores = model(torch.ones(1, 3))
     evaluate().sum().backward()
 """
-    error = run(source, tmp_path, byname.explaining())
+
+
+def test_a_block_of_set_grad_enabled_is_not_called_left_off(tmp_path):
+    error = run(BLOCKS, tmp_path, byname.explaining())
     assert "still in effect" not in error.__notes__[0]
     assert "outside of that block" in error.__notes__[0]
+
+
+def test_what_an_earlier_program_left_off_is_not_told_of_a_later_one(tmp_path):
+    """The error of the earlier one is kept, and so is what was recorded of it; nobody saw gradients come back."""
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    try:
+        kept = run(LEFT_OFF, earlier, byname.explaining())
+        assert "still in effect" in kept.__notes__[0]
+        torch.set_grad_enabled(True)
+        assert "still in effect" not in run(BLOCKS, tmp_path, byname.explaining()).__notes__[0]
+    finally:
+        torch.set_grad_enabled(True)

@@ -105,7 +105,14 @@ def test_items_and_gradients_of_one_assignment():
 
 def test_several_assignments_and_all_of_them_together():
     found = told(Steps(), ["forward.x@0", "forward.x", "forward.x@2"])
-    assert [path for path, _ in found] == ["forward.x@0", "forward.x", "forward.x", "forward.x", "forward.x@2", "forward.x"]
+    assert [path for path, _ in found] == [
+        "forward.x@0",
+        "forward.x",
+        "forward.x",
+        "forward.x",
+        "forward.x@2",
+        "forward.x",
+    ]
 
 
 def test_recorded_under_its_path():
@@ -129,7 +136,14 @@ def test_braces_name_several():
 
 @pytest.mark.parametrize(
     ("part", "expected"),
-    [("1:3", [1, 2]), ("::2", [0, 2, 4]), ("-2:", [3, 4]), (":", [0, 1, 2, 3, 4]), ("::-2", [0, 2, 4]), ("3:9", [3, 4])],
+    [
+        ("1:3", [1, 2]),
+        ("::2", [0, 2, 4]),
+        ("-2:", [3, 4]),
+        (":", [0, 1, 2, 3, 4]),
+        ("::-2", [0, 2, 4]),
+        ("3:9", [3, 4]),
+    ],
 )
 def test_slices_of_lists_of_modules(part, expected):
     model = Layers()

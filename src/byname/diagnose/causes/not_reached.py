@@ -153,9 +153,14 @@ def _left_off(cut: DetachPoint) -> Site | None:
     """Return the line that switched gradients off before a call under ``no_grad``, if they are still off."""
     if cut.reason != "no_grad" or torch.is_grad_enabled():
         return None
-    offs = (log.switched_off for log in logs() if log.of_this_thread())
+    offs = (log.switched_off for log in logs() if log.of_this_thread() and _recorded(log, cut))
     off = next((one for one in offs if one is not None and one.number <= cut.number), None)
     return None if off is None or off.code is None else locate(off.code, off.instruction, off.caller).site
+
+
+def _recorded(log: Log, cut: DetachPoint) -> bool:
+    """Return whether a log has this detach point; one that ended before it does not know what was switched since."""
+    return any(raw[0] == cut.number and raw[1] is cut.code for raw in reversed(log.cuts))
 
 
 def why_cut(cut: DetachPoint) -> str:
