@@ -44,16 +44,15 @@ class PowerSums:
 
     def room(self) -> float:
         """Return how many values of a figure may be added about this pivot, which is the mean of those there are."""
-        if isinstance(self.counts, Tensor) and not self.counts.numel():
-            return 0.0
-        least = self.counts.min() if isinstance(self.counts, Tensor) else self.counts
-        return (GROWTH - 1) * float(least)
+        if isinstance(self.counts, Tensor):
+            return (GROWTH - 1) * float(self.counts.min()) if self.counts.numel() else 0.0
+        return (GROWTH - 1) * self.counts
 
     def add(self, samples: Tensor, channel: int | None) -> None:
         """Add a batch in place, from the device of the sums."""
         laid = _laid_out(samples, channel)
         _accumulate([one.view(-1) for one in self.sums], laid, None, self.pivot.view(-1))
-        self.counts += len(laid) * laid.shape[2]
+        self.counts += laid.numel() // max(1, laid.shape[1])
 
 
 def sums_of(samples: Tensor, weights: Tensor | None, order: int, channel: int | None) -> PowerSums:
@@ -67,11 +66,11 @@ def sums_of(samples: Tensor, weights: Tensor | None, order: int, channel: int | 
     """
     figures = samples.shape[1:] if channel is None else samples.shape[channel : channel + 1]
     laid = _laid_out(samples, channel)
-    counts: float | Tensor = len(laid) * laid.shape[2]
+    counts: float | Tensor = laid.numel() // max(1, laid.shape[1])
     share = None
     if weights is not None:
         share = _laid_out(weights.double().expand(samples.shape), channel)
-        counts = share.sum((0, 2))
+        counts = share.sum(_over(share))
     pivot, *sums = (torch.zeros(figures, dtype=torch.float64, device=laid.device) for _ in range(order + 1))
     flat = [one.view(-1) for one in sums]  # what is kept is no view, which would keep its base alive
     near = pivot.view(-1).copy_(_value_in(laid, share))
@@ -131,14 +130,18 @@ def _finite(figures: Tensor) -> Tensor:
 
 
 def _laid_out(samples: Tensor, channel: int | None) -> Tensor:
-    """Return samples in shape ``(rows, figures, positions)``; a view of most layouts."""
+    """Return samples in shape ``(rows, figures)`` or ``(rows, figures, positions)``; a view of most layouts."""
     if channel is None:
-        return samples.reshape(len(samples), math.prod(samples.shape[1:]), 1)
+        return samples.reshape(samples.shape[0], math.prod(samples.shape[1:]))
     last = samples.movedim(channel, -1)
     if last.is_contiguous():
-        return last.reshape(math.prod(last.shape[:-1]), last.shape[-1], 1)
+        return last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
     second = samples.movedim(channel, 1)
     return second.reshape(*second.shape[:2], math.prod(second.shape[2:]))
+
+
+def _over(laid: Tensor) -> list[int]:
+    return [0, *range(2, laid.ndim)]
 
 
 def _value_in(laid: Tensor, weights: Tensor | None) -> Tensor:
@@ -146,42 +149,51 @@ def _value_in(laid: Tensor, weights: Tensor | None) -> Tensor:
     if not laid.numel():
         return laid.new_zeros(laid.shape[1], dtype=torch.float64)
     if weights is None:
-        return _finite(laid[0, :, 0].double())
+        return _finite(laid[0].flatten(1)[:, 0].double() if laid.ndim > 2 else laid[0].double())
     values = laid.double()
-    return _finite(torch.where((weights > 0) & values.isfinite(), values, math.inf).amin((0, 2)))
+    return _finite(torch.where((weights > 0) & values.isfinite(), values, math.inf).amin(_over(laid)))
 
 
 def _accumulate(sums: list[Tensor], laid: Tensor, weights: Tensor | None, pivot: Tensor) -> None:
-    """Add the sums of powers about the pivot, piece by piece: long, since it is where the time goes."""
-    rows, figures, positions = laid.shape
-    height, width = _size_of_pieces(rows, figures, positions, laid.device)
-    room = torch.empty(height * width * positions, dtype=torch.float64, device=laid.device)
-    spare = room if len(sums) < 3 else torch.empty_like(room)
+    """Add the sums of powers about the pivot, piece by piece."""
+    rows, figures = laid.shape[:2]
+    height, width = _size_of_pieces(laid)
     once = torch.ones(height, dtype=torch.float64, device=laid.device)
+    if (height, width) == (rows, figures):
+        return _add_piece(sums, laid, weights, pivot, once)
     for left in range(0, figures, width):
         cut = slice(left, left + width)
-        parts, near = [one[cut] for one in sums], pivot[cut, None]
+        parts = [one[cut] for one in sums]
         for top in range(0, rows, height):
-            piece = laid[top : top + height, cut]
-            far = room[: piece.numel()].view(piece.shape).copy_(piece).sub_(near)
-            share = None if weights is None else weights[top : top + height, cut]
-            if share is not None:
-                far.masked_fill_(share == 0, 0.0)
-            power, further = far, spare[: piece.numel()].view(piece.shape)
-            for part in parts:
-                if part is not parts[0]:
-                    power = torch.mul(power, far, out=further)
-                if share is not None:
-                    part.add_((power * share).sum((0, 2)))
-                elif positions == 1:
-                    part.addmv_(power[..., 0].T, once[: len(power)])
-                else:
-                    part.add_(power.sum((0, 2)))
+            place = slice(top, top + height), cut
+            _add_piece(parts, laid[place], None if weights is None else weights[place], pivot[cut], once)
+    return None
 
 
-def _size_of_pieces(rows: int, figures: int, positions: int, device: torch.device) -> tuple[int, int]:
+def _add_piece(sums: list[Tensor], laid: Tensor, weights: Tensor | None, pivot: Tensor, once: Tensor) -> None:
+    wide = laid if laid.is_floating_point() and laid.itemsize > 1 else laid.double()
+    far = wide - (pivot if laid.ndim == 2 else pivot[:, None])
+    further = far if len(sums) < 3 else torch.empty_like(far)
+    if weights is not None:
+        far.masked_fill_(weights == 0, 0.0)
+    power = far
+    for order, total in enumerate(sums):
+        if order:
+            power = torch.mul(power, far, out=further)
+        if weights is not None:
+            total.add_((power * weights).sum(_over(laid)))
+        elif laid.ndim == 2:
+            total.addmv_(power.T, once if len(power) == len(once) else once[: len(power)])
+        else:
+            total.add_(power.sum((0, 2)))
+
+
+def _size_of_pieces(laid: Tensor) -> tuple[int, int]:
     """Return how many rows and figures a piece has: it stays in the cache, and each figure has many values in it."""
-    most = max(1 << 17, torch.get_num_threads() << 16) if device.type == "cpu" else 1 << 24
-    some = max(1, min(rows, 512 // max(1, positions)))
-    width = max(1, min(figures, most // max(1, some * positions)))
-    return max(1, min(rows, most // max(1, width * positions))), width
+    rows, figures, positions = laid.shape if laid.ndim > 2 else (*laid.shape, 1)
+    most = max(1 << 17, torch.get_num_threads() << 16) if laid.device.type == "cpu" else 1 << 24
+    if rows * figures * positions <= most:
+        return rows, figures
+    some = max(1, min(rows, 512 // positions))
+    width = max(1, min(figures, most // (some * positions)))
+    return max(1, min(rows, most // (width * positions))), width
