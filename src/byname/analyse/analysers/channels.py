@@ -225,7 +225,7 @@ def _nonzeros(samples: Tensor, over: list[int]) -> Tensor:
     if samples.device.type != "cpu" or not rows:
         return torch.count_nonzero(samples, over)
     counts = torch.zeros(samples.shape[1], dtype=torch.int64)
-    for piece in samples.split(rows):
+    for piece in torch.split(samples, rows):
         counts += torch.ne(piece, 0, out=torch.empty_like(piece, dtype=torch.float32)).sum(over).long()
     return counts
 
