@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -206,12 +208,34 @@ class _Weights:
             (one.shape, one.dtype, one.device) for one in before
         ]:
             return None
-        return _norm([one.to(torch.float64, copy=True).sub_(mine) for one, mine in zip(now, before, strict=True)])
+        return _norm(now, before)
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    norms = [torch.linalg.vector_norm(one.detach(), dtype=torch.float64) for one in tensors]
-    return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+def _norm(tensors: list[Tensor], others: list[Tensor] | None = None) -> float:
+    """The norm of all tensors as one vector, or of their distance from as many others."""
+    pairs = zip(tensors) if others is None else zip(tensors, others, strict=True)
+    return math.sqrt(sum(float(_square(*pair)) for pair in pairs))
+
+
+def _square(one: Tensor, other: Tensor | None = None) -> Tensor:
+    """The sum of squares of a tensor, or of its distance from another, in float64."""
+    total = torch.zeros((), dtype=torch.float64, device=one.device)
+    for piece, *less in _pieces(one) if other is None else _pieces(one, other):
+        far = (piece.double() - less[0] if less else piece.double()).flatten()
+        total += torch.dot(far, far)
+    return total
+
+
+_PIECE = 1 << 17
+"""Elements that are worked on at a time: as float64 they stay in the cache."""
+
+
+def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The same parts of tensors of one shape, along their first dimension; on a GPU all as one."""
+    length, size = tensors[0].shape[:1].numel(), tensors[0].numel()
+    if size <= _PIECE or tensors[0].device.type != "cpu":
+        return [tensors]
+    return zip(*(torch.split(one, max(1, _PIECE * length // size)) for one in tensors), strict=True)
 
 
 def _parameters(sample: Sample) -> list[Tensor]:
@@ -237,7 +261,8 @@ def _add(kept: Any, sample: Sample) -> None:
     gradient = sample.value.to_dense() if sample.value.layout is not torch.strided else sample.value
     rows = gradient[None] if sample.parameter or not gradient.ndim else gradient
     flat = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
-    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    alone = len(flat) == 1
+    norms = _square(rows[0]).sqrt()[None] if alone else torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     finite = torch.isfinite(norms)  # as is each element then
     kept["norm"].add(torch.where(finite, norms, _NAN))
     _add_elements(kept["gradient"], rows if bool(finite.all()) else rows[finite])
@@ -309,9 +334,10 @@ class ElementMoments(Statistic):
     def _join(self, mean: Tensor, squares: Tensor | None, count: int) -> None:
         """The update of Chan, Golub and LeVeque 1979; for a single sample that of Welford 1962."""
         whole = self.count + count
-        distance = mean - self._mean  # in float64, whatever the sample is in
-        self._mean.add_(distance, alpha=count / whole)
-        self._squares.addcmul_(distance, distance, value=self.count / whole * count)
+        for piece, known, spread in _pieces(mean, self._mean, self._squares):
+            distance = piece - known  # in float64, whatever the sample is in
+            known.add_(distance, alpha=count / whole)
+            spread.addcmul_(distance, distance, value=self.count / whole * count)
         if squares is not None:
             self._squares += squares
 
