@@ -1,4 +1,4 @@
-"""Moments of hard data against numpy in long double, and states of moments about the mean, as they once were."""
+"""Moments and covariances of hard data against numpy in long double, and states of moments about the mean, as they once were."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from grid import added
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byname.analyse import Mean, Moments, Variance
+from byname.analyse import Covariance, Mean, Moments, Variance
 from byname.analyse.statistics.power_sums import GROWTH
 from byname.errors import BadArgumentError
 
@@ -169,3 +169,19 @@ def test_a_spoilt_state_of_moments_about_the_mean_is_refused():
     with pytest.raises(BadArgumentError, match="is a dict of"):
         found.load_state_dict({**state, "_more": 1})
     assert found.count == 4
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 3000])
+@pytest.mark.parametrize("kind", HARD)
+def test_hard_data_has_the_covariance_of_long_double(kind, size):
+    values = HARD[kind](np.random.default_rng(0).standard_normal((ROWS, 3)))
+    exact = values.astype(np.longdouble)
+    far = exact - exact.mean(0)
+    expected = far.T @ far / (ROWS - 1)
+    batches = torch.from_numpy(values).split(size)
+    halves = [added(Covariance(), batches[start::2]) for start in range(2)]
+    merged = halves[0] if size == ROWS else halves[1].merge(halves[0])
+    spread = np.sqrt(np.diag(expected))
+    for found in (added(Covariance(), batches), merged):
+        assert (np.abs(found.covariance().numpy() - expected) <= 1e-10 * np.outer(spread, spread)).all()
+        assert (np.abs(found.variance().numpy() / np.diag(expected) - 1) <= 1e-10).all()

@@ -241,11 +241,11 @@ def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
     flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
     if weights is not None and not bool((chosen := weights > 0).all()):
         flat, weights = flat[chosen], weights[chosen]
-    absent = flat.isnan()
-    nans = int(absent.sum())
+    absent = flat.isnan() if _may_hold_nan(flat) else None
+    nans = 0 if absent is None else int(absent.sum())
     if nans and nan == "raise":
         raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
-    if nans and nan == "omit":
+    if absent is not None and nans and nan == "omit":
         whole = ~absent.any(1)
         flat, weights = flat[whole], None if weights is None else weights[whole]
     weights = None if weights is None or weights.dtype is torch.bool else weights

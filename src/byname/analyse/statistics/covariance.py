@@ -41,23 +41,45 @@ class Comoments:
         return Comoments(*(part.to(device) for part in parts))
 
 
-def comoments_of(rows: SampleRows, first: int, last: int, known: Comoments | None) -> Comoments:
+def comoments_of(rows: SampleRows, first: int, last: int) -> Comoments:
     """The sums of rows.
 
     Args:
         rows: what takes part.
         first: how many columns stand to the left in the products, from the first one on.
         last: how many columns stand to the right in the products, up to the last one.
-        known: what there is already: its shift is taken over.
     """
-    shift = rows.origin if known is None or not bool(known.counts) else known.shift.to(rows.values.device)
-    far = replace(rows, values=rows.values - shift)
-    mean = far.mean
-    apart = replace(far, values=far.values - mean)
-    weighted = apart.weighted
-    squares = torch.linalg.vecdot(weighted, apart.values, dim=0)
-    left, right = weighted[:, :first], apart.values[:, apart.values.shape[1] - last :]
-    return Comoments(rows.counts, shift, mean, squares, left.T @ right)
+    nothing = rows.values.new_zeros(rows.values.shape[1])
+    products = rows.values.new_zeros(first, last)
+    empty = Comoments(torch.zeros_like(rows.counts), rows.origin, nothing, torch.zeros_like(nothing), products)
+    return added(empty, rows) if len(rows.values) else empty
+
+
+def added(known: Comoments, rows: SampleRows) -> Comoments:
+    """What is known and rows, as one; its squares and products are changed in place.
+
+    The distance between the means of both is one more row beside those of the distances from the mean of the rows: so
+    the update of Chan, Golub and LeVeque 1979 is part of one product of matrices.
+    """
+    first, last = known.products.shape
+    length, columns = rows.values.shape
+    counts = known.counts + rows.counts
+    share = rows.counts / counts
+    apart = rows.values.new_empty(length + 1, columns)
+    torch.sub(rows.values, known.shift, out=apart[:length])
+    mean = replace(rows, values=apart[:length]).mean
+    apart[:length] -= mean
+    far = mean - known.mean
+    apart[length] = far * (known.counts * share).sqrt()
+    weighted = apart
+    if rows.weights is not None:
+        weighted = apart * torch.cat([rows.weights, rows.weights.new_ones(1)])[:, None]
+    known.products.addmm_(weighted[:, :first].T, apart[:, columns - last :])
+    if first == columns:
+        known.squares.copy_(known.products.diagonal())
+    else:
+        known.squares.add_(torch.linalg.vecdot(weighted, apart, dim=0))
+    return replace(known, counts=counts, mean=known.mean + far * share)
 
 
 def joined(one: Comoments, other: Comoments) -> Comoments:
@@ -122,7 +144,12 @@ class CovarianceStatistic(Statistic):
 
     def _take_rows(self, rows: SampleRows, first: int, last: int) -> None:
         self._check(first, last)
-        self._take(comoments_of(rows, first, last, self._kept()))
+        kept = self._kept()
+        if kept is None or not bool(kept.counts) or not len(rows.values) or kept.mean.device != rows.values.device:
+            self._take(comoments_of(rows, first, last))
+        else:
+            whole = added(kept, rows)
+            self._counts, self._mean = whole.counts, whole.mean
         self.nans += rows.nans
 
     def _check(self, first: int, last: int) -> None:
@@ -159,8 +186,8 @@ class Covariance(CovarianceStatistic):
     tensor([[1., 0.],
             [0., 3.]], dtype=torch.float64)
 
-    Batches are put together by the pairwise update of Chan, Golub and LeVeque (1979), each with the distances from its
-    own mean. Samples of more dimensions are flattened. A sample with a NaN in it is left out as a whole; with
+    Batches are added in place by the update of Chan, Golub and LeVeque (1979), each with the distances from its own
+    mean. Samples of more dimensions are flattened. A sample with a NaN in it is left out as a whole; with
     ``nan="propagate"`` the rows and columns of that feature become NaN, as they do with an infinite value. Weights are
     of samples: a weight of 2 is the sample twice.
 
