@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -15,7 +14,6 @@ from byname.model.called_functions import called_function, functions_called
 from byname.model.methods import calls_function, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
-    inside_of,
     is_called,
     is_script,
     modules_by_path,
@@ -24,17 +22,13 @@ from byname.model.module_tree import (
     unseen_in_script,
 )
 from byname.model.operations import ATTENTION, PARTS_OF_ATTENTION, is_elementary, is_operation, operations_like
+from byname.model.reach import Reached, Segments, follow, is_key, keys_of, modules_reached
 from byname.model.scopes import variables_of
 from byname.model.spot import Meaning, Spot
 from byname.place import ANY, AnyItem, Item, Name, Place, Segment, Slice, begun, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
 __all__ = ["never_called", "resolve"]
-
-
-Segments: TypeAlias = tuple[Segment, ...]
-Reached: TypeAlias = tuple[str, nn.Module, list[Segments]]
-"""A module that the beginning of a pattern leads to: its path, the module, and what is left of the pattern there."""
 
 
 def resolve(place: Place, model: nn.Module) -> Meaning:
@@ -61,14 +55,14 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
         return meaning
     if of_value.spots:
         return Meaning([spot.with_gradient() for spot in of_value.spots], of_value.notes)
-    for _, module, _ in _modules(model, place.segments) if not place.wild else ():
+    for _, module, _ in modules_reached(model, place.segments) if not place.wild else ():
         if is_script(module):
             raise BadArgumentError(unseen_in_script(str(place), module))
     raise NoMatchError(_unmatched(place, model))
 
 
 def _meaning(place: Place, model: nn.Module) -> Meaning:
-    reached = [*_modules(model, place.segments)]
+    reached = [*modules_reached(model, place.segments)]
     alone = not place.wild
     kinds: dict[str, list[Spot]] = {}
     for kind in ("module", "parameter", "method", "input"):
@@ -105,97 +99,6 @@ def _unique(spots: Iterable[Spot]) -> list[Spot]:
     return [*found.values()]
 
 
-def _modules(model: nn.Module, pattern: Segments) -> Iterator[Reached]:
-    """The modules that the beginning of a pattern leads to, in order of registration, and what is left of it there."""
-    yield from _inside(model, (), begun(pattern, {0}), pattern, ())
-
-
-def _inside(
-    module: nn.Module, at: Segments, reached: set[int], pattern: Segments, around: tuple[int, ...]
-) -> Iterator[Reached]:
-    yield join(at), module, [pattern[position:] for position in sorted(reached)]
-    if id(module) in around:  # a module that holds itself
-        return
-    for name, child, keys in _children(module, reached, pattern):
-        if not isinstance(child, nn.Module):
-            continue
-        segment = Name.of(name)
-        following = begun(pattern, _after(pattern, reached, segment, keys))
-        child, wrappers = inside_of(child)
-        for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
-            passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == Name.of(wrapper)}
-            following = begun(pattern, following | passed)
-        if following:
-            yield from _inside(child, (*at, segment), following, pattern, (*around, id(module)))
-
-
-def _children(
-    module: nn.Module, reached: set[int], pattern: Segments
-) -> Iterator[tuple[str, Any, Collection[Hashable]]]:
-    """The children that the pattern may mean next, with the keys of each.
-
-    Where it says a name, that one alone, however many there are.
-    """
-    children: dict[str, nn.Module | None] = attributes_of(module).get("_modules") or {}
-    following = [pattern[position] for position in reached if position < len(pattern)]
-    if len(following) == 1 and isinstance(following[0], Name) and not following[0].wild:
-        name = following[0].plain
-        if name in children:
-            yield name, children[name], ()
-    elif len(following) == 1 and (name := _at_index(module, children, following[0])):
-        yield name, children[name], (following[0].key,)  # type: ignore[union-attr]
-    elif following:
-        keys = _keys(module, children)
-        for name, child in tuple(children.items()):
-            yield name, child, keys.get(name, ())
-
-
-def _at_index(module: nn.Module, children: Iterable[str], segment: Segment) -> str:
-    """The name of the child that an index means in a module that is a list; empty where it means none."""
-    if not isinstance(segment, Item) or type(segment.key) is not int:
-        return ""
-    names = [*children] if isinstance(module, nn.Sequential | nn.ModuleList) else []
-    return names[segment.key] if -len(names) <= segment.key < len(names) else ""
-
-
-def _after(pattern: Segments, reached: set[int], child: Name, keys: Collection[Hashable] = ()) -> set[int]:
-    following = set()
-    for position in reached:
-        if position == len(pattern):
-            continue
-        one = pattern[position]
-        if one == ANY:
-            following.add(position)
-        elif fits(one, child) or _is_key(one, keys):
-            following.add(position + 1)
-    return following
-
-
-def _is_key(item: Segment, keys: Collection[Hashable]) -> bool:
-    if isinstance(item, Slice):  # a child of a list has its position among its keys, counted from both ends
-        whole = sorted(key for key in keys if type(key) is int)
-        return len(whole) == 2 and whole[1] in item.positions(whole[1] - whole[0])
-    return bool(keys) and (isinstance(item, AnyItem) or (isinstance(item, Item) and item.key in keys))
-
-
-def _keys(module: nn.Module, held: Iterable[str]) -> dict[str, frozenset[Hashable]]:
-    """The keys under which ``module[key]`` gives each of what it holds: an index, also one from the end, or the name.
-
-    Args:
-        module: any module.
-        held: the names of its children, or of its parameters.
-    """
-    if isinstance(module, nn.ModuleDict | nn.ParameterDict):
-        return {name: frozenset([name, int(name)] if name.isdecimal() else [name]) for name in held}
-    if isinstance(module, nn.ParameterList):  # which may hold other things than parameters, too
-        size = attributes_of(module).get("_size", 0)
-        return {name: frozenset([name, int(name), int(name) - size]) for name in held if name.isdecimal()}
-    if isinstance(module, nn.Sequential | nn.ModuleList):
-        names = [*held]
-        return {name: frozenset([name, at, at - len(names)]) for at, name in enumerate(names)}
-    return {}
-
-
 def _spots(kind: str, reached: list[Reached], alone: bool) -> Iterator[Spot]:
     read = _READERS[kind]
     for path, module, rests in reached:
@@ -213,7 +116,7 @@ def _is_output(module: nn.Module, rest: Segments) -> bool:
 
 
 def _is_child(module: nn.Module, item: Segment) -> bool:
-    return any(_is_key(item, keys) for keys in _keys(module, module._modules).values())
+    return any(is_key(item, keys) for keys in keys_of(module, module._modules).values())
 
 
 def _inputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
@@ -232,10 +135,10 @@ def _are_items(segments: Segments) -> bool:
 def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
     if len(rest) == 1:
         of_lists = isinstance(module, nn.ParameterList | nn.ParameterDict)
-        keys = _keys(module, module.__dict__["_parameters"]) if of_lists else {}
+        keys = keys_of(module, module.__dict__["_parameters"]) if of_lists else {}
         for kind in ("parameter", "buffer"):
             for name in state_of(module, kind):
-                if fits(rest[0], Name.of(name)) or _is_key(rest[0], keys.get(name, ())):
+                if fits(rest[0], Name.of(name)) or is_key(rest[0], keys.get(name, ())):
                     yield Spot(kind, under(path, name), module, name, alone=alone)
 
 
@@ -333,7 +236,7 @@ def _left(variable: str, tail: Segments) -> set[Segments]:
     """What is left of a pattern after the name of a variable, which has dots in it if it is a nested function's."""
     reached = begun(tail, {0})
     for part in variable.split("."):
-        reached = begun(tail, _after(tail, reached, Name.of(part)))
+        reached = begun(tail, follow(tail, reached, Name.of(part)))
     return {tail[position:] for position in reached}
 
 
@@ -413,7 +316,9 @@ _OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", 
 def _in_other_words(place: Place, model: nn.Module) -> str:
     """What to ask for where the path has the words of another library."""
     owner, word = place.segments[:-1], str(place.segments[-1])
-    module = next((module for _, module, rests in _modules(model, owner) if () in rests), None) if owner else model
+    module = (
+        next((module for _, module, rests in modules_reached(model, owner) if () in rests), None) if owner else model
+    )
     if module is None:
         return ""
     asked = join(owner)
@@ -451,7 +356,7 @@ def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
 
 def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
     """Functions that the modules call to which a path leads, and variables of the function that it names."""
-    for path, module, rests in _modules(model, place.segments) if not place.wild else ():
+    for path, module, rests in modules_reached(model, place.segments) if not place.wild else ():
         for rest in rests:
             if not rest or not isinstance(rest[0], Name) or is_elementary(module):
                 continue
@@ -466,7 +371,7 @@ def _operations_near(
     """Operations spelled nearly like the last name that modules call to which the rest leads, or nearly leads."""
     names = operations_like(str(place.segments[-1]))
     owner = place.segments[:-1]
-    owners = [(path, module) for path, module, rests in _modules(model, owner) if () in rests] if owner else []
+    owners = [(path, module) for path, module, rests in modules_reached(model, owner) if () in rests] if owner else []
     if owners or not owner:
         asked = [(join(owner), module) for _, module in owners] or [("", model)]
     else:

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow, is_place
+from byname.model.counts import bounds, steps, whole
 from byname.model.dataflow import after, before, first_before, next_after
 from byname.table import closest, counted
 from byname.text import printable
 
-__all__ = ["Either", "Look", "Online", "Selector", "Test", "bounds", "is_counted", "no_match", "steps", "whole"]
+__all__ = ["Either", "Look", "Online", "Selector", "Test", "is_counted", "no_match"]
 
 
 class Look:
@@ -460,25 +461,3 @@ class Online:
         if answer is None:
             answer = self._answers[call.path] = self._test(call)
         return answer
-
-
-def steps(within: int | None) -> int | None:
-    """Return `within` if it is None or a whole number of at least 1; else raise BadArgumentError."""
-    if within is not None and whole(within) < 1:
-        raise BadArgumentError(f"within= counts the steps from one call to another, 1 for the next one; not {within}")
-    return within
-
-
-def bounds(part: slice) -> tuple[int | None, int | None, int | None]:
-    """Return start, stop and step of a slice as ints; raise BadArgumentError if they are invalid."""
-    start, stop, step = (None if one is None else whole(one) for one in (part.start, part.stop, part.step))
-    if step == 0:
-        raise BadArgumentError("a slice goes on by a step of 1 or more, or backwards by -1 or less, not by 0")
-    return start, stop, step
-
-
-def whole(position: object) -> int:
-    """Return an integer of any class as an int; raise BadArgumentError for another value, also a bool."""
-    if isinstance(position, bool) or not hasattr(type(position), "__index__"):
-        raise BadArgumentError(f"a whole number is needed here, not {position!r}")
-    return operator.index(position)  # type: ignore[arg-type]

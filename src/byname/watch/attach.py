@@ -20,6 +20,7 @@ from byname.model.spot import Meaning, Spot
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
+from byname.watch.arrivals import Arrivals
 from byname.watch.attachment import Before, Callback, Running
 from byname.watch.delivery import Deliver, delivery
 from byname.watch.explicit_attention import checked_attention
@@ -27,7 +28,7 @@ from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
 from byname.watch.heard import not_come_to
 from byname.watch.hooks import Hooks
-from byname.watch.late_binding import Arrivals, Binding
+from byname.watch.late_binding import Binding
 from byname.watch.module_inputs import hook_inputs
 from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States

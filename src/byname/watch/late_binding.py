@@ -7,7 +7,6 @@ on only those in which something matched, and those that have not run yet.
 from __future__ import annotations
 
 import difflib
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from byname.errors import NoMatchError
 from byname.model.call_graph import Call, Flow
@@ -40,7 +38,7 @@ from byname.watch.function_mode import Functions, Owner
 from byname.watch.hooks import Hooks
 from byname.watch.module_outputs import Wanting, hook_calls, hook_ends, hook_outputs
 
-__all__ = ["Arrivals", "Binding"]
+__all__ = ["Binding"]
 
 
 class Binding:
@@ -395,65 +393,3 @@ class Binding:
 
 _NAMED = 6
 """Places that are named where none is like the one asked for."""
-
-
-class Arrivals:
-    """Notices modules that are assigned or added to those of an observed model.
-
-    PyTorch tells of these for the whole process; those of other models are passed over.
-
-    Args:
-        model: the watched model.
-        running: the attachment.
-        binding: the operations that it wants.
-    """
-
-    def __init__(self, model: nn.Module, running: Running, binding: Binding) -> None:
-        self._model = model
-        self._running = running
-        self._binding = binding
-        self._handle: Any = None
-        self._let_go: Any = None
-
-    @cached_property
-    def _paths(self) -> dict[int, str]:
-        """The modules that there are, by ``id``; looked for as the first one arrives, which is before it is there."""
-        return {id(module): path for path, module in modules_by_path(self._model).items()}
-
-    def install(self) -> None:
-        """Begin to notice them."""
-        held = weakref.WeakMethod(self._arrives)  # a model that is let go may go
-
-        def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
-            told = held()
-            if told is not None:
-                told(module, name, arriving)
-
-        self._handle = register_module_module_registration_hook(arrives)
-        self._let_go = weakref.finalize(self, self._handle.remove)
-        self._let_go.atexit = False
-
-    def remove(self) -> None:
-        """Stop noticing."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        if self._let_go is not None:
-            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
-            self._let_go = None
-
-    def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
-        around = self._paths.get(id(module))
-        if around is None or arriving is None:
-            return
-        path = f"{around}.{name}" if around else name
-        known = self._paths.get(id(inside_of(arriving)[0]))
-        if known is None:
-            self._running.notes.setdefault(
-                f"`{path}`: a module was put there while this is attached, and is not told of; attach again"
-            )
-        elif known != path:
-            self._running.notes.setdefault(
-                f"`{path}`: `{known or 'forward'}` was put there while this is attached, and goes by the path it had"
-            )
-        self._binding.leave_out(arriving)
