@@ -56,29 +56,23 @@ def comoments_of(rows: SampleRows, first: int, last: int) -> Comoments:
 
 
 def added(known: Comoments, rows: SampleRows) -> Comoments:
-    """What is known and rows, as one; its squares and products are changed in place.
-
-    The distance between the means of both is one more row beside those of the distances from the mean of the rows: so
-    the update of Chan, Golub and LeVeque 1979 is part of one product of matrices.
-    """
+    """What is known and rows, as one (Chan, Golub and LeVeque 1979); its squares and products are changed in place."""
     first, last = known.products.shape
-    length, columns = rows.values.shape
+    columns = rows.values.shape[1]
     counts = known.counts + rows.counts
     share = rows.counts / counts
-    apart = rows.values.new_empty(length + 1, columns)
-    torch.sub(rows.values, known.shift, out=apart[:length])
-    mean = replace(rows, values=apart[:length]).mean
-    apart[:length] -= mean
+    apart = replace(rows, values=rows.values - known.shift)
+    mean = apart.mean
+    apart.values.sub_(mean)
+    weighted = apart.weighted
     far = mean - known.mean
-    apart[length] = far * (known.counts * share).sqrt()
-    weighted = apart
-    if rows.weights is not None:
-        weighted = apart * torch.cat([rows.weights, rows.weights.new_ones(1)])[:, None]
-    known.products.addmm_(weighted[:, :first].T, apart[:, columns - last :])
+    moved = far * (known.counts * share)
+    known.products.addmm_(weighted[:, :first].T, apart.values[:, columns - last :])
+    known.products.addr_(moved[:first], far[columns - last :])
     if first == columns:
         known.squares.copy_(known.products.diagonal())
     else:
-        known.squares.add_(torch.linalg.vecdot(weighted, apart, dim=0))
+        known.squares.add_(torch.linalg.vecdot(weighted, apart.values, dim=0)).addcmul_(moved, far)
     return replace(known, counts=counts, mean=known.mean + far * share)
 
 
