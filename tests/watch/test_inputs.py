@@ -91,6 +91,28 @@ def test_it_is_changed_as_a_pre_hook_changes_it(model):
         assert torch.equal(model(X), mask)
 
 
+def test_an_interjection_gets_the_module_that_is_called(model):
+    seen = []
+    with byname.interject(model, "blocks.0.lin.input", lambda name, module, value: seen.append((name, module))):
+        model(X)
+    assert seen == [("blocks.0.lin.input", model.blocks[0].lin)]
+
+
+def test_a_class_with_the_inputs_of_the_call_gets_all_of_them(model):
+    seen = []
+
+    class Look(byname.WrappedForwardBackwardInterjection):
+        def process(self, name, module, inputs, outputs):
+            seen.append((module, len(inputs), outputs))
+
+        def process_backward(self, name, module, grad_input, grad_output):
+            pass
+
+    with byname.interject(model, "blocks.0.input", Look()):
+        model(X.clone().requires_grad_()).sum().backward()
+    assert seen[0][0] is model.blocks[0] and seen[0][1] == 3 and torch.equal(seen[0][2], X)
+
+
 def test_several_who_change_it_are_called_in_order(model):
     with byname.interject(model, "blocks.0.lin.input", lambda name, module, value: value + 1):
         with byname.interject(model, "blocks.0.lin.input", lambda name, module, value: value * 3):

@@ -83,6 +83,10 @@ def interject(
     return handle.switched(True)
 
 
+_CALLED = ("module", "input")
+"""Kinds of places at calls of modules."""
+
+
 class _PutIn:
     """The callback for a function: it calls the function with a value, and checks what the function returns.
 
@@ -104,7 +108,7 @@ class _PutIn:
     def __call__(self, event: Event) -> Any:
         """Handle a value."""
         process, value = self._process, event.value
-        new = process(event.path, event.module if event.kind == "module" else None, value)
+        new = process(event.path, event.module if event.kind in _CALLED else None, value)
         if new is not None and new is not value:
             same_kind(event.path, value, new)
         return new
@@ -115,7 +119,7 @@ class _PutInWrapped(_PutIn):
 
     def __call__(self, event: Event) -> Any:
         process, value = self._process, event.value
-        new = process(event.path, event.module if event.kind == "module" else None, event.inputs, value)
+        new = process(event.path, event.module if event.kind in _CALLED else None, event.inputs, value)
         if new is not None and new is not value:
             same_kind(event.path, value, new)
         return new
