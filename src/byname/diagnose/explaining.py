@@ -108,10 +108,10 @@ class Explaining:
         try:
             if error is not None:
                 safely(self._note, error)
-            safely(self._tell_of_swallowed, error)
         finally:
             with defer_signals():
                 self._blocks.leave()
+        safely(self._tell_of_swallowed, error)
         if error is not None:
             safely(clean, error)
 
