@@ -143,6 +143,7 @@ def test_a_large_recording_opens_without_reading_it(tmp_path):
         for name in ("iterations", "ranks", "calls", "modes", "values"):
             file["a"][name].resize(count, 0)
         file["a/iterations"][:] = numpy.arange(count)
+        file["byname/numbers"][0] = [count, 0, count - 1, file["a/values"].id.get_storage_size()]
     with byname.open(path) as recording:
         assert recording["a"].values.array.shape == (count, 1024, 256)
         assert recording["a"].values[1].sum() == 1024 * 256

@@ -33,6 +33,15 @@ def path(tmp_path):
     )
 
 
+@pytest.fixture
+def old(path):
+    """The same as in format 1, which has no inventory: the attributes of the groups are read."""
+    with h5py.File(path, "r+") as file:
+        del file["byname/places"], file["byname/numbers"]
+        file.attrs["version"] = numpy.int64(1)
+    return path
+
+
 def memory_of(function):
     """What a function gives, and the most bytes that Python and NumPy had at once meanwhile."""
     tracemalloc.start()
@@ -195,10 +204,10 @@ def test_a_chunk_that_unpacks_to_more_than_it_says_is_refused_before_it_is_unpac
     assert memory_of(read)[1] < 20 << 20
 
 
-def test_more_rows_than_deflate_can_pack_are_refused(path):
-    refiltered(path, "a/iterations", filters=[deflate], rows=1 << 24, chunk=1 << 20, data=zlib.compress(bytes(9)))
+def test_more_rows_than_deflate_can_pack_are_refused(old):
+    refiltered(old, "a/iterations", filters=[deflate], rows=1 << 24, chunk=1 << 20, data=zlib.compress(bytes(9)))
     with pytest.raises(RecordingError, match=r"run\.h5"):
-        read_all(path)
+        read_all(old)
 
 
 # What is left out
@@ -236,10 +245,10 @@ def deleted(file):
         (deleted, "art", "1 place that the file had"),
     ],
 )
-def test_a_place_that_is_left_out_is_said(path, change, left, said):
-    with h5py.File(path, "r+") as file:
+def test_a_place_that_is_left_out_is_said(old, change, left, said):
+    with h5py.File(old, "r+") as file:
         change(file)
-    with byname.open(path) as recording:
+    with byname.open(old) as recording:
         assert sorted(recording.paths) == [*left]
         assert not recording.complete
         assert [said in sentence for sentence in recording.missing] == [True]
@@ -248,12 +257,32 @@ def test_a_place_that_is_left_out_is_said(path, change, left, said):
         assert said in str(recording)
 
 
-def test_a_part_of_a_place_behind_a_link_is_refused(path):
+@pytest.mark.parametrize(
+    ("change", "left", "said"),
+    [
+        (doubled, "anrt", None),  # of the attribute `path` only other readers know
+        (doubled_by_a_link, "anrt", "`second`: the inventory does not have it"),
+        (external, "anr", "`t`: there is a link to another file"),
+        (soft, "anr", "`t`: there is a link to another name"),
+        (deleted, "art", "1 place that the file had: n"),
+    ],
+)
+def test_a_place_that_is_left_out_is_said_where_there_is_an_inventory(path, change, left, said):
     with h5py.File(path, "r+") as file:
+        change(file)
+    with byname.open(path) as recording:
+        assert sorted(recording.paths) == [*left]
+        assert recording.complete == (said is None)
+        assert [said in sentence for sentence in recording.missing] == [True] * (said is not None)
+        assert len(recording["a"]) == 30
+
+
+def test_a_part_of_a_place_behind_a_link_is_refused(old):
+    with h5py.File(old, "r+") as file:
         del file["r/more/3"]
         file["r/more/3"] = h5py.SoftLink("/a")
     with pytest.raises(RecordingError, match="link"):
-        byname.open(path)
+        byname.open(old)
 
 
 # Types, shapes and descriptions
@@ -263,15 +292,15 @@ NO_NUMBERS = ["qint8", "quint8", "qint32", "quint4x2", "bits8", "bits16", "uint1
 
 
 @pytest.mark.parametrize("name", [name for name in NO_NUMBERS if hasattr(torch, name)])
-def test_a_dtype_of_which_pytorch_reads_no_element_is_refused(path, name):
-    with h5py.File(path, "r+") as file:
+def test_a_dtype_of_which_pytorch_reads_no_element_is_refused(old, name):
+    with h5py.File(old, "r+") as file:
         file["n/values"][0] = json.dumps({"tensor": [name, [3], 0]})
         file["a"].attrs["dtype"] = name
     with pytest.raises(RecordingError, match="cannot read its elements"):
-        byname.open(path)
-    with h5py.File(path, "r+") as file:
+        byname.open(old)
+    with h5py.File(old, "r+") as file:
         file["a"].attrs["dtype"] = "float32"
-    with byname.open(path) as recording, pytest.raises(RecordingError, match="cannot read its elements"):
+    with byname.open(old) as recording, pytest.raises(RecordingError, match="cannot read its elements"):
         recording["n"].values[0]
 
 
@@ -335,11 +364,11 @@ def _replaced(group, name, shape, kind, chunks):
         lambda file: file.attrs.__setitem__("json", '[["x"]]'),
     ],
 )
-def test_descriptions_that_no_recorder_writes_are_refused(path, change):
-    with h5py.File(path, "r+") as file:
+def test_descriptions_that_no_recorder_writes_are_refused(old, change):
+    with h5py.File(old, "r+") as file:
         change(file)
     with pytest.raises(RecordingError, match=r"run\.h5|stored value"):
-        read_all(path)
+        read_all(old)
 
 
 SHARD = {"mesh": [2], "names": [], "coordinate": [0], "placements": ["Shard(0)"], "shape": [4], "offset": [0]}
@@ -370,15 +399,124 @@ SHARD = {"mesh": [2], "names": [], "coordinate": [0], "placements": ["Shard(0)"]
         {"more": [1]},
     ],
 )
-def test_a_part_that_belongs_nowhere_is_refused(path, wrong):
-    with h5py.File(path, "r+") as file:
+def test_a_part_that_belongs_nowhere_is_refused(old, wrong):
+    with h5py.File(old, "r+") as file:
         file["a"].attrs["shard"] = json.dumps(SHARD | wrong)
     with pytest.raises(RecordingError, match="part of a distributed tensor"):
-        byname.open(path)
-    with h5py.File(path, "r+") as file:
+        byname.open(old)
+    with h5py.File(old, "r+") as file:
         file["a"].attrs["shard"] = json.dumps(SHARD)
-    with byname.open(path) as recording:
+    with byname.open(old) as recording:
         assert recording["a"].shards[0].mesh == (2,)
+
+
+# The inventory
+
+
+def rewritten(path, change):
+    """The lines of the inventory and its numbers, as `change(lines, numbers)` leaves them; lines may be bytes."""
+    with h5py.File(path, "r+") as file:
+        own = file["byname"]
+        lines = [json.loads(line) for line in own["places"][:].tobytes().splitlines()]
+        table = own["numbers"][:].tolist()
+        change(lines, table)
+        raw = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        for name, new in (("places", numpy.frombuffer(raw, "u1")), ("numbers", numpy.array(table, "<i8"))):
+            own[name].resize(len(new), 0)
+            own[name][...] = new
+
+
+def of(name, fact):
+    return lambda lines, table: lines[0].__setitem__(name, fact)
+
+
+def number(column, fact):
+    return lambda lines, table: table[0].__setitem__(column, fact)
+
+
+def line(raw):
+    return lambda lines, table: lines.__setitem__(0, raw)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(of(name, fact) for name in ("path", "layout", "kind", "dtype", "padded") for fact in (3, None, ["x"], {})),
+        *(of("shape", fact) for fact in (3, [-1], [2.0], [True], ["4"], [2**70], [2**30, 2**30], [1] * 99, None)),
+        *(of("ranks", fact) for fact in (3, [-2], [2**31], [0.5], [True], ["0"], None)),
+        *(of("shard", fact) for fact in (3, [], "x", {"mesh": [2]}, {"mesh": 3}, {"more": [1]})),
+        *(of("asked", fact) for fact in (3, [], {}, {"every": "2"}, {"more": 1}, {"where": "a"}, {"reduce": ["x"]})),
+        of("dtype", "qint8"),
+        of("dtype", "\x1b[31m"),
+        of("layout", "nested"),
+        of("layout", "flat"),
+        of("kind", "int"),
+        *(number(0, fact) for fact in (0, -1, -(2**63))),
+        number(1, 2**62),
+        number(2, -5),
+        number(3, -1),
+        line(b"[" * 100_000 + b"\n"),
+        line(b'{"path": ' * 100_000 + b"\n"),
+        line(b"9" * 100_000 + b"\n"),
+        line(b"\xff\xfe\n"),
+        line(b"[]\n"),
+        line(b"\n"),
+        line(b" " * (1 << 21) + b"\n"),
+        lambda lines, table: lines.append(b"{}"),
+        lambda lines, table: lines.pop(),
+        lambda lines, table: table.pop(),
+        *(lambda lines, table, at=at: lines.append({"line": at, "ranks": [0]}) for at in (99, -1, "0", True, None)),
+        lambda lines, table: lines.append({"line": 0, "ranks": "0"}),
+        lambda lines, table: lines.append({"line": 0}),
+    ],
+)
+def test_an_inventory_that_no_recorder_writes_is_refused(path, change):
+    rewritten(path, change)
+    with pytest.raises(RecordingError, match=r"run\.h5"):
+        byname.open(path)
+
+
+@pytest.mark.parametrize(
+    "change", [number(0, 31), number(0, 2**62), of("shape", [4, 6]), of("shape", [2**50]), of("dtype", "float64")]
+)
+def test_values_that_the_inventory_has_and_the_file_has_not_are_refused(path, change):
+    rewritten(path, change)
+    with byname.open(path) as recording:
+        repr(recording)
+
+        def read():
+            with pytest.raises(RecordingError, match=r"run\.h5"):
+                list(recording["a"].values)
+
+        assert memory_of(read)[1] < 1 << 20
+        assert list(recording["t"].values) == ["x"] * 30
+
+
+@pytest.mark.parametrize("name", ["byname/places", "byname/numbers"])
+def test_an_inventory_elsewhere_is_refused(path, name):
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file[name] = h5py.SoftLink("/a/values")
+    with pytest.raises(RecordingError, match="link"):
+        byname.open(path)
+
+
+def test_places_that_the_inventory_has_without_groups_are_counted_and_not_kept(path):
+    rewritten(path, lambda lines, table: (lines.extend({**lines[0], "path": f"x{one}"} for one in range(2000)),
+                                          table.extend([table[0]] * 2000)))  # fmt: skip
+    with byname.open(path) as recording:
+        assert sorted(recording.paths) == [*"anrt"]
+        assert len(recording.missing) == 1 and "2000 places that the file had: x0" in recording.missing[0].replace(
+            ",", ""
+        )
+
+
+@pytest.mark.parametrize("version", [3, 2**40, 0, -1])
+def test_a_format_that_is_not_known_is_said(path, version):
+    with h5py.File(path, "r+") as file:
+        file.attrs["version"] = version
+    with pytest.raises(RecordingError, match=rf"version {version} of the format, and this byname reads 1 to 2"):
+        byname.open(path)
 
 
 # Names of files

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy
-
 from byname.errors import (
     BadArgumentError,
     BadPathError,
@@ -25,8 +23,9 @@ from byname.recording import export
 from byname.recording.dataset import Samples
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.series import Series, joined, without_repeats
+from byname.recording.stores.described import Extent, Stored
 from byname.recording.stores.parts import Form
-from byname.recording.stores.reader import FileSource, Stored, StoredPlaces
+from byname.recording.stores.reader import FileSource, StoredPlaces
 from byname.recording.stores.writer import nearest, needs_h5py
 from byname.recording.to_xarray import together
 from byname.table import SHOWN, Row, closest, counted, listed, printable, text, to_html
@@ -422,7 +421,7 @@ class Recording(Mapping[str, Any]):
 
     def _row(self, path: str, ranges: bool) -> Row:
         having = [results for results in self._results if path in results.places]
-        indexes = [results.index(path) for results in having]
+        extents = [results.extent(path) for results in having]
         places = [results.places[path] for results in having]
         shapes = {_shape(part.form) for place in places for part in place.parts}
         row = {
@@ -430,9 +429,9 @@ class Recording(Mapping[str, Any]):
             "kind": ", ".join(dict.fromkeys(_kind(place) for place in places)),
             "shape": shapes.pop() if len(shapes) == 1 and None not in shapes else "ragged",
             "records": sum(place.count for place in places),
-            "iterations": _span(numpy.concatenate([index.iterations for index in indexes])),
-            "ranks": tuple(numpy.unique(numpy.concatenate([index.ranks for index in indexes])).tolist()),
-            "bytes": sum(results.size(path) for results in having),
+            "iterations": _span([one for one in extents if one.first <= one.last]),
+            "ranks": tuple(sorted(frozenset().union(*(one.ranks for one in extents)))),
+            "bytes": sum(one.size for one in extents),
         }
         how = dict.fromkeys(str(place.sampling) for place in places if place.sampling is not None)
         row |= {"how": "; ".join(filter(None, how))} if any(how) else {}
@@ -456,10 +455,10 @@ def _kind(place: Stored) -> str:
     return ", ".join(dict.fromkeys(part.form.dtype or part.form.kind for part in place.parts))
 
 
-def _span(iterations: Any) -> str:
-    if not len(iterations):
+def _span(extents: Sequence[Extent]) -> str:
+    if not extents:
         return ""
-    first, last = int(iterations.min()), int(iterations.max())
+    first, last = min(one.first for one in extents), max(one.last for one in extents)
     return str(first) if first == last else f"{first}-{last}"
 
 

@@ -43,7 +43,7 @@ __all__ = [
     "taken_as",
 ]
 
-FORMAT, VERSION = "byname recording", 1
+FORMAT, VERSION = "byname recording", 2
 ASKED = {"dtype": "converted_to"}
 """Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""
 _TAKEN = (".", "byname")
@@ -199,6 +199,7 @@ class Array:
         "_found",
         "_id",
         "_kind",
+        "_packed",
         "_pieces",
         "_shape",
         "count",
@@ -228,6 +229,7 @@ class Array:
         self.count = 0
         text = self._kind.get_class() == h5py.h5t.STRING  # it lies elsewhere in the file, where no filter comes
         filters = settings.filters if filtered and not text else Filters()
+        self._packed = bool(filters.code)
         self._chunk = _chunk(shape, self._kind.get_size(), PACKED if filters.code else expected)
         self._pieces = _pieces(shape, self._chunk, self.row_bytes)
         self._found: tuple[int, list[int | None]] = (-1, [])
@@ -244,6 +246,12 @@ class Array:
     def is_short_for(self, count: int) -> bool:
         """Whether so many rows would lie in many short chunks, and could lie in longer ones."""
         return self._chunk[0] * self.row_bytes * 4 <= CHUNK and count > MANY * self._chunk[0]
+
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes the rows take in the file; room that was made for further ones does not count."""
+        whole = int(self.count * self.row_bytes)
+        return min(whole, int(self._id.get_storage_size())) if self._packed else whole
 
     def content(self) -> numpy.ndarray[Any, Any]:
         """All rows, as the bytes that the file holds."""

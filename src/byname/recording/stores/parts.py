@@ -181,6 +181,8 @@ class Part:
         self.form = form
         self.count = 0
         self.elements = 0
+        self.first, self.last = min(first.iterations), -1
+        self.ranks: set[int] = set()
         self.index: Index | None = None
         self.fresh: list[Columns] = []
         self._arrays: dict[str, Array] = {}
@@ -202,6 +204,14 @@ class Part:
             self._order(start, batch.order)
         self.fresh.append(columns_of(batch.iterations, batch.ranks, batch.calls, batch.modes))
         self.count = start + len(batch)
+        self.first = min(self.first, min(batch.iterations))
+        self.last = max(self.last, max(batch.iterations))
+        self.ranks.update(batch.ranks)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the values in the file; of text, without the letters."""
+        return sum(self._arrays[name].stored_bytes for name in ("values", "bytes") if name in self._arrays)
 
     def take(self, index: Index) -> None:
         """Has another index from now on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,60 +13,31 @@ from typing import Any
 
 import numpy
 
-from byname.codec import dtype_named
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
-from byname.recording.distributed.dtensor import Shard, checked
 from byname.recording.lazy import Picked
-from byname.recording.sampling import Sampling
 from byname.recording.series import Series
-from byname.recording.stores.arrays import ASKED, FORMAT, VERSION, group_name, modes, numbers, place_of
+from byname.recording.stores.arrays import FORMAT, VERSION, modes, numbers
+from byname.recording.stores.described import Extent, Stored, places_of_groups
+from byname.recording.stores.inventory import places_of_inventory
 from byname.recording.stores.journal.committed import SIGNATURE, committed
 from byname.recording.stores.journal.file_objects import read_by_hdf5
 from byname.recording.stores.journal.journal import put_back
-from byname.recording.stores.parts import Form
 from byname.recording.stores.stored_values import PartAt, Source, StoredValues
 from byname.recording.stores.validate import (
     attribute,
     broken,
-    check_packed,
     dataset_in,
-    flat_shape,
+    first_rows,
     group_in,
     names_in,
-    row_shape,
     storage,
-    stored,
     within_size,
 )
-from byname.table import counted, listed, printable
+from byname.table import listed, printable
 
-__all__ = ["FileSource", "Stored", "StoredPlaces", "is_whole"]
+__all__ = ["FileSource", "StoredPlaces", "is_whole"]
 
 _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
-_FACTS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
-_NOTHING: Any = object()
-_KINDS = {"rows": ("tensor", "int", "float", "bool", "complex", "str"), "flat": ("tensor",), "nested": ("nested",)}
-"""Of the values that each layout has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A place in a file.
-
-    Attributes:
-        path: the place.
-        parts: of its values.
-        sampling: how they were taken; None in a file of an older byname.
-    """
-
-    path: str
-    parts: tuple[PartAt, ...]
-    sampling: Sampling | None = None
-
-    @property
-    def count(self) -> int:
-        """Of its records."""
-        return sum(part.count for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +84,8 @@ class StoredPlaces(Mapping[str, Series]):
             return
         with source.reading() as file:
             with within_size(file):
-                self.places, self.missing = _places(file)
+                found = places_of_groups if attribute(file, "version", int) == 1 else places_of_inventory
+                self.places, self.missing = found(file)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -159,7 +130,16 @@ class StoredPlaces(Mapping[str, Series]):
         whole = {name: numpy.concatenate([one[name] for one in columns])[sorting] for name in columns[0]}
         return Index(**whole, part=numpy.concatenate(numbered)[sorting], row=numpy.concatenate(rows)[sorting])
 
-    def size(self, path: str) -> int:
+    def extent(self, path: str) -> Extent:
+        """What a place has, without its values: from the inventory, or from its arrays where the file has none."""
+        known = self.places[path].extent
+        if known is not None:
+            return known
+        index = self.index(path)
+        first, last = (int(index.iterations.min()), int(index.iterations.max())) if len(index.row) else (0, -1)
+        return Extent(first, last, frozenset(index.ranks.tolist()), self._size(path))
+
+    def _size(self, path: str) -> int:
         """How many bytes the values of a place take in the file; of text, without the letters."""
         with self._source.reading() as file:
             groups = [part.group(file) for part in self.places[path].parts]
@@ -175,115 +155,21 @@ class StoredPlaces(Mapping[str, Series]):
                 continue
             with self._source.reading() as file:
                 found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
-                shapes.append([tuple(shape) for shape in _read(found, part.count).tolist()])
+                shapes.append([tuple(shape) for shape in first_rows(found, part.count).tolist()])
         return shapes
-
-
-def _places(file: Any) -> tuple[dict[str, Stored], tuple[str, ...]]:
-    """The places by their paths, in order, and in words what else there should be."""
-    names, links = names_in(file)
-    missing = [
-        f"what was recorded at `{place_of(name)}`: there is {kind}, which is not followed"
-        for name, kind in links.items()
-    ]
-    numbered: dict[str, tuple[int, str, Stored]] = {}
-    last = -1
-    for name in names:
-        if name == "byname":
-            continue  # the mark by which the file and its journal know each other
-        number, place = _place_at(file, name)
-        other = numbered.get(place.path)
-        if other is not None:
-            kept, left_out = (name, other[1]) if group_name(place.path) == name else (other[1], name)
-            missing.append(
-                f"what was recorded at `{place_of(left_out)}`: it says that it is `{place.path}`, as does {kept}"
-            )
-        if other is None or kept == name:
-            numbered[place.path] = number, name, place
-        last = max(last, number)
-    gone = last + 1 - len(numbered) - len(missing)
-    if gone > 0:
-        missing.append(f"{counted(gone, 'place')} that the file had: its numbers of places lead to {last}")
-    in_order = sorted(numbered.values(), key=lambda one: one[0])
-    return {place.path: place for _, _, place in in_order}, tuple(map(printable, missing))
-
-
-def _place_at(file: Any, name: str) -> tuple[int, Stored]:
-    """A place by the name of its group, and the number that it has among all places."""
-    group = group_in(file, name)
-    parts = [_part_at(group, (name,))]
-    if b"more" in group.id:
-        further = group_in(group, "more")
-        inside, links = names_in(further)
-        if links:
-            raise broken(f"{next(iter(links))} in {further.name} is a link, which is not followed")
-        inside.sort(key=lambda one: (len(one), one))
-        parts += [_part_at(group_in(further, one), (name, "more", one)) for one in inside]
-    return attribute(group, "number", int), Stored(attribute(group, "path", str), tuple(parts), _sampling(group))
-
-
-def _sampling(group: Any) -> Sampling | None:
-    if "every" not in group.attrs:
-        return None
-    read: dict[str, Any] = {}
-    for name, kind in _FACTS.items():
-        found = attribute(group, ASKED.get(name, name), kind, _NOTHING)
-        if found is not _NOTHING:
-            read[name] = printable(found) if kind is str else found
-    try:
-        return Sampling.of(read)
-    except (TypeError, KeyError) as reason:
-        raise broken(f"{group.name} does not say how its values were taken") from reason
-
-
-def _part_at(group: Any, names: tuple[str, ...]) -> PartAt:
-    layout, kind = attribute(group, "layout", str), attribute(group, "kind", str)
-    if kind not in _KINDS.get(layout, ()):
-        raise broken(f"{group.name} has the layout {layout} and the kind {kind}, which this version does not know")
-    shape: tuple[int, ...] = ()
-    dtype = attribute(group, "dtype", str, "")
-    if kind == "tensor":
-        dtype_named(dtype)
-        shape = flat_shape(group) if layout == "flat" else row_shape(group, "values")
-    elif dtype:
-        raise broken(f"{group.name} has the kind {kind} and the dtype {dtype}, which only tensors have")
-    iterations = dataset_in(group, "iterations", numbers("<i8"), (None,))
-    padded = layout == "rows" and b"shapes" in group.id
-    return PartAt(names, Form(layout, kind, dtype, shape, _shard(group), padded), len(iterations))
-
-
-def _shard(group: Any) -> Shard | None:
-    text = attribute(group, "shard", str, "")
-    if not text:
-        return None
-    try:
-        facts = {name: tuple(fact) for name, fact in json.loads(text).items()}
-        return checked(Shard(**facts))
-    except (ValueError, TypeError, AttributeError, RecursionError) as reason:
-        raise broken(f"{group.name} is a part of a distributed tensor, and which cannot be read") from reason
 
 
 def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:
     columns = {}
     for name, code in _COLUMNS.items():
         dataset = dataset_in(group, name, numbers(code), (None,))
-        columns[name] = _read(dataset, part.count, whole=name == "iterations")
-    columns["modes"] = _read(dataset_in(group, "modes", modes(), (None,)), part.count, whole=False)
+        columns[name] = first_rows(dataset, part.count, whole=name == "iterations")
+    columns["modes"] = first_rows(dataset_in(group, "modes", modes(), (None,)), part.count, whole=False)
     columns["order"] = numpy.arange(part.count)
     if parts > 1 and b"order" in group.id:
         order = dataset_in(group, "order", numbers("<i8"), (None,))
-        columns["order"] = _read(order, part.count)
+        columns["order"] = first_rows(order, part.count)
     return columns
-
-
-def _read(dataset: Any, count: int, *, whole: bool = True) -> Any:
-    """The first records of an array that has them; only `ranks`, `calls` and `modes` need not have been written."""
-    if len(dataset) < count:
-        raise broken(f"{dataset.name} has {len(dataset)} records of {count}")
-    if whole and stored(dataset) < count * dataset.id.get_type().get_size() * math.prod(dataset.shape[1:]):
-        raise broken(f"{dataset.name} says that it has {count} records, and the file does not hold them")
-    check_packed(dataset, 0, count)
-    return dataset[:count]
 
 
 _FILES = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
@@ -413,8 +299,8 @@ def _facts(file: Any, shown: str) -> tuple[dict[str, Any], bool, bool, list[str]
         inside = listed(list(file), 8)
         raise NotARecordingError(f"{shown} is HDF5, but no recording of byname; in it: {printable(inside)}")
     version = attribute(file, "version", int)
-    if version > VERSION:
-        raise RecordingError(f"it was written in version {version} of the format, and this byname reads {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise RecordingError(f"it was written in version {version} of the format, and this byname reads 1 to {VERSION}")
     coded = _json(attribute(file, "json", str), list)
     run = {name: attribute(file, name, object) for name in file.attrs if name not in _OWN}
     run.update({name: _json(run[name], object) for name in {*coded} if name in run})

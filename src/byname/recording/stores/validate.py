@@ -22,7 +22,9 @@ __all__ = [
     "attribute",
     "broken",
     "check_packed",
+    "check_shape",
     "dataset_in",
+    "first_rows",
     "flat_shape",
     "group_in",
     "names_in",
@@ -121,9 +123,15 @@ def row_shape(group: Any, name: str) -> tuple[int, ...]:
     if not isinstance(found, h5py.Dataset) or not found.shape:
         raise broken(f"{name} is not an array of rows")
     shape = tuple(map(int, found.shape[1:]))
-    if math.prod(filter(None, shape)) >= 2**56:  # which no tensor can have, also where one of its sizes is 0
-        raise broken(f"{name} has rows of the shape {shape}")
+    check_shape(name, shape)
     return shape
+
+
+def check_shape(name: str, shape: tuple[Any, ...]) -> None:
+    """Refuses a shape that no tensor can have, also where one of its sizes is 0."""
+    sizes = len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < 2**56 for size in shape)
+    if not sizes or math.prod(filter(None, shape)) >= 2**56:
+        raise broken(f"{name} has rows of the shape {shape!r:.200}")
 
 
 def flat_shape(group: Any) -> tuple[int, ...]:
@@ -148,6 +156,16 @@ def stored(dataset: Any) -> int:
         return int(held)
     chunks = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.id.get_type().get_size()
     return int(min(chunks, held * _RATIOS.get(packed, _LARGEST_RATIO if packed else 1)))
+
+
+def first_rows(dataset: Any, count: int, *, whole: bool = True) -> Any:
+    """The first records of an array that has them; only `ranks`, `calls` and `modes` need not have been written."""
+    if len(dataset) < count:
+        raise broken(f"{dataset.name} has {len(dataset)} records of {count}")
+    if whole and stored(dataset) < count * dataset.id.get_type().get_size() * math.prod(dataset.shape[1:]):
+        raise broken(f"{dataset.name} says that it has {count} records, and the file does not hold them")
+    check_packed(dataset, 0, count)
+    return dataset[:count]
 
 
 def size_of_file(thing: Any) -> int:

@@ -30,6 +30,7 @@ from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.arrays import ASKED, FORMAT, VERSION, Filters, Settings, filters_of, group_name
 from byname.recording.stores.coordinates import write_all
+from byname.recording.stores.inventory import Inventory
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.file_objects import read_by_hdf5
@@ -39,7 +40,7 @@ from byname.recording.stores.parts import SHAPES, Batch, Form, Part, batches
 from byname.table import closest, counted, printable
 
 if TYPE_CHECKING:
-    from byname.recording.stores.reader import Stored
+    from byname.recording.stores.described import Stored
 
 __all__ = ["Hdf5Store", "nearest", "needs_h5py"]
 
@@ -198,6 +199,7 @@ class Hdf5Store:
         filters = filters_of(compression)
         self._owner = os.getpid()
         self._places: dict[str, Place] = {}
+        self._changed: set[str] = set()
         self._waiting: defaultdict[str, list[Series]] = defaultdict(list)
         self._closed_with: list[Stored] | None = None
         self._missing: list[str] = []
@@ -270,7 +272,7 @@ class Hdf5Store:
 
     def _in_it(self) -> list[Stored] | None:
         """What was written, without a look at the file; None where it is not known whether all of it is in there."""
-        from byname.recording.stores.reader import Stored
+        from byname.recording.stores.described import Stored
         from byname.recording.stores.stored_values import PartAt
 
         if self._file is None:
@@ -315,6 +317,7 @@ class Hdf5Store:
         self._file = h5py.File(self._disk, "w", libver=("v108", "v110"), **uncached)
         self._disk.sign(self._file)
         self._settings = Settings(self._disk, filters, int(run.get("rank", 0)))
+        self._inventory = Inventory(self._file, self._settings)
         self._describe(run)
         self._commit()
 
@@ -361,10 +364,16 @@ class Hdf5Store:
                 place.write(series)
                 self._records += len(series)
                 self._last = max(self._last, max(series.iterations))
+            self._changed.add(path)
         written = [part for path in waiting for part in self._places[path].parts if part.fresh]
         write_all(written, self._settings)
 
     def _note_progress(self) -> None:
+        changed = [(path, self._places[path]) for path in self._places if path in self._changed]
+        self._changed.clear()
+        if changed:
+            lines = [self._inventory.note(path, place.sampling, place.parts) for path, place in changed]
+            self._inventory.write("".join(lines))
         attributes = self._file.attrs
         attributes.modify("updated", numpy.bytes_(datetime.now(UTC).isoformat(timespec="milliseconds")))
         attributes.modify("last_iteration", numpy.int64(self._last))
