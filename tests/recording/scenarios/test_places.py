@@ -104,7 +104,7 @@ def test_results_are_those_of_the_moment_and_read_no_other_place(to, tmp_path, m
             monkeypatch.setattr(
                 results.StoredPlaces, "index", lambda self, path: asked.append(path) or index(self, path)
             )
-            monkeypatch.setattr(results, "_places", lambda file: asked.append("all"))
+            monkeypatch.setattr(results, "places_of_inventory", lambda file: asked.append("all"))
             assert recorder.results["1"].iterations == [*range(7)]
             assert asked == ["1"]
     assert len(recorder.results["0"]) == 7 and len(early["2"]) == 3

@@ -16,7 +16,16 @@ from byname.recording.stores.stored_values import PartAt
 from byname.recording.stores.validate import attribute, broken, dataset_in, flat_shape, group_in, names_in, row_shape
 from byname.table import counted, printable
 
-__all__ = ["ASKED_KINDS", "Extent", "Stored", "check_kind", "places_of_groups", "sampling_of", "shard_of"]
+__all__ = [
+    "ASKED_KINDS",
+    "Extent",
+    "Stored",
+    "check_described",
+    "check_kind",
+    "places_of_groups",
+    "sampling_of",
+    "shard_of",
+]
 
 ASKED_KINDS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
 _NOTHING: Any = object()
@@ -118,15 +127,27 @@ def _sampling(group: Any) -> Sampling | None:
 
 
 def _part_at(group: Any, names: tuple[str, ...]) -> PartAt:
+    form = _form_at(group)
+    iterations = dataset_in(group, "iterations", numbers("<i8"), (None,))
+    return PartAt(names, form, len(iterations))
+
+
+def _form_at(group: Any) -> Form:
     layout, kind = attribute(group, "layout", str), attribute(group, "kind", str)
     dtype = attribute(group, "dtype", str, "")
     check_kind(group.name, layout, kind, dtype)
     shape: tuple[int, ...] = ()
     if kind == "tensor":
         shape = flat_shape(group) if layout == "flat" else row_shape(group, "values")
-    iterations = dataset_in(group, "iterations", numbers("<i8"), (None,))
-    padded = layout == "rows" and b"shapes" in group.id
-    return PartAt(names, Form(layout, kind, dtype, shape, _shard(group), padded), len(iterations))
+    return Form(layout, kind, dtype, shape, _shard(group), padded=layout == "rows" and b"shapes" in group.id)
+
+
+def check_described(group: Any, path: str, form: Form) -> None:
+    """Refuses a group that does not say of itself what the inventory says of it."""
+    own = attribute(group, "path", str, path)
+    found = _form_at(group)
+    if own != path or found != form:
+        raise broken(f"{group.name} says that it has {own} as {found}, and the inventory that it has {path} as {form}")
 
 
 def _shard(group: Any) -> Shard | None:

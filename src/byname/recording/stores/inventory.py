@@ -109,6 +109,8 @@ def places_of_inventory(file: Any) -> tuple[dict[str, Stored], tuple[str, ...]]:
     if gone:
         missing.append(f"{counted(len(gone), 'place')} that the file had: {listed(gone, 8)}")
     unknown = here - {group_name(path) for path in found}
+    for name in unknown:
+        group_in(file, name)  # anything else is refused
     missing += [f"what was recorded at `{place_of(name)}`: the inventory does not have it" for name in sorted(unknown)]
     return {path: one for path, one in found.items() if group_name(path) in here}, tuple(map(printable, missing))
 

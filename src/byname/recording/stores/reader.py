@@ -17,7 +17,7 @@ from byname.errors import NotARecordingError, NotPermittedError, RecordingError
 from byname.recording.lazy import Picked
 from byname.recording.series import Series
 from byname.recording.stores.arrays import FORMAT, VERSION, modes, numbers
-from byname.recording.stores.described import Extent, Stored, places_of_groups
+from byname.recording.stores.described import Extent, Stored, check_described, places_of_groups
 from byname.recording.stores.inventory import places_of_inventory
 from byname.recording.stores.journal.committed import SIGNATURE, committed
 from byname.recording.stores.journal.file_objects import read_by_hdf5
@@ -119,6 +119,7 @@ class StoredPlaces(Mapping[str, Series]):
         with self._source.reading() as file:
             groups = [part.group(file) for part in parts]
             for part, group in zip(parts, groups, strict=True):
+                check_described(group, path, part.form)
                 StoredValues(self._source, part).check(group)  # first: many places may lead to the same columns
             columns = [_columns(part, group, len(parts)) for part, group in zip(parts, groups, strict=True)]
             order = numpy.concatenate([one.pop("order") for one in columns])
