@@ -413,3 +413,22 @@ def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
     with byname.open(tmp_path / "run.h5") as recording:
         assert len(recording._results[0].places["a"].parts) == 9
         assert all(torch.equal(one, value) for one, value in zip(recording["a"].values, values, strict=True))
+
+
+def test_many_places_with_one_value_take_little_more_than_their_values(tmp_path):
+    values = {f"layers.{number}": [torch.randn(1024)] for number in range(200)}
+    path = written(tmp_path / "run.h5", values)
+    assert path.stat().st_size < 2 * 200 * 4096
+    with byname.open(path) as recording:
+        assert all(torch.equal(recording[name].values[0], only) for name, (only,) in values.items())
+
+
+def test_another_program_opens_a_file_of_which_the_writer_was_killed(tmp_path):
+    """HDF5 marks newer files while they are written, and refuses those that still have the mark."""
+    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store.append({"a": series("a", [1.0, 2.0])})
+    store.flush()
+    (tmp_path / "killed.h5").write_bytes((tmp_path / "run.h5").read_bytes())
+    store.close()
+    with h5py.File(tmp_path / "killed.h5") as file:
+        assert file["a/values"][:].tolist() == [1.0, 2.0]

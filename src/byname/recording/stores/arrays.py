@@ -142,8 +142,8 @@ def modes() -> Any:
 
 CHUNK = 512 * 1024
 """Bytes of a chunk at most: many small rows, one row, or a part of a large one."""
-LEAST, FEW = 4 * 1024, 4
-"""Bytes and rows of a chunk at least, as long as four rows take no more than four times these bytes."""
+LEAST = 1024
+"""Bytes of a chunk at least, where a row has fewer: a place with one record takes little more than its value."""
 PACKED = 2048
 """Rows of a chunk for a filter: packed, room that is not used takes none, and each window packs its last chunk anew."""
 MANY = 16
@@ -336,8 +336,7 @@ def _chunk(shape: tuple[int, ...], itemsize: int, expected: int) -> tuple[int, .
     """So many rows that a chunk has about the bytes it should, or a part of one row."""
     row = max(math.prod(shape) * itemsize, 1)
     if row < CHUNK:
-        few = max(LEAST // row, min(FEW, FEW * LEAST // row))
-        rows = min(max(few, 1 << (expected - 1).bit_length()), CHUNK // row)
+        rows = min(max(LEAST // row, 1 << (expected - 1).bit_length()), CHUNK // row)
         return (max(rows, 1), *(max(size, 1) for size in shape))
     sizes = list(shape)
     for number, size in enumerate(sizes):
