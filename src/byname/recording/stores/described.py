@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,12 +143,14 @@ def _form_at(group: Any) -> Form:
     return Form(layout, kind, dtype, shape, _shard(group), padded=layout == "rows" and b"shapes" in group.id)
 
 
-def check_described(group: Any, path: str, form: Form) -> None:
-    """Refuses a group that does not say of itself what the inventory says of it."""
-    own = attribute(group, "path", str, path)
-    found = _form_at(group)
-    if own != path or found != form:
-        raise broken(f"{group.name} says that it has {own} as {found}, and the inventory that it has {path} as {form}")
+def check_described(groups: Sequence[Any], place: Stored) -> None:
+    """Refuses groups that do not say of themselves what is known of a place."""
+    for group, part in zip(groups, place.parts, strict=True):
+        found = _form_at(group)
+        if found != part.form:
+            raise broken(f"{group.name} says that it has {found}, and not {part.form}")
+    if attribute(groups[0], "path", str) != place.path or _sampling(groups[0]) != place.sampling:
+        raise broken(f"{groups[0].name} says that it is another place than {place.path}, or was taken in another way")
 
 
 def _shard(group: Any) -> Shard | None:

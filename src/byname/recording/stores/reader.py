@@ -118,8 +118,8 @@ class StoredPlaces(Mapping[str, Series]):
         parts = self.places[path].parts
         with self._source.reading() as file:
             groups = [part.group(file) for part in parts]
+            check_described(groups, self.places[path])
             for part, group in zip(parts, groups, strict=True):
-                check_described(group, path, part.form)
                 StoredValues(self._source, part).check(group)  # first: many places may lead to the same columns
             columns = [_columns(part, group, len(parts)) for part, group in zip(parts, groups, strict=True)]
             order = numpy.concatenate([one.pop("order") for one in columns])
