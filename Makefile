@@ -7,7 +7,7 @@ READY = $(VENV)/.ready
 .PHONY: help demo test slow check versions bench house format clean
 
 help:
-	@echo "make demo    train small models: call what is in one by name, record it, read the recording; look inside another"
+	@echo "make demo    train small models, record one, look inside, and write build/report.html: two minutes"
 	@echo "make test    run the tests, a few minutes"
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
@@ -23,13 +23,18 @@ $(READY): pyproject.toml constraints.txt
 
 # Nothing in train_digits.py knows that it is recorded; build/ is not under version control.
 RECORDED = build/digits.h5
+PLACES = blocks.*.attention.forward.weights blocks.*.attention.sharpness forward.hidden **.weight.grad mean_image
 demo: $(READY)
 	@mkdir -p build
-	$(BIN)/byname run --record 'blocks.*.attention.forward.scores' --record 'blocks.*.attention.sharpness' \
-		--record head.weight.grad --record mean_image --to $(RECORDED) --overwrite examples/train_digits.py
+	@echo "1 of 4: train a small attention model on handwritten digits, and record what passes in it"
+	$(BIN)/byname run $(PLACES:%=--record '%') --to $(RECORDED) --overwrite examples/train_digits.py build/digits.pt
+	@printf "\n2 of 4: what was recorded\n"
 	$(BIN)/byname show $(RECORDED)
-	$(BIN)/python examples/read_digits.py $(RECORDED)
+	@printf "\n3 of 4: read the recording, look into the trained model, and write one page about it\n"
+	$(BIN)/python examples/report_digits.py $(RECORDED) build/digits.pt build/report.html
+	@printf "\n4 of 4: train another model, which has a fault that its accuracy hides, and look inside while it learns\n"
 	$(BIN)/python examples/probe_digits.py build/digits.png
+	@printf "\nDone. Open build/report.html in a browser; build/digits.png is the picture of the other model.\n"
 
 FAST = $(BIN)/python -m pytest -m "not slow"
 SLOW = $(BIN)/python -m pytest -m slow

@@ -3,10 +3,12 @@
 The model learns, yet one number that was meant to be learned never changes, and PyTorch raises no error. One more step,
 under `byname.track()`, shows what it has: the leaves that gradients go to, what autograd keeps for backward in each
 module, and what one attention module keeps, by its own variable names. Run it with `make demo`, which also records what
-passes in the model, without a line about that in this file, and has `read_digits.py` read the recording.
+passes in the model, without a line about that in this file, and has `report_digits.py` write a page about it.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from sklearn.datasets import load_digits
@@ -160,6 +162,8 @@ def main() -> None:
     optimizer = AdamW(model.parameters(), lr=4e-3)
     train(model, optimizer, images, labels)
     print(f"test accuracy {accuracy(model, test_images, test_labels):.3f} on {TEST} images not trained on")
+    if sys.argv[1:]:
+        torch.save(model.state_dict(), sys.argv[1])
     show_one_more_step(model, optimizer, images, labels)
 
 
