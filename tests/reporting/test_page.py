@@ -246,6 +246,14 @@ def test_training_and_evaluation_are_two_curves(page):
     assert [(one["name"], one["figures"]) for one in place["curves"]] == [("train", [[1, 2]]), ("eval", [[3, 4]])]
 
 
+def test_pictures_of_batches_of_different_sizes_are_those_that_all_have(page):
+    values = [torch.arange(float(size * 12)).reshape(size, 3, 4) for size in (5, 2, 4)]
+    of_batches, of_rows = page(series("weights", values), series("rows", [torch.ones(3, 4), torch.ones(2, 4)])).datas
+    assert of_batches["picture"]["slices"] == ["[0, :, :]", "[1, :, :]"]
+    assert (of_batches["picture"]["rows"], of_batches["picture"]["columns"]) == (3, 4)
+    assert not of_rows.get("picture")
+
+
 @pytest.mark.slow
 def test_many_places_and_iterations_make_a_small_page(tmp_path):
     values = torch.randn(10_000, 16).cumsum(0)

@@ -37,14 +37,20 @@ def heat_map(series: Series, budget: int) -> dict[str, Any] | None:
         series: the values.
         budget: the number of cells that all pictures may have together.
     """
-    shapes = {tuple(shape) for shape in series.shapes}
-    shape = shapes.pop() if len(shapes) == 1 else ()
+    shape = _common({tuple(shape) for shape in series.shapes})
     sides = [at for at, size in enumerate(shape) if size > 1]
     if not sides or math.prod(shape) * 4 > LARGEST or budget <= 0:
         return None
     if len(sides) == 1:
         return _columns(series, shape, budget) if len(series) > 1 else None
     return _frames(series, shape, sides, budget)
+
+
+def _common(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the part of their shapes that all values have; batches of different sizes have the slices of the least."""
+    if len(shapes) > 1 and len({shape[1:] for shape in shapes}) == 1 and min(map(len, shapes)) > 2:
+        return min(shapes)
+    return shapes.pop() if len(shapes) == 1 else ()
 
 
 def _columns(series: Series, shape: tuple[int, ...], budget: int) -> dict[str, Any] | None:

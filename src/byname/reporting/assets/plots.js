@@ -182,8 +182,11 @@ class Plot {
   say() {
     if (this.cursor === null) {
       const five = this.curves.some(one => one.figures.length === 5);
-      const names = this.curves.length > 1 ? this.curves.map(one => one.name).join(" and ") + "; " : "";
-      this.readout.textContent = names + (five ? "median, quartiles, smallest and largest value" : "") + (this.curves.some(one => one.bad.length) ? "; red: not finite" : "");
+      const words = [];
+      if (this.curves.length > 1) words.push(this.curves.map(one => one.name).join(" and "));
+      if (five) words.push("median, quartiles, smallest and largest value");
+      if (this.curves.some(one => one.bad.length)) words.push("red: not finite");
+      this.readout.textContent = words.join("; ");
       return;
     }
     const words = this.curves.map(one => {
