@@ -27,7 +27,7 @@ PLACES = blocks.*.attention.forward.weights blocks.*.attention.sharpness forward
 demo: $(READY)
 	@mkdir -p build
 	@echo "1 of 4: train a small attention model on handwritten digits, and record what passes in it"
-	$(BIN)/byname run $(PLACES:%=--record '%') --to $(RECORDED) --overwrite examples/train_digits.py build/digits.pt
+	$(BIN)/byname run --check $(PLACES:%=--record '%') --to $(RECORDED) --overwrite examples/train_digits.py build/digits.pt
 	@printf "\n2 of 4: what was recorded\n"
 	$(BIN)/byname show $(RECORDED)
 	@printf "\n3 of 4: read the recording, look into the trained model, and write one page about it\n"
