@@ -3,9 +3,10 @@
     make demo
 
 `train_digits.py` has no line about recording. The attention weights are a local variable of a method, the gradient
-exists between backward and the next step, the buffer changes in every forward: all three are there for every step, under
-the names that the program gives them. What was not recorded is asked of the trained model: what its units do on all test
-images, how well a linear probe reads the digits at each place, what one step keeps in memory, and what is wrong.
+exists between backward and the next step, the buffer changes in every forward: all three are there for every step,
+under the names that the program gives them. What was not recorded is asked of the trained model: what its units do on
+all test images, how well a linear probe reads the digits at each place, what one step keeps in memory, and what is
+wrong.
 """
 
 from __future__ import annotations
