@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: help demo test slow check versions bench house format clean
+.PHONY: help demo test slow check docs versions bench house format clean
 
 help:
 	@echo "make demo    train small models, record one, look inside, and write build/report.html: two minutes"
 	@echo "make test    run the tests, a few minutes"
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
+	@echo "make docs    build the site of the documentation into build/site"
 	@echo "make versions  run the tests on other versions of Python and PyTorch; VERSIONS='3.12+2.15.0 3.13+2.15.0' names them"
 	@echo "make house   draw the folders and their imports into docs/design.md"
 	@echo "make bench   measure against the floor and against rivals"
@@ -59,6 +60,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every warning is an error: of links, of anchors, and of docstrings that do not fit their signatures.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # The oldest and the newest PyTorch that docs/versions.md names, each in an environment of its own.
 VERSIONS ?= 3.11+2.10.0 3.12+2.15.0 3.13+2.15.0

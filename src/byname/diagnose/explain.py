@@ -54,7 +54,8 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
 
     Args:
         error: the exception; by default the one that is being handled, or the last one that reached the prompt.
-        model, optimizer: the model and the optimizer concerned, or lists of them; names are searched there first.
+        model: the model concerned, or a list of them; names are searched there first.
+        optimizer: the optimizer concerned, or a list of them.
 
     Returns:
         An `Explanation`. If byname does not know the cause, it is ``"unknown"`` and there are no culprits.

@@ -37,7 +37,8 @@ def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
     otherwise unchanged. Training computes bit for bit the same results as without it.
 
     Args:
-        model, optimizer: models and optimizers in which to search for names. May be left out.
+        model: the model concerned, or a list of them; names are searched there first. May be left out.
+        optimizer: the optimizer concerned, or a list of them. May be left out.
 
     Raises:
         NotAModuleError, NotAnOptimizerError: `model` or `optimizer` is something else.

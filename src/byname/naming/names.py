@@ -31,10 +31,6 @@ def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
     """Return the best name that the program has for a tensor.
 
     Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
-    the objects that these hold: attributes, items, parameters, optimizer state, closures, suspended generators. A
-    tensor that is not found that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
-
-    Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
     what these hold: attributes, items, parameters, optimizer state, closures, suspended generators. What is not found
     that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
 

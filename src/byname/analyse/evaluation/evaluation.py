@@ -117,7 +117,9 @@ class Evaluation:
             model: the model that is run. Of a model wrapped for several processes the inner one runs, without any
                 communication; compiled models run eagerly.
             event: what happened, in a word.
-            epoch, batch, step: when it is; only written down.
+            epoch: when it is; only written down, as are the next two.
+            batch: the number of the batch.
+            step: the number of the training step.
 
         Raises:
             BadArgumentError: if the analyser is not observed on this model, the loader gives no batch, or the pass
@@ -159,7 +161,10 @@ class Evaluation:
         Args:
             model: the model.
             schedule: when; in place of the four keywords.
-            start, every, at, end: see `Schedule`.
+            start: whether there is a snapshot before the first step; see `Schedule`, as for the next three.
+            every: so many steps apart.
+            at: after these numbers of steps.
+            end: whether there is one when the training ends.
             epoch: written into the records; ``snapshots.epoch`` can be set to another.
         """
         return Snapshots(self, model, schedule or Schedule(start, every, tuple(at), end), epoch)

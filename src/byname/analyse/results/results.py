@@ -116,7 +116,8 @@ class Results(Mapping[str, Any]):
 
         Args:
             figure: its name; the first if None.
-            axes, ax: what to draw in; a new figure of a fitting size if None.
+            axes: what to draw in; a new figure of a fitting size if None.
+            ax: the same, for a single one.
 
         Raises:
             NotInstalledError: if matplotlib is not installed; it is also an ImportError.

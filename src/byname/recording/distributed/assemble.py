@@ -48,13 +48,13 @@ def assembled(series: Series) -> Series:
         RecordingError: if a part is missing (it is named, and never read as zeros), or replicas differ.
         BadArgumentError: if the series has records that are no parts of distributed tensors.
 
-        >>> from torch import ones, zeros
-        >>> from byname.recording.distributed.dtensor import Shard
-        >>> from byname.recording.series import Series
-        >>> parts = [Shard((2,), (), (rank,), ("Shard(0)",), (3,), (2 * rank,)) for rank in (0, 1)]
-        >>> both = Series("w", [zeros(2), ones(1)], [0, 0], [0, 1], [0, 0], ["train"] * 2, [(2,), (1,)], parts)
-        >>> assembled(both).values
-        [tensor([0., 0., 1.])]
+    >>> from torch import ones, zeros
+    >>> from byname.recording.distributed.dtensor import Shard
+    >>> from byname.recording.series import Series
+    >>> parts = [Shard((2,), (), (rank,), ("Shard(0)",), (3,), (2 * rank,)) for rank in (0, 1)]
+    >>> both = Series("w", [zeros(2), ones(1)], [0, 0], [0, 1], [0, 0], ["train"] * 2, [(2,), (1,)], parts)
+    >>> assembled(both).values
+    [tensor([0., 0., 1.])]
     """
     groups: dict[tuple[str, int, int], dict[Coordinate, int]] = {}
     shards = _shards_of(series)
