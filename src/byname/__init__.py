@@ -157,6 +157,7 @@ _PLACES = {
     "holders": "byname.memory.holders",
     "interject": "byname.watch.interject",
     "leaves": "byname.autograd.leaves",
+    "load_ipython_extension": "byname.plug.magics",
     "name": "byname.naming.names",
     "names": "byname.naming.names",
     "observe": "byname.analyse.observe",

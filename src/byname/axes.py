@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from byname.errors import NotInstalledError
+from byname.source.cells import running_shell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,7 @@ def _draws_by_pyplot() -> bool:
 
     Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
     """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return "matplotlib.pyplot" in sys.modules or (shell is not None and shell() is not None)
+    return "matplotlib.pyplot" in sys.modules or running_shell() is not None
 
 
 def _pyplot() -> Any:

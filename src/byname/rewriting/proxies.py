@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from byname.errors import RewriteError
 from byname.model.operations import operation_name
+from byname.source.cells import shown_file
 from byname.source.location import is_torch
 
 __all__ = ["CHANGES", "REPORTED", "Flag", "Untraceable", "Value", "Values", "gives_several", "untraceable"]
@@ -334,5 +335,5 @@ def _statement(error: BaseException) -> str:
         return "its forward"
     code, line = found
     text = linecache.getline(code.co_filename, line).strip()
-    place = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{line})"  # noqa: PTH119 - may be no path
+    place = f"{code.co_qualname} ({shown_file(code.co_filename)}:{line})"
     return f"`{text}` in {place}" if text else place

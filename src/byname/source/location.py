@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import executing
 import torch
 
+from byname.source.cells import shown_file
 from byname.source.code import (
     ThisCode,
     body_of,
@@ -69,7 +70,7 @@ class Site:
     caller: Site | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return printable(f"{os.path.basename(self.file)}:{self.line}")  # noqa: PTH119 - not a path for notebooks and exec
+        return printable(f"{shown_file(self.file)}:{self.line}")
 
     @property
     def with_caller(self) -> str:
@@ -245,8 +246,8 @@ def short_names(sites: Iterable[Site]) -> dict[Site, str]:
 
 def _told_apart(files: Collection[str]) -> dict[str, str]:
     """Return for each file the shortest end of its full name that no other file shares."""
-    found: dict[str, str] = {}
-    waiting, length = {file: re.split(r"[\\/]", file) for file in files}, 1
+    found = {file: shown for file in files if (shown := shown_file(file)) not in file}
+    waiting, length = {file: re.split(r"[\\/]", file) for file in files if file not in found}, 1
     while waiting:
         ends = {file: "/".join(parts[-length:]) for file, parts in waiting.items()}
         common = Counter(ends.values())
@@ -258,7 +259,7 @@ def _told_apart(files: Collection[str]) -> dict[str, str]:
 
 def scope_of(code: CodeType) -> str:
     """Return the name of a function as the scope of a variable: ``train (train.py:14)``."""
-    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"  # noqa: PTH119
+    return f"{code.co_qualname} ({shown_file(code.co_filename)}:{code.co_firstlineno})"
 
 
 def is_torch(filename: str) -> bool:

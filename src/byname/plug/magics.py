@@ -1,0 +1,106 @@
+"""Magics: ``%load_ext byname`` gives a notebook, or IPython, ``%%explain``, ``%%check`` and ``%census``."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from byname.diagnose.explaining import Explaining, explaining
+from byname.diagnose.finding import Finding
+from byname.memory.census import Census, census
+from byname.source.cells import shown_file
+from byname.text import printable_lines
+
+__all__ = ["load_ipython_extension"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a shell the magics; IPython calls this for ``%load_ext byname``."""
+    shell.register_magics(BynameMagics)
+
+
+@magics_class
+class BynameMagics(Magics):
+    """The magics. A cell runs as it would without them: same variables, same output, same error."""
+
+    @cell_magic
+    def explain(self, line: str, cell: str) -> Any:
+        """Run the cell, and explain in the words of the program what autograd refuses."""
+        __tracebackhide__ = True  # of the frames that IPython shows
+        _no_arguments("%%explain", line)
+        return _run(self.shell, cell, explaining())
+
+    @cell_magic
+    def check(self, line: str, cell: str) -> Any:
+        """Run the cell, explain errors as %%explain does, and tell what raises no error and is wrong.
+
+        That is what will silently do nothing, such as parameters that no optimizer has, and operations that turn finite
+        numbers into infinite ones or NaN.
+        """
+        __tracebackhide__ = True
+        _no_arguments("%%check", line)
+        seen = _Findings()
+        result = _run(self.shell, cell, Explaining(checked=seen.tell, non_finite=seen.tell))
+        if not seen.any:
+            _say("no finding; only backward calls in this cell were looked at")
+        return result
+
+    @line_magic
+    def census(self, line: str) -> Census:
+        """Return every living tensor, one row a storage, with its name, kind, bytes and what holds it."""
+        _no_arguments("%census", line)
+        return census()
+
+
+class _Findings:
+    any = False
+
+    def tell(self, finding: Finding) -> None:
+        """Print a finding as the command line does."""
+        self.any = True
+        _say(str(finding))
+
+
+def _say(message: str) -> None:
+    print(f"byname: {printable_lines(message)}", file=sys.stderr, flush=True)
+
+
+def _no_arguments(magic: str, line: str) -> None:
+    if line.strip():
+        raise UsageError(f"{magic} takes nothing on its line, and was given {line.strip()!r}")
+
+
+def _number(shell: Any) -> int:
+    """Return the number of the cell with the magic; the shell's own count may be that of the next one."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        cell = re.fullmatch(r"In\[(\d+)\]", shown_file(frame.f_code.co_filename))
+        if cell is not None:
+            return int(cell[1])
+        frame = frame.f_back
+    return int(shell.execution_count)
+
+
+def _run(shell: Any, cell: str, context: AbstractContextManager[object]) -> Any:
+    """Run a cell within a context, in the user's variables; return the value of its last expression.
+
+    The first line of the cell is that of the magic, so its code begins on the second one.
+    """
+    __tracebackhide__ = True
+    source = "\n" + shell.transform_cell(cell)
+    name = shell.compile.cache(source, _number(shell), raw_code="\n" + cell)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    statements = shell.compile(tree, name, "exec")
+    value = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
+    with context:
+        exec(statements, shell.user_global_ns, shell.user_ns)
+        result = None if value is None else eval(value, shell.user_global_ns, shell.user_ns)
+    return None if cell.rstrip().endswith(";") else result
