@@ -12,8 +12,9 @@ from torch import nn
 from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
 from byname.model.families import FAMILIES, family_named, inside_of_others
+from byname.model.online import Test
 from byname.model.operations import ATTENTION, operation_name
-from byname.model.selectors import Counted, Look, Selector, Test
+from byname.model.selectors import Counted, Look, Selector
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar
@@ -13,10 +13,11 @@ from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Call, Flow, is_place
 from byname.model.counts import bounds, steps, whole
 from byname.model.dataflow import after, before, first_before, next_after
+from byname.model.online import Online, Test
 from byname.table import closest, counted
 from byname.text import printable
 
-__all__ = ["Either", "Look", "Online", "Selector", "Test", "is_counted", "no_match"]
+__all__ = ["Either", "Look", "Selector", "is_counted", "no_match"]
 
 
 class Look:
@@ -442,22 +443,3 @@ def _selector(sign: str, other: object) -> Selector:
             f"not {type(other).__name__}"
         )
     return other
-
-
-Test = Callable[[Call], bool]
-"""Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
-
-
-class Online:
-    """Decides for each call of a first run whether a selector selects it, once per place."""
-
-    def __init__(self, test: Test) -> None:
-        self._test = test
-        self._answers: dict[str, bool] = {}
-
-    def see(self, call: Call) -> bool:
-        """Return whether the selector selects this call, whose inputs and outputs may be missing."""
-        answer = self._answers.get(call.path)
-        if answer is None:
-            answer = self._answers[call.path] = self._test(call)
-        return answer
