@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from byname.reporting.page import report
     from byname.rewriting.rewrite import rewrite
     from byname.source.location import Site
-    from byname.tracing.points import Points, points
     from byname.tracking.tracker import Tracker, track
     from byname.watch.attach import attach
     from byname.watch.interject import (
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
         WrappedForwardInterjection,
         interject,
     )
+    from byname.watch.points import Points, points
     from byname.watch.replace import replace
 
 __version__ = "0.1.0"
@@ -130,7 +130,7 @@ _PLACES = {
     "Leaf": "byname.autograd.leaves",
     "Leaves": "byname.autograd.leaves",
     "Name": "byname.naming.name",
-    "Points": "byname.tracing.points",
+    "Points": "byname.watch.points",
     "Recorder": "byname.recording.recorder",
     "Recording": "byname.recording.recording",
     "Saved": "byname.autograd.saved",
@@ -169,7 +169,7 @@ _PLACES = {
     "replace": "byname.watch.replace",
     "report": "byname.reporting.page",
     "rewrite": "byname.rewriting.rewrite",
-    "points": "byname.tracing.points",
+    "points": "byname.watch.points",
     "saved": "byname.autograd.saved",
     "skip": "byname.edits.skip",
     "select": "byname.model.select",
