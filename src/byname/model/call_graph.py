@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from byname.model.operations import is_elementary
+from byname.source.location import Instruction
 
 __all__ = ["Call", "Flow", "is_place"]
 
@@ -29,6 +30,12 @@ class Call:
         shapes: the shapes of the outputs.
         function: the PyTorch function called; None for a module.
         elementary: whether the call is one step of the data flow: a leaf module, or an operation outside leaf modules.
+        line: the instruction of the program that makes the call; None if there is none, as in a `torch.nn.Sequential`
+            that is the model.
+        inside: for an operation, its paths in the functions of the module that run around it, the innermost first:
+            ``layers.0.attn.rotate.cat``. Known for the functions that `trace` was asked about.
+        given: for a module, its arguments, each as it is written after ``.input`` (``[1]``, ``['mask']``), with the
+            shapes of the tensors in it. The first has an empty label.
     """
 
     path: str
@@ -42,6 +49,9 @@ class Call:
     shapes: tuple[tuple[int, ...], ...] = ()
     function: Any = None
     elementary: bool = True
+    line: Instruction | None = None
+    inside: tuple[str, ...] = ()
+    given: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from byname.model.methods import content_of, function_inside, function_of, method_of, methods_of
+from byname.model.operations import is_operation, taken
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.source.code import stands_for
 from byname.source.location import is_library, is_torch
 
-__all__ = ["called_function", "code_of_place", "functions_called"]
+__all__ = ["called_function", "code_of_place", "functions_called", "functions_named"]
 
 
 def called_function(module: nn.Module, name: str) -> FunctionType | None:
     """Return the function of a name that a module's methods call, or functions that these call; None if there is none.
 
-    Of several with one name it is the nearest. Functions of PyTorch count too where the program calls them itself.
+    Of several with one name it is the nearest of those that the code names, else of those in tables. Functions of
+    PyTorch count too where the program calls them itself.
 
     >>> called_function(nn.MultiheadAttention(4, 1), "multi_head_attention_forward").__module__
     'torch.nn.functional'
     """
-    return next((function for known, function in _functions(module) if known == name), None)
+    named = (function for known, function in _functions(module, tables=False) if known == name)
+    in_tables = (function for known, function in _functions(module) if known == name)
+    return next(chain(named, in_tables), None)
 
 
 def functions_called(module: nn.Module) -> dict[str, FunctionType]:
@@ -47,6 +52,22 @@ def functions_called(module: nn.Module) -> dict[str, FunctionType]:
         if theirs and name not in methods:
             found.setdefault(name, function)
     return found
+
+
+def functions_named(module: nn.Module) -> dict[str, FunctionType]:
+    """Return all functions that `called_function` knows, by name, except PyTorch's and names of the module's own.
+
+    Most functions in tables never run.
+    """
+    own = taken(module)
+    found: dict[str, FunctionType] = {}
+    for name, function in chain(_functions(module, tables=False), _functions(module)):
+        found.setdefault(name, function)
+    return {
+        name: function
+        for name, function in found.items()
+        if name not in own and not is_operation(name) and not is_torch(function.__code__.co_filename)
+    }
 
 
 def _package(one: Any) -> str:

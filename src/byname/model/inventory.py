@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from byname.model.called_functions import functions_called
+from byname.model.called_functions import functions_called, functions_named
 from byname.model.methods import function_of, methods_of, names_reached
 from byname.model.module_tree import state_of, under
-from byname.model.operations import is_elementary, is_operation
-from byname.model.scopes import variables_of
+from byname.model.operations import is_elementary
+from byname.model.scopes import sites_of, variables_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
+from byname.source.location import Site
 
-__all__ = ["Inventory", "Point"]
+__all__ = ["Code", "Inventory", "Point"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,18 @@ class Point:
 
     Attributes:
         path: the path that `attach`, `interject` and `record` accept.
-        kind: ``module`` (the output of its forward), ``input`` (its first argument, where it was asked for),
-            ``operation``, ``argument`` and ``variable`` (of a method),
-            ``method`` or ``function`` (what a method of the module returns, or a function that it calls),
-            ``parameter`` or ``buffer``.
+        kind: ``module`` (the output of its forward), ``input`` (what it is called with), ``operation``, ``argument``
+            and ``variable`` (of a method or function), ``method`` or ``function`` (what a method of the module returns,
+            or a function that it calls), ``parameter`` or ``buffer``.
         operation: the class name of a module or the name of a function; empty for other kinds.
         module: the class name of the module that is called or that owns the place.
-        shape: the shape of a parameter or buffer, or of a call's first output tensor; None if unknown.
-        calls: the number of calls in the example run; None without an example, or if they are not counted.
-        shapes: the shapes of all output tensors of the first call.
+        shape: the shape of a parameter or buffer, or of the first tensor in the first value; None if unknown.
+        calls: the number of values in the example run; None without an example, or if they are not counted.
+        shapes: the shapes of all tensors in the first value.
+        site: the line of the first call of a module, an operation, a method or a function, known with an example; the
+            first line that assigns a variable; the line that defines an argument. None if there is no such line.
+        ran: whether the example came to the place, for a parameter or buffer to its module; None without an example, or
+            if that is not known.
     """
 
     path: str
@@ -43,6 +48,27 @@ class Point:
     shape: tuple[int, ...] | None = None
     calls: int | None = None
     shapes: tuple[tuple[int, ...], ...] = ()
+    site: Site | None = None
+    ran: bool | None = None
+
+    @property
+    def source(self) -> str:
+        """The statement at `site`, on one line; empty if it is not known."""
+        return "" if self.site is None else self.site.statement
+
+
+class Code(NamedTuple):
+    """A method of a module, or a function that it calls.
+
+    Attributes:
+        name: its name in paths.
+        function: the innermost Python function behind it.
+        kind: ``forward``, ``method`` or ``function``.
+    """
+
+    name: str
+    function: Any
+    kind: str
 
 
 class Inventory:
@@ -53,53 +79,52 @@ class Inventory:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._variables: dict[FunctionType, list[tuple[str, str]]] = {}
+        self._variables: dict[tuple[FunctionType, bool], list[tuple[str, str]]] = {}
         self._reached = names_reached(modules)
 
-    def of(self, path: str, module: nn.Module) -> Iterator[Point]:
-        """Yield the parameters, buffers, variables and methods of one module, and the functions that it calls."""
-        owner = type(module).__name__
+    def state(self, path: str, module: nn.Module) -> Iterator[Point]:
+        """Yield the parameters and buffers of one module."""
         for kind in ("parameter", "buffer"):
             for name, tensor in state_of(module, kind).items():
                 with DisableTorchFunction():
-                    yield Point(under(path, name), kind, "", owner, tuple(fact(tensor, "shape")))
-        for name, function in _methods(module, self._reached):
-            if name != "forward":
-                yield Point(under(path, name), "method", "", owner)
-            for kind, variable in self._of_function(function):
-                yield Point(f"{under(path, name)}.{variable}", kind, "", owner)
-        for name, function in _functions(module):
-            yield Point(under(path, name), "function", "", owner)
-            for kind, variable in self._of_function(function, method=False):
-                yield Point(f"{under(path, name)}.{variable}", kind, "", owner)
+                    yield Point(under(path, name), kind, "", type(module).__name__, tuple(fact(tensor, "shape")))
 
-    def _of_function(self, function: FunctionType, *, method: bool = True) -> list[tuple[str, str]]:
+    def code(self, module: nn.Module) -> Iterator[Code]:
+        """Yield the methods of a module that a forward may call, and the functions that these call.
+
+        PyTorch's own are left out, and functions that are only in tables: most of those never run.
+        """
+        if is_elementary(module):
+            return
+        for name in dict.fromkeys(["forward", *methods_of(module)]):
+            function = function_of(module, name) if name in self._reached else None
+            if function is not None and not str(function.__module__).startswith("torch."):
+                yield Code(name, function, "forward" if name == "forward" else "method")
+        named = functions_named(module)
+        for name, function in functions_called(module).items():
+            if named.get(name) is function:
+                yield Code(name, function, "function")
+
+    def places(self, path: str, module: nn.Module, code: Code) -> Iterator[Point]:
+        """Yield what a method or function returns, its arguments and its variables; a forward returns the output."""
+        owner, sites = type(module).__name__, sites_of(code.function)
+        within = under(path, code.name)
+        if code.kind != "forward":
+            yield Point(within, code.kind, "", owner)
+        for kind, name in self.variables(code):
+            yield Point(f"{within}.{name}", kind, "", owner, site=sites.get(name))
+
+    def variables(self, code: Code) -> list[tuple[str, str]]:
         """Return (kind, name) of each argument and variable of a function, except the module as its first argument."""
-        if function not in self._variables:
-            code = function.__code__
-            starred = bool(code.co_flags & 4) + bool(code.co_flags & 8)
-            arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
-            names = variables_of(function)
-            self._variables[function] = [
+        key = code.function, code.kind != "function"
+        if key not in self._variables:
+            made = code.function.__code__
+            starred = bool(made.co_flags & 4) + bool(made.co_flags & 8)
+            arguments = made.co_varnames[: made.co_argcount + made.co_kwonlyargcount + starred]
+            itself = made.co_varnames[:1] if made.co_argcount and code.kind != "function" else ()
+            self._variables[key] = [
                 ("argument" if name in arguments else "variable", name)
-                for name in names
-                if not (method and code.co_argcount and name == code.co_varnames[0])
+                for name in variables_of(code.function)
+                if name not in itself
             ]
-        return self._variables[function]
-
-
-def _methods(module: nn.Module, reached: set[str]) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the methods of a module that a forward may call, except PyTorch's own methods."""
-    if is_elementary(module):
-        return
-    for name in dict.fromkeys(["forward", *methods_of(module)]):
-        function = function_of(module, name) if name in reached else None
-        if function is not None and not str(function.__module__).startswith("torch."):
-            yield name, function
-
-
-def _functions(module: nn.Module) -> list[tuple[str, FunctionType]]:
-    """Return the functions that a module calls whose names do not mean an operation there."""
-    if is_elementary(module):
-        return []
-    return [(name, one) for name, one in functions_called(module).items() if not is_operation(name)]
+        return self._variables[key]

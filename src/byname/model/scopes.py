@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
 from byname.source.code import ThisCode, source_of, stands_for
+from byname.source.location import Site, site_of
 
 __all__ = [
     "Function",
@@ -22,6 +23,7 @@ __all__ = [
     "names_in",
     "nested_in",
     "scope_of",
+    "sites_of",
     "variables_in",
     "variables_of",
 ]
@@ -218,3 +220,39 @@ def _variables_of(this: ThisCode) -> tuple[str, ...]:
     if definition is not None:
         return variables_in(definition)
     return tuple(dict.fromkeys([*code.co_varnames, *code.co_cellvars]))
+
+
+def sites_of(function: FunctionType) -> Mapping[str, Site]:
+    """Return where each variable of a function is first assigned, and each argument defined; empty without source."""
+    return _sites_of(ThisCode(stands_for[function.__code__]))
+
+
+@lru_cache(maxsize=1024)
+def _sites_of(this: ThisCode) -> dict[str, Site]:
+    code = this.code
+    assert code is not None
+    definition = definition_of(code)
+    found: dict[str, Site] = {}
+    for name, site in () if definition is None else _sites_in(definition, None, code, code.co_qualname):
+        found.setdefault(name, site)
+    return found
+
+
+def _sites_in(
+    node: Function | ast.ClassDef, parent: Scope | None, code: CodeType, name: str
+) -> Iterator[tuple[str, Site]]:
+    """Yield the variables of a function and of those inside it, at each place that binds them, in source order."""
+    scope = scope_of(node, parent, 0)
+    within = f"{name}." if isinstance(node, ast.ClassDef) else f"{name}.<locals>."
+    if isinstance(node, Function):
+        head = site_of(code, node, None, name)
+        yield from ((scope.path + argument, head) for argument in arguments_of(node))
+    for statement in _statements(node.body):
+        if isinstance(node, Function):
+            part = statement.pattern if isinstance(statement, ast.match_case) else statement
+            for variable in bound_by(statement):
+                owner = scope.owner(variable)
+                if owner is not None:
+                    yield owner.path + variable, site_of(code, part, variable, name)
+        if isinstance(statement, Function | ast.ClassDef):
+            yield from _sites_in(statement, scope, code, within + statement.name)

@@ -43,6 +43,7 @@ __all__ = [
     "locate",
     "scope_of",
     "short_names",
+    "site_of",
     "statements_binding",
 ]
 
@@ -216,6 +217,19 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
         for statement in statements_in(body)
         if variable in names_bound(statement)
     ]
+
+
+def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, target: str | None, name: str) -> Site:
+    """Return the site of a statement, an ``except`` or a pattern; its statement is empty if the source is missing.
+
+    Args:
+        code: the code of the function around it, or of one around that.
+        node: the part of the syntax tree.
+        target: the variable that it assigns, if any.
+        name: the qualified name of the function that it stands in.
+    """
+    source = source_of(code)
+    return Site(code.co_filename, node.lineno, name, "" if source is None else _text(source, node), target)
 
 
 def binds_alone(code: CodeType, variable: str) -> bool:

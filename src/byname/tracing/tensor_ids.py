@@ -12,7 +12,7 @@ import torch
 from byname.reading.tensor import fact
 from byname.tracking.functions import memory_of
 
-__all__ = ["Numbers"]
+__all__ = ["Numbers", "shape_of"]
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Numbers:
 
     def _next(self, tensor: torch.Tensor) -> int:
         number = len(self.shapes)
-        self.shapes[number] = _shape(tensor)
+        self.shapes[number] = shape_of(tensor)
         if id(tensor) in self._state:
             self.state.add(number)
         return number
@@ -140,7 +140,8 @@ def _key(tensor: torch.Tensor) -> int:
     return id(tensor) if memory is tensor else int(memory._cdata)
 
 
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor; that of a nested tensor is empty."""
     try:
         return tuple(fact(tensor, "shape"))
     except RuntimeError:  # a nested tensor has no single shape

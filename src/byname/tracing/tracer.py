@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,22 +17,25 @@ from torch.overrides import TorchFunctionMode
 
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Call, Flow
-from byname.model.module_tree import modules_by_path
+from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, operation_name, operation_path, taken
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import is_tensor
+from byname.source.code import ThisCode
+from byname.source.location import Instruction
 from byname.text import note_on
+from byname.tracing.callers import call_model, functions_running, line_in_the_model
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
-from byname.tracing.tensor_ids import Numbers
+from byname.tracing.tensor_ids import Numbers, shape_of
 from byname.tracking.depth import Deeper
 from byname.tracking.functions import versions_of
 
-__all__ = ["Draft", "Tracer", "refuse_unfinished", "trace"]
+__all__ = ["Draft", "Functions", "Tracer", "refuse_unfinished", "trace"]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,17 +52,28 @@ class Draft:
     outputs: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     is_call: bool = True
+    line: Instruction | None = None
+    inside: tuple[str, ...] = ()
+    given: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
 
 class Tracer(TorchFunctionMode):
     """Collects the calls that one thread makes inside a model.
+
+    Args:
+        modules: the modules of the model by path.
+        numbers: the tensor ids.
+        before: the snapshot of the model.
+        functions: see `trace`.
 
     Attributes:
         drafts: the calls in the order in which they began.
         numbers: the tensor ids.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], numbers: Numbers, before: Kept) -> None:
+    def __init__(
+        self, modules: dict[str, nn.Module], numbers: Numbers, before: Kept, functions: Functions | None = None
+    ) -> None:
         super().__init__()
         self.drafts: list[Draft] = []
         self.numbers = numbers
@@ -66,6 +82,7 @@ class Tracer(TorchFunctionMode):
         self._taken: dict[int, frozenset[str]] = {}
         self._stack: list[Draft] = []
         self._before = before
+        self._functions = functions or {}
         self._thread = threading.get_ident()
 
     @contextmanager
@@ -92,6 +109,7 @@ class Tracer(TorchFunctionMode):
             return
         parent = self._stack[-1] if self._stack else None
         draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, parent)
+        draft.line = line_in_the_model(sys._getframe(1))
         self.drafts.append(draft)
         self._stack.append(draft)
 
@@ -101,6 +119,7 @@ class Tracer(TorchFunctionMode):
         if threading.get_ident() == self._thread and self._stack:
             with DisableTorchFunction():
                 self._stack[-1].inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
+                self._stack[-1].given = _labelled_shapes(args, kwargs)
 
     @dynamo_skip
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -132,7 +151,7 @@ class Tracer(TorchFunctionMode):
             tensors = tensors_in((args, kwargs))
             targets = _targets(func, args, kwargs)
             self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
-            draft = self._begun(name, func)
+            draft = self._begun(name, func, sys._getframe(1))
             draft.inputs = [self.numbers.of(one) for one in tensors]
             versions = versions_of(tensors)
         result = func(*args, **kwargs)
@@ -144,7 +163,7 @@ class Tracer(TorchFunctionMode):
             ]
             return self._done(draft, tensors, changed, result, targets is not None)
 
-    def _begun(self, name: str, func: Any) -> Draft:
+    def _begun(self, name: str, func: Any, caller: FrameType) -> Draft:
         frame = self._stack[-1]
         module = frame.module
         if id(module) not in self._taken:
@@ -153,8 +172,20 @@ class Tracer(TorchFunctionMode):
         frame.counts[name] = count + 1
         path = operation_path(frame.path, name, count, self._taken[id(module)])
         draft = Draft(path, name, "operation", module, frame, func, is_call=False)
+        draft.line = line_in_the_model(caller)
+        draft.inside = self._paths_in_functions(frame, name, caller)
         self.drafts.append(draft)
         return draft
+
+    def _paths_in_functions(self, module: Draft, name: str, caller: FrameType) -> tuple[str, ...]:
+        """Return the paths of an operation in the functions that run between the module's call and the operation."""
+        functions = self._functions.get(id(module.module))
+        paths = []
+        for function in functions_running(functions, caller) if functions else ():
+            count = module.counts.get(label := f"{function}.{name}", 0)
+            module.counts[label] = count + 1
+            paths.append(operation_path(under(module.path, function), name, count))
+        return tuple(paths)
 
     def _done(
         self, draft: Draft, given: list[torch.Tensor], changed: list[torch.Tensor], result: Any, in_place: bool
@@ -209,6 +240,13 @@ class Tracer(TorchFunctionMode):
 _DATA: Any = torch.Tensor.data
 
 
+def _labelled_shapes(args: Any, kwargs: Any) -> tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]:
+    """Return the arguments of a call as they are written after ``.input``, with the shapes of their tensors."""
+    every = {**{f"[{number}]": one for number, one in enumerate(args)}, **{f"[{key!r}]": kwargs[key] for key in kwargs}}
+    found = [(label, tuple(shape_of(tensor) for tensor in tensors_in(one))) for label, one in every.items()]
+    return (("", found[0][1]), *found[1:]) if found else ()
+
+
 def _among(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
     return any(tensor is one for one in tensors)
 
@@ -226,8 +264,13 @@ def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return []
 
 
-def trace(model: nn.Module, example: Any) -> Flow:
+Functions = Mapping[int, Mapping[str, ThisCode]]
+"""The code of functions that modules call, by the ``id`` of the module and the name of the function."""
+
+
+def trace(model: nn.Module, example: Any, functions: Functions | None = None) -> Flow:
     """Run an example through a model and return its call graph. Model, example and random state stay unchanged.
+
     >>> from torch import nn
     >>> flow = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
     >>> [(call.path, call.operation, call.shapes) for call in flow.calls if call.elementary]
@@ -236,6 +279,7 @@ def trace(model: nn.Module, example: Any) -> Flow:
     Args:
         model: any module. It runs in its current mode (train or eval) and in the caller's grad mode.
         example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``.
+        functions: functions that the modules call; `Call.inside` then has the paths of operations in them.
 
     Raises:
         NotAModuleError: `model` is not a module.
@@ -252,10 +296,10 @@ def trace(model: nn.Module, example: Any) -> Flow:
         with DisableTorchFunction():
             named = [*_state_names(model), *_input_names(model, args, kwargs), *_attribute_names(modules)]
             numbers = Numbers(named, [tensor for _, tensor in _state_names(model)])
-        tracer = Tracer(modules, numbers, before)
+        tracer = Tracer(modules, numbers, before, functions)
         try:
             with tracer.listening():
-                model(*args, **kwargs)
+                call_model(model, args, kwargs)
         except Exception as error:
             note_on(error, "byname: raised while the model ran the example= that was given")
             raise
@@ -337,6 +381,9 @@ def _finished(tracer: Tracer) -> Flow:
                 shapes=tuple(tracer.numbers.shapes[number] for number in outputs),
                 function=draft.function,
                 elementary=_is_step(draft),
+                line=draft.line,
+                inside=draft.inside,
+                given=draft.given,
             )
         )
         counts[draft.path] += 1

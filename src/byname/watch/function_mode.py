@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -28,11 +27,11 @@ from byname.model.operations import (
     operation_path,
     taken,
 )
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.reading.targets import is_in_place
-from byname.source.code import ThisCode, stands_for
+from byname.source.code import ThisCode
+from byname.tracing.callers import functions_running
 from byname.tracing.muted import active_modes
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
@@ -253,7 +252,7 @@ class Functions:
         """Return who observes a call as an operation of the module, or of functions that run inside it."""
         owner, counts = frame.owner, frame.counts
         path, delivers, in_place, parts = found
-        for function in _running_functions(owner):
+        for function in functions_running(owner.functions, sys._getframe(2)):
             label = f"{function}.{name}"
             k = counts.get(label, 0)
             counts[label] = k + 1
@@ -345,17 +344,6 @@ def _step_by_step(parts: Parts) -> Any:
         return value
 
     return partial(explicit_attention, see)
-
-
-def _running_functions(owner: Owner) -> list[str]:
-    """Return which of an owner's functions run between its call and an operation, the innermost first."""
-    found: dict[str, None] = {}
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and frame.f_code is not CODE_OF_A_MODULES_CALL:
-        code = stands_for[frame.f_code]
-        found.update((name, None) for name, one in owner.functions.items() if one.code is code)
-        frame = frame.f_back
-    return [*found]
 
 
 def _put_on(mode: _Mode) -> None:

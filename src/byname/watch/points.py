@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.call_graph import Call, Flow, is_place
+from byname.model.call_graph import Call, is_place
 from byname.model.inventory import Inventory, Point
 from byname.model.module_tree import is_called, modules_by_path
 from byname.model.resolve import resolve
@@ -18,9 +18,9 @@ from byname.model.select import OfClass, TheModule
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.where import parts_of, unwrapped
-from byname.place import Place, ends_of, parse
-from byname.table import Row, Rows, closest, counted
-from byname.tracing.tracer import trace
+from byname.place import Name, Place, ends_of, parse
+from byname.table import SHOWN, Row, Rows, closest, counted, printable, text, to_html
+from byname.watch.example_run import ExampleRun
 
 __all__ = ["Points", "points"]
 
@@ -45,35 +45,75 @@ class Points(Rows[Point]):
         return tuple(point.path for point in self.items)
 
     def rows(self) -> list[Row]:
-        """Return one dict per place: ``path, kind, operation, module, shape, calls``."""
-        columns = ("path", "kind", "operation", "module", "shape", "calls")
-        return [{name: getattr(point, name) for name in columns} for point in self.items]
+        """Return one dict per place: ``path, kind, operation, module, shape, calls, site, source``."""
+        return [_row(point) for point in self.items]
+
+    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
+        """Return the table with its first rows, and below it that of the places which the example did not come to."""
+        (title, ran), *others = self._tables()
+        more = [text(rows, title=name, spare=self._spare(), width=width, most=most) for name, rows in others]
+        table = text(ran, title=title, spare=self._spare(), width=width, most=most)
+        return "\n".join([table, *(f"\n{one}" for one in more), *map(printable, self.notes)])
+
+    def _repr_html_(self) -> str:
+        *others, (title, last) = self._tables()
+        tables = [to_html(rows, title=name) for name, rows in others]
+        return "".join([*tables, to_html(last, title=title, notes=self.notes)])
+
+    def _tables(self) -> list[tuple[str, list[Row]]]:
+        """Return a title and the rows as they are shown, for what ran and, where there is any, for what did not."""
+        ran = [point for point in self.items if point.ran is not False]
+        apart = [point for point in self.items if point.ran is False]
+        tables = [(self._title(), [_shown(point) for point in ran])]
+        if apart:
+            tables.append((f"not run by the example: {_kinds(apart)}", [_shown(point) for point in apart]))
+        return tables
 
     def _title(self) -> str:
-        kinds = Counter(point.kind for point in self.items)
-        return f"{self.model}: " + ", ".join(counted(count, kind) for kind, count in kinds.items())
+        return f"{self.model}: {_kinds(self.items)}"
 
     def _notes(self) -> Sequence[str]:
         return self.notes
 
     def _spare(self) -> Sequence[str]:
-        return ("calls", "module", "operation")
+        return ("source", "calls", "module", "operation", "site")
+
+
+def _row(point: Point) -> Row:
+    row = {name: getattr(point, name) for name in ("path", "kind", "operation", "module", "shape", "calls")}
+    return {**row, "site": None if point.site is None else str(point.site), "source": point.source or None}
+
+
+def _shown(point: Point) -> Row:
+    """Return a row with its source cut to a length that a line of a terminal has room for."""
+    source = point.source
+    return {**_row(point), "source": source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
+
+
+_LONG = 48
+"""The number of characters of source that is printed; ``rows()`` has more."""
+
+
+def _kinds(points: Sequence[Point]) -> str:
+    kinds = Counter(point.kind for point in points)
+    return ", ".join(counted(count, kind) for kind, count in kinds.items())
 
 
 def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Points:
     """Return the places of a model that can be watched and changed.
 
-    Without an example nothing runs: the table has modules, parameters, buffers, and the variables of methods. With an
-    example it also has operations, shapes and numbers of calls; the model, the example and the random state stay
-    unchanged.
+    Without an example nothing runs: the table has modules, parameters, buffers, and the variables of methods and of the
+    functions that they call, with the lines that assign them. With an example it also has inputs, operations, the lines
+    of calls, shapes and numbers of calls, and what did not run is printed apart; the model, the example and the random
+    state stay unchanged.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     >>> points(model, "0.*").paths
     ('0.weight', '0.bias')
     >>> for row in points(model, byname.select.relu, example=torch.zeros(1, 2)).rows():
-    ...     print(row)
-    {'path': '1', 'kind': 'module', 'operation': 'ReLU', 'module': 'ReLU', 'shape': (1, 3), 'calls': 1}
+    ...     print(row["path"], row["kind"], row["shape"], row["calls"])
+    1 module (1, 3) 1
 
     Args:
         model: any module.
@@ -90,8 +130,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
     """
     root = unwrapped(model)
     modules = modules_by_path(root)
-    flow = None if example is None else trace(root, example)
-    listing = _Listing(root, modules, flow)
+    listing = _Listing(root, modules, example)
     if where is None:
         items, notes = listing.places, listing.notes(left_out=True)
     else:
@@ -114,47 +153,66 @@ class _Listing:
 
     Attributes:
         every: all places, in order.
-        places: without the operations inside leaf modules, which are not places of their own.
+        places: without those that are listed only where they are asked for: the operations inside leaf modules, and
+            those of a function that another function around it has too.
     """
 
-    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], flow: Flow | None) -> None:
+    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any) -> None:
         self._root = root
         self._modules = {path: module for path, module in modules.items() if is_called(module)}
-        self._flow = flow
         self._inventory = Inventory(modules.values())
+        self._run = None if example is None else ExampleRun(root, modules, self._inventory, example)
+        self._flow = None if self._run is None else self._run.flow
         self.every: list[Point] = []
-        self._inside: set[str] = set()
-        for call in flow.calls if flow is not None else ():
-            if not is_place(call):
-                self._inside.add(call.path)
-        if flow is not None:
-            self._list_calls(flow)
+        self._inside = {call.path for call in self._flow.calls if not is_place(call)} if self._flow else set()
+        if self._run is not None:
+            self._list_calls(self._run)
         listed = {point.path for point in self.every}
         for path, module in modules.items():
             if path in self._modules and (path or "forward") not in listed:
-                calls = None if flow is None else 0
-                name = type(module).__name__
-                self.every.append(Point(path or "forward", "module", name, name, calls=calls))
-            if path not in self._modules or (path or "forward") not in listed:
-                self.every += self._inventory.of(path, module)
-        self.places = [point for point in self.every if point.path not in self._inside]
+                self._list_module(path, module)
+            elif path not in self._modules:  # a list of modules, say, which has no forward
+                self.every += self._inventory.state(path, module)
+                self._list_code(path, module)
+        self._around = {one.path for one in self.every if one.kind == "operation"} - self._innermost()
+        self.places = [point for point in self.every if point.path not in self._inside | self._around]
 
-    def _list_calls(self, flow: Flow) -> None:
-        counts = Counter(call.path for call in flow.calls)
-        for call in flow.calls:
+    def _list_calls(self, run: ExampleRun) -> None:
+        counts = Counter(call.path for call in run.flow.calls)
+        for call in run.flow.calls:
             if call.call:
                 continue
-            owner = type(call.module).__name__
-            shape = call.shapes[0] if call.shapes else None
-            path = call.path or "forward"
-            self.every.append(Point(path, call.kind, call.operation, owner, shape, counts[call.path], call.shapes))
+            self.every.append(run.called(call, counts[call.path]))
             if call.kind == "module":
-                self.every += self._inventory.of(call.path, call.module)
+                self.every += run.state(call.path, call.module)
+                self.every += run.inputs(call.path, call.module, counts[call.path])
+                self.every += run.code(call.path, call.module)
+
+    def _list_module(self, path: str, module: nn.Module) -> None:
+        """List a module that did not run, or of which that is not known."""
+        name, run = type(module).__name__, self._run
+        ran = None if run is None else False
+        self.every.append(Point(path or "forward", "module", name, name, calls=None if run is None else 0, ran=ran))
+        self.every += self._inventory.state(path, module) if run is None else run.state(path, module)
+        self._list_code(path, module)
+
+    def _list_code(self, path: str, module: nn.Module) -> None:
+        if self._run is not None:
+            self.every += self._run.code(path, module)
+            return
+        for code in self._inventory.code(module):
+            self.every += self._inventory.places(path, module, code)
+
+    def _innermost(self) -> set[str]:
+        """Return the operations that are listed: those of modules, and each in the function that calls it."""
+        if self._run is None:
+            return set()
+        return {call.path for call in self._run.flow.calls} | self._run.innermost
 
     def notes(self, *, left_out: bool = False) -> list[str]:
         """Return notes about the places that are not listed."""
         if self._flow is None:
-            return ["operations and shapes are known with example="]
+            return ["operations, inputs, shapes and functions in tables are known with example="]
         if not left_out or not self._inside:
             return []
         return [
@@ -179,7 +237,15 @@ class _Listing:
         return found or [self._of_spot(spot) for spot in resolve(pattern, self._root).spots]
 
     def _is_hidden(self, point: Point, pattern: Place) -> bool:
-        """Return whether the place is an operation inside a module that the pattern matches itself."""
+        """Return whether a pattern that matches the path of a place does not mean it.
+
+        It does not mean an input without its name, nor an operation inside a module that it matches itself, nor those
+        of a function around the one that calls it.
+        """
+        if point.kind == "input":
+            return pattern.wild and pattern.segments[-1] != Name("input")
+        if point.path in self._around:
+            return pattern.wild
         if point.path not in self._inside:
             return False
         owner = parse(point.path).segments[:-1]

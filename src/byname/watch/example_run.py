@@ -1,0 +1,159 @@
+"""Example run: what a run of an example shows of a model's calls, variables and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from byname.model.call_graph import Call
+from byname.model.called_functions import functions_named
+from byname.model.inventory import Code, Inventory, Point
+from byname.model.module_tree import under
+from byname.model.operations import is_elementary
+from byname.source.code import ThisCode, stands_for
+from byname.source.location import Instruction, Site, is_library, locate
+from byname.tracing.tracer import trace
+from byname.watch.variables.subscribe import RETURN
+from byname.watch.variables.tally import Seen, Tally, Wanted
+
+__all__ = ["ExampleRun"]
+
+
+class ExampleRun:
+    """One run of an example, of which no tensor is kept.
+
+    Where functions ran that are only in tables, such as the attention functions of `transformers`, the example runs a
+    second time for their variables.
+
+    Args:
+        root: the model.
+        modules: its modules, by path.
+        inventory: lists their methods and functions.
+        example: see `points`.
+
+    Attributes:
+        flow: the calls.
+        first: the first call of each module that ran, by ``id``.
+    """
+
+    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], inventory: Inventory, example: Any) -> None:
+        self._inventory = inventory
+        self._tally = Tally()
+        self._paths = {id(module): path for path, module in modules.items()}
+        self._code = {id(module): [*inventory.code(module)] for module in modules.values()}
+        self._named = {id(one): functions_named(one) for one in modules.values() if not is_elementary(one)}
+        codes = {
+            key: {name: ThisCode(stands_for[one.__code__]) for name, one in named.items()}
+            for key, named in self._named.items()
+            if named
+        }
+        with self._tally.listening(self._wanted(modules.values(), self._code)):
+            self.flow = trace(root, example, codes)
+        self.first: dict[int, Call] = {}
+        for call in self.flow.calls:
+            if call.kind == "module":
+                self.first.setdefault(id(call.module), call)
+        in_tables = {key: [*self._from_tables(key)] for key in codes}
+        if any(in_tables.values()):
+            with self._tally.listening(self._wanted(modules.values(), in_tables)):
+                trace(root, example)
+        for key, found in in_tables.items():
+            self._code[key] += found
+
+    def _wanted(self, modules: Iterable[nn.Module], code: dict[int, list[Code]]) -> Iterator[Wanted]:
+        for module in modules:
+            for one in code.get(id(module), ()):
+                names = [name for _, name in self._inventory.variables(one)]
+                told = names if one.kind == "forward" else [*names, RETURN]
+                yield module, one.name, one.function, told, one.kind == "function"
+
+    def _from_tables(self, key: int) -> Iterator[Code]:
+        """Yield the functions of a module that ran and that the inventory does not list."""
+        listed = {one.name for one in self._code[key]}
+        package = str(type(self._first_module(key)).__module__).partition(".")[0] if key in self.first else ""
+        for name in self._functions_run.get(key, ()):
+            function = self._named[key][name]
+            theirs = str(function.__module__).partition(".")[0] == package
+            if name not in listed and (theirs or not is_library(function.__code__.co_filename)):
+                yield Code(name, function, "function")
+
+    def _first_module(self, key: int) -> nn.Module:
+        return self.first[key].module
+
+    @cached_property
+    def _functions_run(self) -> dict[int, dict[str, None]]:
+        """The names of the functions in which operations ran, by the ``id`` of the module that called them."""
+        found: dict[int, dict[str, None]] = {}
+        for call in self.flow.calls:
+            for path in reversed(call.inside):
+                found.setdefault(id(call.module), {}).setdefault(self._function_of(call, path))
+        return found
+
+    def _function_of(self, call: Call, path: str) -> str:
+        return path.removeprefix(f"{self._paths[id(call.module)]}.").partition(".")[0]
+
+    @cached_property
+    def _operations(self) -> dict[tuple[int, str], dict[str, Point]]:
+        """The operations in functions, by the ``id`` of the module and the function, and then by their paths."""
+        found: dict[tuple[int, str], dict[str, Point]] = {}
+        for call in self.flow.calls:
+            for path in call.inside:
+                known = found.setdefault((id(call.module), self._function_of(call, path)), {})
+                point = known.get(path) or replace(self.called(call, 0), path=path)
+                known[path] = replace(point, calls=(point.calls or 0) + 1)
+        return found
+
+    @cached_property
+    def innermost(self) -> set[str]:
+        """The paths of operations in the function that calls them, and in none around it."""
+        return {call.inside[0] for call in self.flow.calls if call.inside}
+
+    def called(self, call: Call, calls: int) -> Point:
+        """Return the row of a module or operation, from its first call."""
+        shape = call.shapes[0] if call.shapes else None
+        owner, path = type(call.module).__name__, call.path or "forward"
+        return Point(path, call.kind, call.operation, owner, shape, calls, call.shapes, _site(call.line), ran=True)
+
+    def inputs(self, path: str, module: nn.Module, calls: int) -> Iterator[Point]:
+        """Yield the first argument of a module's first call, and the others that hold tensors."""
+        call = self.first.get(id(module))
+        for label, shapes in () if call is None else call.given:
+            if shapes or not label:
+                row = self.called(self.first[id(module)], calls)
+                place, shape = under(path, f"input{label}"), shapes[0] if shapes else None
+                yield replace(row, path=place, kind="input", operation="", shape=shape, shapes=shapes)
+
+    def state(self, path: str, module: nn.Module) -> Iterator[Point]:
+        """Yield the parameters and buffers of a module."""
+        for point in self._inventory.state(path, module):
+            yield replace(point, ran=id(module) in self.first)
+
+    def code(self, path: str, module: nn.Module) -> Iterator[Point]:
+        """Yield the methods, functions and variables of a module, and the operations of its functions."""
+        for one in self._code[id(module)]:
+            rows = [self._counted(point, module, one, path) for point in self._inventory.places(path, module, one)]
+            yield from rows
+            variables = {row.path for row in rows}
+            operations = self._operations.get((id(module), one.name), {})
+            yield from (row for row in operations.values() if row.path not in variables)
+
+    def _counted(self, point: Point, module: nn.Module, code: Code, path: str) -> Point:
+        """Return the row of a variable, or of what a function returns, with what was seen of it."""
+        within = under(path, code.name)
+        name = RETURN if point.path == within else point.path.removeprefix(f"{within}.")
+        seen = self._tally.of(module, code.name, name)
+        return point if seen is None else _with(point, seen)
+
+
+def _with(point: Point, seen: Seen) -> Point:
+    shape = seen.shapes[0] if seen.shapes else None
+    site = point.site or _site(seen.line)
+    return replace(point, shape=shape, shapes=seen.shapes, calls=seen.calls, site=site, ran=seen.calls > 0)
+
+
+def _site(line: Instruction | None) -> Site | None:
+    return None if line is None else locate(*line).site
