@@ -65,6 +65,34 @@ def test_each_path_that_an_error_suggests_can_be_asked_for(path):
     assert [one for one in suggested if refusal(one)] == []
 
 
+class Bucketing(nn.Module):
+    """A list of layers, which is never called, and a static method, which does not get the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    @staticmethod
+    def buckets(positions, last):
+        return positions.clamp(max=last)
+
+    def forward(self, x):
+        return self.buckets(self.layers[0](x), 1.0)
+
+
+@pytest.mark.parametrize("path", ["erfinv", "layers.0.erfinv", "bucket", "layer"])
+def test_lists_of_modules_and_static_methods_are_not_suggested(path):
+    model = Bucketing()
+    with pytest.raises(NoMatchError) as raised, byname.interject(model, path, lambda name, module, value: None):
+        model(X)
+    assert not re.search("`(layers|buckets)`", str(raised.value))
+
+
+def test_where_no_operation_ran_there_are_none():
+    with pytest.raises(NoMatchError, match="is no operation that ran; there are none"):
+        byname.points(nn.Identity(), "relu", example=X)
+
+
 def test_the_words_of_other_libraries_are_known():
     assert "; what `0` returns is `0`." in refusal("0.output")
     assert "; what it is called with is `0.input`." in refusal("0.inputs")

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.called_functions import called_function, functions_called
-from byname.model.methods import calls_function, method_of, methods_of, names_reached, note_on_function
+from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
     is_called,
@@ -348,10 +348,11 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
 
 
 def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
-    """The methods of a module that a forward may come to."""
+    """The methods of a module that a forward may come to; not static ones, which are no places."""
     if found_in(type(module), "forward") is NEVER_CALLED:
         return []
-    return ["forward", *(name for name in methods_of(module) if name in reached and not is_elementary(module))]
+    names = [name for name in methods_of(module) if name in reached and not is_elementary(module)]
+    return ["forward", *(name for name in names if function_of(module, name) is not None)]
 
 
 def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:

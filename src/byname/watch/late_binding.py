@@ -378,7 +378,7 @@ class Binding:
 
     def _unmatched(self, pattern: str) -> str:
         close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
-        known = [*self._called, *(path for path, _ in self._paths.values() if path)]
+        known = [*self._called, *(path for path, module in self._paths.values() if path and is_called(module))]
         named = listed([f"`{one}`" for one in close or known], _NAMED)
         hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
         last = parse(pattern).segments[-1]

@@ -255,7 +255,7 @@ class _Listing:
         """Return the place of a path that has no row: another name of a place, an item of a value, a gradient."""
         if self._flow is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
-            raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close}")
+            raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close or 'none'}")
         known = next((point for point in self.every if point.path == spot.path.removesuffix(".forward")), None)
         if known is not None and not spot.items and not spot.gradient:
             return replace(known, path=spot.full)
