@@ -262,6 +262,8 @@ class _Figures(_Meter):
     def __init__(self, root: nn.Module) -> None:
         super().__init__(root)
         self._counter: Any = FlopCounterMode(display=False)
+        no_modules: Any = _NoModules()
+        self._counter.mod_tracker = no_modules
         self._parameters = {_address(one) for one in _parameters(root)}
 
     def during(self) -> Iterator[AbstractContextManager[Any]]:
@@ -286,14 +288,30 @@ class _Figures(_Meter):
         cost.calls += 1
 
     def _saves(self, tensor: Tensor) -> Tensor:
-        """A tensor is saved for backward."""
+        """Note a tensor that is saved for backward, and have another tensor of the same storage saved instead.
+
+        A node that holds its own output because a hook returned it is a cycle that no collection finds (PyTorch 2.13).
+        """
         storage = memory_of(tensor)
         key = _address(tensor)
         if key not in self._parameters:
             size = 0 if storage is tensor else int(storage.nbytes())
             for call in self.running:
                 self.costs.setdefault(id(call.module), _Cost()).saved[key] = storage, size
-        return tensor
+        with DisableTorchFunction():
+            return torch._C.TensorBase.detach(tensor)
+
+
+class _NoModules:
+    """Stands for PyTorch's tracker of modules, whose hooks fail where a forward takes gradients itself (2.13)."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
 class _Clock(_Meter):
