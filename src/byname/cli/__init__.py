@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
+from byname.cli.explain import Explain
 from byname.cli.report import Report
 from byname.cli.run import Run
 from byname.cli.show import Show
@@ -15,7 +16,7 @@ from byname.text import printable_lines
 
 __all__ = ["main"]
 
-COMMANDS: tuple[Command, ...] = (Run(), Census(), Show(), Report())
+COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,7 +40,7 @@ class Run:
 
     name = "run"
     usage = (
-        "run [--check] [--non-finite] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
+        "run [--check] [--non-finite] [--track] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
         "[--report HTML] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
     )
 
@@ -48,6 +48,7 @@ class Run:
         """Which errors to look for, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
+        parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
         parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
         parser.add_argument("--to", metavar="FILE", help="the HDF5 file of the records")
         parser.add_argument("--every", type=positive, metavar="N", help="record every Nth iteration (1)")
@@ -80,7 +81,11 @@ def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
 def _looked_at(
     options: argparse.Namespace, asked: Asked | None, tell: Callable[[Finding], None]
 ) -> AbstractContextManager[object]:
-    explaining = _explaining(options, tell)
+    explaining: AbstractContextManager[object] = _explaining(options, tell)
+    if options.track:
+        from byname.tracking.tracker import track
+
+        explaining = _together(track(allocations=True), explaining)
     if asked is None:
         return explaining
     from byname.cli.recorded import Recorded

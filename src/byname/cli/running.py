@@ -11,11 +11,12 @@ from byname.cli.program import Module, Program, Script, ended_with, report
 __all__ = ["add_program", "positive", "run_program"]
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
+def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Tells the parser of the program; everything after the script or the module belongs to it."""
     parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
-    parser.add_argument("program", help="a script, a folder or zip file with a __main__.py, or with -m a module")
+    words = "a script, a folder or zip file with a __main__.py, or with -m a module"
+    parser.add_argument("program", nargs=None if required else "?", help=words)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv")
 
 
@@ -35,6 +36,8 @@ def run_program(options: argparse.Namespace, context: AbstractContextManager[obj
 
 
 def _program(options: argparse.Namespace) -> Program:
+    if options.program is None:
+        raise CommandError("it needs a program: a script, or -m and the name of a module", exit_code=2)
     if options.is_module:
         return Module(options.program, options.arguments)
     try:

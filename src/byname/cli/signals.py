@@ -1,5 +1,7 @@
 """How does a living process tell what is alive in it? It answers SIGUSR1 with a census, and goes on.
 
+Where another process has asked a question (`byname.cli.requests`), that is answered instead.
+
 Python runs a handler between two instructions of the main thread, wherever that may be: also within a write to the
 standard error, whose buffer is therefore not touched, or within an import, so that nothing is imported here.
 """
@@ -16,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 from byname.cli.command import CommandError
+from byname.cli.moment import answer_request
+from byname.cli.requests import waiting_for
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where
 from byname.reading.quiet import dynamo_skip
 from byname.text import printable_lines
@@ -60,6 +64,9 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
     answering: list[bool] = []
 
     def look(frame: FrameType | None) -> None:
+        request = waiting_for(os.getpid())
+        if request is not None:
+            return answer_request(request, frame)
         place = f"census of process {os.getpid()}{where(frame)}"
         _write(f"{place}\n{shown_census(top)}")
 
