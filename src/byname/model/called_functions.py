@@ -41,17 +41,21 @@ def functions_called(module: nn.Module) -> dict[str, FunctionType]:
     """Return the functions, by their names, that the code of a module's methods names, at any depth.
 
     They are those of the program and of the package that the module's class is from. Functions in tables are left out,
-    since most of them are other choices than the one taken, and so are names that the module's methods have.
+    since most of them are other choices than the one taken, and so are names that the module's methods have, and
+    functions that a nearer one has the name of.
     """
     methods = set(methods_of(module))
     package = _package(type(module))
     found: dict[str, FunctionType] = {}
     for name, function in _functions(module, tables=False):
-        file = function.__code__.co_filename
-        theirs = not is_torch(file) and (_package(function) == package or not is_library(file))
-        if theirs and name not in methods:
-            found.setdefault(name, function)
-    return found
+        found.setdefault(name, function)
+    return {name: one for name, one in found.items() if name not in methods and _is_theirs(one, package)}
+
+
+def _is_theirs(function: FunctionType, package: str) -> bool:
+    """Return whether a function is the program's, or of a package."""
+    file = function.__code__.co_filename
+    return not is_torch(file) and (_package(function) == package or not is_library(file))
 
 
 def functions_named(module: nn.Module) -> dict[str, FunctionType]:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from byname.model.called_functions import functions_called, functions_named
+from byname.model.called_functions import functions_called
 from byname.model.methods import function_of, methods_of, names_reached
 from byname.model.module_tree import state_of, under
-from byname.model.operations import is_elementary
+from byname.model.operations import is_elementary, is_operation, taken
 from byname.model.scopes import sites_of, variables_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
@@ -100,9 +100,9 @@ class Inventory:
             function = function_of(module, name) if name in self._reached else None
             if function is not None and not str(function.__module__).startswith("torch."):
                 yield Code(name, function, "forward" if name == "forward" else "method")
-        named = functions_named(module)
+        own = taken(module)
         for name, function in functions_called(module).items():
-            if named.get(name) is function:
+            if name not in own and not is_operation(name):
                 yield Code(name, function, "function")
 
     def places(self, path: str, module: nn.Module, code: Code) -> Iterator[Point]:
