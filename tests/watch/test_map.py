@@ -260,3 +260,66 @@ def test_an_error_of_the_example_leaves_nothing_behind():
     assert rotate.__code__.co_filename == __file__
     assert "_byname" not in str(rotate.__code__.co_names)
     assert byname.points(model, example=X).paths
+
+
+def test_what_is_attached_does_not_hear_it_and_counts_stay():
+    model, heard = Two(), []
+    with attach(model, ["a.forward.h", "a.rotate.first", "a.fc", "a.fc.input"], heard.append) as handle:
+        known = of(points(model, example=X))
+        assert heard == []
+        assert (known["a.forward.h"].calls, known["a.rotate.first"].calls, known["a.fc.input"].calls) == (5, 2, 1)
+        model(X)
+        assert Counter(event.path for event in heard) == {
+            "a.forward.h": 5, "a.rotate.first": 2, "a.fc": 1, "a.fc.input": 1,
+        }  # fmt: skip
+    assert handle.removed
+
+
+def test_code_without_source():
+    space = {"nn": nn}
+    exec(  # noqa: S102 - to have a class without source
+        "def steps(x):\n    y = x * 2\n    yield y\n"
+        "class Hidden(nn.Module):\n    def forward(self, x):\n        h = x + 1\n        for g in steps(h):\n"
+        "            h = h + g\n        return h\n",
+        space,
+    )
+    known = of(points(space["Hidden"](), example=X))
+    assert (known["forward.h"].calls, known["forward.h"].shape, known["forward.h"].site) == (2, (3, 4), None)
+    assert known["add"].site.line == 6
+    assert known["add"].source == ""
+    assert (known["steps.y"].calls, known["steps.y"].ran) == (None, None)  # a generator: it runs after its call
+    assert known["steps.mul"].shape == (3, 4)
+
+
+def test_a_scripted_module_is_one_place():
+    inner = torch.jit.trace(nn.Linear(4, 4), X)
+    found = points(nn.Sequential(inner, nn.ReLU()), example=X)
+    assert [point.path for point in found if point.kind == "module"] == ["forward", "1", "0"]
+
+
+def test_a_property_a_generator_and_a_nested_function():
+    class Ways(nn.Module):
+        @property
+        def scale(self):
+            two = torch.full((4,), 2.0)
+            return two
+
+        def steps(self, x):
+            for i in range(2):
+                y = x + i
+                yield y
+
+        def forward(self, x):
+            def inner(z):
+                u = z * self.scale
+                return u
+
+            for step in self.steps(inner(x)):
+                x = x + step
+            return x
+
+    known = of(points(Ways(), example=X))
+    expected = {"scale": 1, "scale.two": 1, "steps.y": 2, "forward.inner.u": 1, "forward.step": 2, "forward.x": 3}
+    assert {path: known[path].calls for path in expected} == expected
+    assert known["scale"].source == "u = z * self.scale"
+    assert known["forward.inner.u"].site.function.endswith("forward.<locals>.inner")

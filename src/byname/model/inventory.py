@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.model.called_functions import functions_called
 from byname.model.methods import function_of, methods_of, names_reached
-from byname.model.module_tree import state_of, under
+from byname.model.module_tree import is_script, state_of, under
 from byname.model.operations import is_elementary, is_operation, taken
 from byname.model.scopes import sites_of, variables_of
 from byname.reading.quiet import DisableTorchFunction
@@ -94,7 +94,7 @@ class Inventory:
 
         PyTorch's own are left out, and functions that are only in tables: most of those never run.
         """
-        if is_elementary(module):
+        if is_elementary(module) or is_script(module):
             return
         for name in dict.fromkeys(["forward", *methods_of(module)]):
             function = function_of(module, name) if name in self._reached else None

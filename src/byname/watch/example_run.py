@@ -12,7 +12,7 @@ from torch import nn
 from byname.model.call_graph import Call
 from byname.model.called_functions import functions_named
 from byname.model.inventory import Code, Inventory, Point
-from byname.model.module_tree import under
+from byname.model.module_tree import is_script, under
 from byname.model.operations import is_elementary
 from byname.source.code import ThisCode, stands_for
 from byname.source.location import Instruction, Site, is_library, locate
@@ -45,7 +45,8 @@ class ExampleRun:
         self._tally = Tally()
         self._paths = {id(module): path for path, module in modules.items()}
         self._code = {id(module): [*inventory.code(module)] for module in modules.values()}
-        self._named = {id(one): functions_named(one) for one in modules.values() if not is_elementary(one)}
+        written = [one for one in modules.values() if not (is_elementary(one) or is_script(one))]
+        self._named = {id(one): functions_named(one) for one in written}
         codes = {
             key: {name: ThisCode(stands_for[one.__code__]) for name, one in named.items()}
             for key, named in self._named.items()
