@@ -1,6 +1,7 @@
 """The map of a model: lines, values of variables, functions that ran, inputs; and what looking leaves behind: nothing."""
 
 import gc
+import importlib
 import random
 import weakref
 from collections import Counter
@@ -323,3 +324,22 @@ def test_a_property_a_generator_and_a_nested_function():
     assert {path: known[path].calls for path in expected} == expected
     assert known["scale"].source == "u = z * self.scale"
     assert known["forward.inner.u"].site.function.endswith("forward.<locals>.inner")
+
+
+def test_operations_in_a_function_of_another_library_are_found_and_not_listed(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "arranging_for_test.py").write_text("def arranged(x):\n    y = x.mT\n    return y.exp()\n")
+    monkeypatch.syspath_prepend(folder)
+    arranging = importlib.import_module("arranging_for_test")
+
+    class Arranging(nn.Module):
+        def forward(self, x):
+            return arranging.arranged(x)
+
+    found = points(Arranging(), example=X)
+    assert not [path for path in found.paths if path.startswith("arranged")]
+    exp = points(Arranging(), "arranged.exp", example=X)[0]
+    assert (exp.shape, exp.calls) == ((4, 3), 1)
+    assert told(Arranging(), "arranged.exp", X)[0] == {"arranged.exp": 1}
+    assert of(found)["exp"].source == "return y.exp()"

@@ -20,7 +20,7 @@ from byname.reading.objects import attributes_of, namespace_of, parents_of, snap
 from byname.source.code import stands_for
 from byname.source.location import is_library, is_torch
 
-__all__ = ["called_function", "code_of_place", "functions_called", "functions_named"]
+__all__ = ["called_function", "code_of_place", "functions_called", "functions_named", "is_of_program"]
 
 
 def called_function(module: nn.Module, name: str) -> FunctionType | None:
@@ -45,17 +45,16 @@ def functions_called(module: nn.Module) -> dict[str, FunctionType]:
     functions that a nearer one has the name of.
     """
     methods = set(methods_of(module))
-    package = _package(type(module))
     found: dict[str, FunctionType] = {}
     for name, function in _functions(module, tables=False):
         found.setdefault(name, function)
-    return {name: one for name, one in found.items() if name not in methods and _is_theirs(one, package)}
+    return {name: one for name, one in found.items() if name not in methods and is_of_program(one, type(module))}
 
 
-def _is_theirs(function: FunctionType, package: str) -> bool:
-    """Return whether a function is the program's, or of a package."""
+def is_of_program(function: FunctionType, kind: type) -> bool:
+    """Return whether a function is the program's, or of the package that a class is from, and not PyTorch's."""
     file = function.__code__.co_filename
-    return not is_torch(file) and (_package(function) == package or not is_library(file))
+    return not is_torch(file) and (_package(function) == _package(kind) or not is_library(file))
 
 
 def functions_named(module: nn.Module) -> dict[str, FunctionType]:

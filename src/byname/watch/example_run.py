@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from byname.model.call_graph import Call
-from byname.model.called_functions import functions_named
+from byname.model.called_functions import functions_named, is_of_program
 from byname.model.inventory import Code, Inventory, Point
 from byname.model.module_tree import is_script, under
 from byname.model.operations import is_elementary
 from byname.source.code import ThisCode, stands_for
-from byname.source.location import Instruction, Site, is_library, locate
+from byname.source.location import Instruction, Site, locate
 from byname.tracing.tracer import trace
 from byname.watch.variables.subscribe import RETURN
 from byname.watch.variables.tally import Seen, Tally, Wanted
@@ -46,21 +47,16 @@ class ExampleRun:
         self._paths = {id(module): path for path, module in modules.items()}
         self._code = {id(module): [*inventory.code(module)] for module in modules.values()}
         written = [one for one in modules.values() if not (is_elementary(one) or is_script(one))]
-        self._named = {id(one): functions_named(one) for one in written}
-        codes = {
-            key: {name: ThisCode(stands_for[one.__code__]) for name, one in named.items()}
-            for key, named in self._named.items()
-            if named
-        }
-        with self._tally.listening(self._wanted(modules.values(), self._code)):
-            self.flow = trace(root, example, codes)
+        self._named = {id(one): named for one in written if (named := functions_named(one))}
+        with self._tally.listening(self._wanted(written, self._code)):
+            self.flow = trace(root, example, {key: _codes(named) for key, named in self._named.items()})
         self.first: dict[int, Call] = {}
         for call in self.flow.calls:
             if call.kind == "module":
                 self.first.setdefault(id(call.module), call)
-        in_tables = {key: [*self._from_tables(key)] for key in codes}
-        if any(in_tables.values()):
-            with self._tally.listening(self._wanted(modules.values(), in_tables)):
+        in_tables = {id(one): found for one in written if (found := [*self._from_tables(one)])}
+        if in_tables:
+            with self._tally.listening(self._wanted(written, in_tables)):
                 trace(root, example)
         for key, found in in_tables.items():
             self._code[key] += found
@@ -72,18 +68,14 @@ class ExampleRun:
                 told = names if one.kind == "forward" else [*names, RETURN]
                 yield module, one.name, one.function, told, one.kind == "function"
 
-    def _from_tables(self, key: int) -> Iterator[Code]:
-        """Yield the functions of a module that ran and that the inventory does not list."""
+    def _from_tables(self, module: nn.Module) -> Iterator[Code]:
+        """Yield the functions of a module that ran and that the inventory does not list; no other library's."""
+        key = id(module)
         listed = {one.name for one in self._code[key]}
-        package = str(type(self._first_module(key)).__module__).partition(".")[0] if key in self.first else ""
         for name in self._functions_run.get(key, ()):
             function = self._named[key][name]
-            theirs = str(function.__module__).partition(".")[0] == package
-            if name not in listed and (theirs or not is_library(function.__code__.co_filename)):
+            if name not in listed and is_of_program(function, type(module)):
                 yield Code(name, function, "function")
-
-    def _first_module(self, key: int) -> nn.Module:
-        return self.first[key].module
 
     @cached_property
     def _functions_run(self) -> dict[int, dict[str, None]]:
@@ -109,9 +101,14 @@ class ExampleRun:
         return found
 
     @cached_property
-    def innermost(self) -> set[str]:
-        """The paths of operations in the function that calls them, and in none around it."""
-        return {call.inside[0] for call in self.flow.calls if call.inside}
+    def listed(self) -> set[str]:
+        """The paths of operations in functions that the table has: each in the innermost function that it lists."""
+        names = {key: {one.name for one in code} for key, code in self._code.items()}
+        found = set()
+        for call in self.flow.calls:
+            known = names[id(call.module)] if call.inside else ()
+            found.update([path for path in call.inside if self._function_of(call, path) in known][:1])
+        return found
 
     def called(self, call: Call, calls: int) -> Point:
         """Return the row of a module or operation, from its first call."""
@@ -135,12 +132,20 @@ class ExampleRun:
 
     def code(self, path: str, module: nn.Module) -> Iterator[Point]:
         """Yield the methods, functions and variables of a module, and the operations of its functions."""
+        variables: set[str] = set()
         for one in self._code[id(module)]:
             rows = [self._counted(point, module, one, path) for point in self._inventory.places(path, module, one)]
             yield from rows
-            variables = {row.path for row in rows}
-            operations = self._operations.get((id(module), one.name), {})
-            yield from (row for row in operations.values() if row.path not in variables)
+            variables.update(row.path for row in rows)
+            yield from self._in_function(module, one.name, variables)
+        others = self._functions_run.get(id(module), {}).keys() - {one.name for one in self._code[id(module)]}
+        for name in sorted(others):
+            yield from self._in_function(module, name, variables)
+
+    def _in_function(self, module: nn.Module, name: str, variables: set[str]) -> Iterator[Point]:
+        """Yield the operations in a function, except those whose paths mean variables."""
+        operations = self._operations.get((id(module), name), {})
+        yield from (row for path, row in operations.items() if path not in variables)
 
     def _counted(self, point: Point, module: nn.Module, code: Code, path: str) -> Point:
         """Return the row of a variable, or of what a function returns, with what was seen of it."""
@@ -148,6 +153,10 @@ class ExampleRun:
         name = RETURN if point.path == within else point.path.removeprefix(f"{within}.")
         seen = self._tally.of(module, code.name, name)
         return point if seen is None else _with(point, seen)
+
+
+def _codes(functions: dict[str, FunctionType]) -> dict[str, ThisCode]:
+    return {name: ThisCode(stands_for[function.__code__]) for name, function in functions.items()}
 
 
 def _with(point: Point, seen: Seen) -> Point:

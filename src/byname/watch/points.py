@@ -164,9 +164,19 @@ class _Listing:
         self._run = None if example is None else ExampleRun(root, modules, self._inventory, example)
         self._flow = None if self._run is None else self._run.flow
         self.every: list[Point] = []
-        self._inside = {call.path for call in self._flow.calls if not is_place(call)} if self._flow else set()
+        self._inside: set[str] = set()
+        self._around: set[str] = set()
         if self._run is not None:
             self._list_calls(self._run)
+        self._list_others(modules)
+        if self._run is not None:
+            of_modules = {call.path for call in self._run.flow.calls}
+            self._inside = {call.path for call in self._run.flow.calls if not is_place(call)}
+            self._around = {one.path for one in self.every if one.kind == "operation"} - of_modules - self._run.listed
+        self.places = [point for point in self.every if point.path not in self._inside | self._around]
+
+    def _list_others(self, modules: dict[str, nn.Module]) -> None:
+        """List the modules that did not run, or of which that is not known."""
         listed = {point.path for point in self.every}
         for path, module in modules.items():
             if path in self._modules and (path or "forward") not in listed:
@@ -174,8 +184,6 @@ class _Listing:
             elif path not in self._modules:  # a list of modules, say, which has no forward
                 self.every += self._inventory.state(path, module)
                 self._list_code(path, module)
-        self._around = {one.path for one in self.every if one.kind == "operation"} - self._innermost()
-        self.places = [point for point in self.every if point.path not in self._inside | self._around]
 
     def _list_calls(self, run: ExampleRun) -> None:
         counts = Counter(call.path for call in run.flow.calls)
@@ -189,7 +197,6 @@ class _Listing:
                 self.every += run.code(call.path, call.module)
 
     def _list_module(self, path: str, module: nn.Module) -> None:
-        """List a module that did not run, or of which that is not known."""
         name, run = type(module).__name__, self._run
         ran = None if run is None else False
         self.every.append(Point(path or "forward", "module", name, name, calls=None if run is None else 0, ran=ran))
@@ -202,12 +209,6 @@ class _Listing:
             return
         for code in self._inventory.code(module):
             self.every += self._inventory.places(path, module, code)
-
-    def _innermost(self) -> set[str]:
-        """Return the operations that are listed: those of modules, and each in the function that calls it."""
-        if self._run is None:
-            return set()
-        return {call.path for call in self._run.flow.calls} | self._run.innermost
 
     def notes(self, *, left_out: bool = False) -> list[str]:
         """Return notes about the places that are not listed."""
