@@ -343,3 +343,19 @@ def test_operations_in_a_function_of_another_library_are_found_and_not_listed(tm
     assert (exp.shape, exp.calls) == ((4, 3), 1)
     assert told(Arranging(), "arranged.exp", X)[0] == {"arranged.exp": 1}
     assert of(found)["exp"].source == "return y.exp()"
+
+
+def test_a_parameter_that_others_use_is_not_set_apart():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.spare = nn.Embedding(5, 4), nn.Embedding(5, 4)
+            self.attention = nn.MultiheadAttention(4, 1)
+
+        def forward(self, x):
+            return F.linear(self.attention(x, x, x)[0], self.table.weight)
+
+    found = points(Tied(), example=X)
+    assert {point.path for point in found if point.ran is False} == {
+        "attention.out_proj", "table", "spare", "spare.weight",
+    }  # fmt: skip

@@ -37,8 +37,8 @@ class Point:
         shapes: the shapes of all tensors in the first value.
         site: the line of the first call of a module, an operation, a method or a function, known with an example; the
             first line that assigns a variable; the line that defines an argument. None if there is no such line.
-        ran: whether the example came to the place, for a parameter or buffer to its module; None without an example, or
-            if that is not known.
+        ran: whether the example came to the place; for a parameter or buffer whether its module ran, or an operation
+            got it. None without an example, or if that is not known.
     """
 
     path: str

@@ -13,8 +13,9 @@ from torch import nn
 from byname.model.call_graph import Call
 from byname.model.called_functions import functions_named, is_of_program
 from byname.model.inventory import Code, Inventory, Point
-from byname.model.module_tree import is_script, under
+from byname.model.module_tree import is_script, state_of, under
 from byname.model.operations import is_elementary
+from byname.reading.modules import state_of as named_state
 from byname.source.code import ThisCode, stands_for
 from byname.source.location import Instruction, Site, locate
 from byname.tracing.tracer import trace
@@ -50,6 +51,8 @@ class ExampleRun:
         self._named = {id(one): named for one in written if (named := functions_named(one))}
         with self._tally.listening(self._wanted(written, self._code)):
             self.flow = trace(root, example, {key: _codes(named) for key, named in self._named.items()})
+        sources = set(self.flow.sources.values())
+        self._used = {id(tensor) for name, tensor in named_state(root) if name in sources}
         self.first: dict[int, Call] = {}
         for call in self.flow.calls:
             if call.kind == "module":
@@ -126,9 +129,10 @@ class ExampleRun:
                 yield replace(row, path=place, kind="input", operation="", shape=shape, shapes=shapes)
 
     def state(self, path: str, module: nn.Module) -> Iterator[Point]:
-        """Yield the parameters and buffers of a module."""
-        for point in self._inventory.state(path, module):
-            yield replace(point, ran=id(module) in self.first)
+        """Yield the parameters and buffers of a module; others may use them where it does not run."""
+        tensors = [one for kind in ("parameter", "buffer") for one in state_of(module, kind).values()]
+        for point, tensor in zip(self._inventory.state(path, module), tensors, strict=True):
+            yield replace(point, ran=id(module) in self.first or id(tensor) in self._used)
 
     def code(self, path: str, module: nn.Module) -> Iterator[Point]:
         """Yield the methods, functions and variables of a module, and the operations of its functions."""
