@@ -185,7 +185,7 @@ _PLACES = {
     "_traced": "byname.watch.variables.subscribe",
 }
 
-_PARTS = ("analyse", "watch")
+_PARTS = ("analyse", "plug", "watch")
 """Parts of the package that are reached as attributes."""
 
 
@@ -203,4 +203,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names, loaded or not."""
-    return sorted([*__all__, "analyse"])
+    return sorted([*__all__, "analyse", "plug"])

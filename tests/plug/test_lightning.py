@@ -13,7 +13,7 @@ from byname.errors import BadArgumentError
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from byname.plug.lightning import EvaluationCallback  # noqa: E402
+from byname.plug.lightning import EvaluationCallback, RecordCallback  # noqa: E402
 
 pytestmark = [  # of Lightning 2.6 itself
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
@@ -179,3 +179,30 @@ def test_without_lightning_there_is_a_clear_error():
             print(type(error).__name__, error)
     """)
     assert " ".join(words) == "NotInstalledError byname.plug.lightning needs Lightning: pip install lightning"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_training_is_bitwise_the_same_recorded_and_each_batch_is_an_iteration(tmp_path, accumulate):
+    torch.manual_seed(0)
+    recording = RecordCallback(["net.4", "net.0.weight.grad"], to=tmp_path / "run.h5")
+    states = fit(Module(), [recording], accumulate_grad_batches=accumulate)
+    expected = plain(accumulate_grad_batches=accumulate)
+    assert all(torch.equal(one, other) for one, other in zip(expected, states, strict=True))
+    with byname.open(tmp_path / "run.h5") as found:
+        assert found.complete
+        assert found["net.4"].iterations == [*range(12)] and found["net.0.weight.grad"].iterations == [*range(12)]
+
+
+def test_a_training_that_fails_leaves_a_closed_recording_and_no_hook(tmp_path):
+    module = Module(fails_at=4)
+    recording = RecordCallback("net.4", to=tmp_path / "run.h5")
+    with pytest.raises(ZeroDivisionError):
+        fit(module, [recording])
+    assert not any(one._forward_hooks for one in module.modules())
+    with byname.open(tmp_path / "run.h5") as found:
+        assert found["net.4"].iterations == [0, 1, 2, 3]
+
+
+def test_a_count_of_iterations_is_refused():
+    with pytest.raises(BadArgumentError, match="a batch of the training"):
+        RecordCallback("net.4", count="forward")

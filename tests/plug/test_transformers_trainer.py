@@ -13,7 +13,7 @@ from byname.analyse import Evaluation, PerClass
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from byname.plug.transformers import EvaluationCallback  # noqa: E402
+from byname.plug.transformers import EvaluationCallback, RecordCallback  # noqa: E402
 
 
 class Model(nn.Module):
@@ -141,3 +141,26 @@ def test_without_transformers_there_is_a_clear_error():
             print(type(error).__name__, error)
     """)
     assert " ".join(words).startswith("NotInstalledError byname.plug.transformers needs it: pip install transformers")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_training_is_bitwise_the_same_recorded_and_each_batch_is_an_iteration(tmp_path, accumulate):
+    torch.manual_seed(0)
+    plain = train(tmp_path, Model(), gradient_accumulation_steps=accumulate)
+    torch.manual_seed(0)
+    recording = RecordCallback(["net.4", "net.0.weight.grad"], to=tmp_path / "run.h5")
+    states = train(tmp_path, Model(), [recording], gradient_accumulation_steps=accumulate)
+    assert all(torch.equal(one, other) for one, other in zip(plain, states, strict=True))
+    with byname.open(tmp_path / "run.h5") as found:
+        assert found.complete
+        assert found["net.4"].iterations == [*range(12)] and found["net.0.weight.grad"].iterations == [*range(12)]
+        assert found["net.4"].shapes[0] == (4, 3)
+
+
+def test_a_training_that_fails_leaves_a_closed_recording_and_no_hook(tmp_path):
+    model = Model(fails_at=5)
+    with pytest.raises(ZeroDivisionError), RecordCallback("net.4", to=tmp_path / "run.h5") as recording:
+        train(tmp_path, model, [recording])
+    assert not any(module._forward_hooks for module in model.modules())
+    with byname.open(tmp_path / "run.h5") as found:
+        assert found["net.4"].iterations == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""How does an evaluation take its snapshots while Lightning trains? A callback for the `Trainer`."""
+"""How are snapshots taken, and values recorded, while Lightning trains? Callbacks for the `Trainer`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from byname.errors import NotInstalledError
 from byname.plug.due import OnSchedule
+from byname.plug.records import RecordsTraining
 
 if TYPE_CHECKING:
     Callback = object
@@ -27,7 +28,7 @@ else:
 
     Callback = _callback()
 
-__all__ = ["EvaluationCallback"]
+__all__ = ["EvaluationCallback", "RecordCallback"]
 
 
 class EvaluationCallback(OnSchedule, Callback):
@@ -78,6 +79,39 @@ class EvaluationCallback(OnSchedule, Callback):
         model = module if self._model is None else self._model
         with trainer.precision_plugin.forward_context():
             self._snapshot(model, event, batch, trainer.global_step)
+
+
+class RecordCallback(RecordsTraining, Callback):
+    """Records values at places of the module during ``trainer.fit``; an iteration is a batch of the training.
+
+    .. code-block:: python
+
+        recording = RecordCallback(["net.0", "**.weight.grad"], to="run.h5")
+        trainer = Trainer(callbacks=[recording])
+        trainer.fit(module, batches)
+        byname.open("run.h5")
+
+    Args:
+        where: the places, as in `byname.record`.
+        model: the module that is recorded: the ``LightningModule`` by default, or the network in it.
+        options: the other arguments of `byname.record`, such as ``to`` and ``every``; not ``count``.
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """The training begins."""
+        self._begin(pl_module)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """A batch is done."""
+        self._batch_done()
+
+    def on_train_end(self, *_: Any) -> None:
+        """The training has ended well."""
+        self.close()
+
+    def on_exception(self, *_: Any) -> None:
+        """The training failed, or was interrupted."""
+        self.close()
 
 
 def _batches(trainer: Any) -> int:

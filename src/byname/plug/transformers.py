@@ -1,4 +1,4 @@
-"""How does an evaluation take its snapshots while a Hugging Face `Trainer` trains? A callback for it."""
+"""How are snapshots taken, and values recorded, while a Hugging Face `Trainer` trains? Callbacks for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from byname.errors import NotInstalledError
 from byname.plug.due import OnSchedule
+from byname.plug.records import RecordsTraining
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -15,7 +16,7 @@ else:
     except ImportError as missing:
         raise NotInstalledError("byname.plug.transformers needs it: pip install transformers accelerate") from missing
 
-__all__ = ["EvaluationCallback"]
+__all__ = ["EvaluationCallback", "RecordCallback"]
 
 
 class EvaluationCallback(OnSchedule, TrainerCallback):
@@ -77,3 +78,38 @@ class EvaluationCallback(OnSchedule, TrainerCallback):
     def _take(self, state: Any, of_trainer: dict[str, Any], event: str, batch: int | None = None) -> None:
         model = of_trainer["model"] if self._model is None else self._model
         self._snapshot(model, event, batch, state.global_step)
+
+
+class RecordCallback(RecordsTraining, TrainerCallback):
+    """Records values at places of the model during ``trainer.train()``; an iteration is a batch of the training.
+
+    .. code-block:: python
+
+        with RecordCallback(["encoder.layers.*", "**.weight.grad"], to="run.h5") as recording:
+            trainer = Trainer(model, args, train_dataset=data, callbacks=[recording])
+            trainer.train()
+        byname.open("run.h5")
+
+    The ``with`` block closes the recording also where the training fails, which the trainer does not tell.
+
+    Args:
+        where: the places, as in `byname.record`.
+        model: the module that is recorded; that of the trainer by default.
+        options: the other arguments of `byname.record`, such as ``to`` and ``every``; not ``count``.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """The training begins."""
+        self._begin(of_trainer["model"])
+
+    def on_substep_end(self, *_: Any, **of_trainer: Any) -> None:
+        """A batch is done, whose gradients are accumulated."""
+        self._batch_done()
+
+    def on_step_end(self, *_: Any, **of_trainer: Any) -> None:
+        """A batch is done, and with it a step."""
+        self._batch_done()
+
+    def on_train_end(self, *_: Any, **of_trainer: Any) -> None:
+        """The training has ended well."""
+        self.close()
