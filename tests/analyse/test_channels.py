@@ -35,18 +35,20 @@ def mlp():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU())
 
 
-def test_dead_units_of_tokens_are_counted_among_the_features_or_a_note_says_what_was_counted():
+def test_dead_units_of_tokens_are_counted_among_the_features():
     model, values = mlp(), torch.randn(16, 5, 6)
     with torch.no_grad():
         model[0].bias[:3] = -50.0
-    told, right = DeadUnits(), DeadUnits(channel_dim=-1)
+    told, right, tokens = DeadUnits(), DeadUnits(channel_dim=-1), DeadUnits(channel_dim=1)
     handle = observed(model, told, values)
     assert observed(model, right, values).notes == () == right.result().notes
     assert (right.result()["1"]["dead"], right.result()["1"]["total"]) == (3, 8)
-    assert told.result()["1"]["total"] == 5
+    assert (told.result()["1"]["dead"], told.result()["1"]["total"]) == (3, 8)
+    observed(model, tokens, values)
+    assert tokens.result()["1"]["total"] == 5
     note = (
-        "`1`: dimension 1, of 5, was taken for the channels of values of shape (16, 5, 8): for (batch, tokens, features) "
-        "give channel_dim=-1, for (batch, channels, length) channel_dim=1"
+        "`1`: the last dimension, of 8, was taken for the channels of values of shape (16, 5, 8): so have them the "
+        "modules around it (Linear); channel_dim= takes another"
     )
     assert handle.notes == (note,) == told.result().notes
     assert str(told.result()).endswith(note) and note in told.result()._repr_html_()
@@ -63,8 +65,94 @@ def test_every_analyser_of_channels_says_so_and_none_where_it_is_known(make):
     for dim in (1, -1):
         assert observed(mlp(), one := make(channel_dim=dim), tokens).notes == () == one.result().notes
     last = nn.Sequential(nn.Identity(), nn.Linear(6, 2))
-    note = "the features of a Linear are the last"
-    assert note in observed(last, make(), tokens).notes[0] and note in observed(last, make(), tokens[None]).notes[0]
+    for value in (tokens, tokens[None]):
+        assert observed(last, one := make(), value).notes == () == one.result().notes
+        assert channels(one.result()["1"]) == 2
+
+
+def channels(figures):
+    """How many channels an analyser has seen."""
+    if "dimension" in figures:
+        return figures["dimension"]
+    known = ("channel_mean", "fired", "channel_max_abs", "values", "spectrum")
+    return next(len(figures[name]) for name in known if name in figures)
+
+
+@every
+def test_what_no_module_tells_is_said_to_be_a_guess(make):
+    (note,) = observed(nn.Sequential(nn.ReLU()), one := make(), torch.randn(4, 3, 5), where="0").notes
+    assert "dimension 1, of 3, was taken" in note and "no module of the model tells" in note
+    assert channels(one.result()["0"]) == 3
+
+
+@every
+def test_what_the_modules_contradict_is_refused(make):
+    """Scores of attention, (batch, tokens, tokens) and by heads: their last dimension are no features."""
+
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            scores = self.q(x) @ self.k(x).mT
+            heads = scores[:, None]
+            return heads
+
+    for where in ("forward.scores", "forward.heads"):
+        with pytest.raises(BadArgumentError, match="cannot be known from the modules around it: .* channel_dim=-1"):
+            observed(Scores(), make(), torch.randn(2, 5, 6), where=where)
+        assert observed(Scores(), make(channel_dim=-1), torch.randn(2, 5, 6), where=where).notes == ()
+
+
+def statistics(model, where, *inputs, **named):
+    features = FeatureStatistics()
+    with byname.observe(model, where, features), torch.no_grad():
+        model(*inputs, **named)
+    return features.result()
+
+
+def by_hand(value, dim):
+    return value.double().movedim(dim, 0).flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Bert", "ViT", "T5Encoder"])
+def test_transformers_have_their_hidden_size_everywhere(name):
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "GPT2": {"n_embd": 24, "n_layer": 2, "n_head": 2, "vocab_size": 31, "n_positions": 16},
+        "T5Encoder": {"d_model": 24, "d_ff": 40, "d_kv": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 31},
+    }
+    usual = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    usual |= {"vocab_size": 31} if name != "ViT" else {"image_size": 8, "patch_size": 4, "num_channels": 3}
+    config = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(**sizes.get(name, usual))
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    given = torch.randn(2, 3, 8, 8) if name == "ViT" else torch.randint(31, (2, 7))
+    seen = byname.capture(model, "**")(given)
+    whole = [path for path, value in seen.items() if isinstance(value, torch.Tensor) and value.ndim == 3]
+    found = statistics(model, whole, given)
+    for path in whole:
+        assert len(found[path]["channel_mean"]) in (2, 24, 40, 72, 96), path  # 2: T5 embeds a number for each head
+        assert torch.allclose(found[path]["channel_mean"], by_hand(seen[path], -1), atol=1e-6), path
+    assert len(whole) > 15
+
+
+def test_a_convolutional_net_with_a_head_has_channels_everywhere():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+
+        def forward(self, x):
+            both = torch.cat([x, self.relu(self.norm(self.conv(x)))], 1)
+            return both[:, 2:6]
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Block(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
+    images = torch.randn(2, 3, 8, 8)
+    for where in ("0", "1", "2", "2.conv", "2.relu", "2.forward.both", "input", "4"):
+        seen = byname.capture(model, where)(images)[where]
+        found = statistics(model, where, images)[where]
+        assert torch.allclose(found["channel_mean"], by_hand(seen, 1), atol=1e-6), where
 
 
 @every

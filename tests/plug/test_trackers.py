@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.errors import BadArgumentError, NotInstalledError
+from byname.errors import BadArgumentError, NotInstalledError, RecordingWarning
 from byname.plug import live, mlflow, send, tensorboard, trackio, wandb
 
 
@@ -78,6 +78,18 @@ def test_values_are_sent_while_they_come_and_the_recording_is_as_without(model):
     ]
     assert [*watched.results["forward"].values] == [*plain.results["forward"].values]
     assert torch.is_grad_enabled()
+
+
+def test_a_tracker_that_fails_ends_no_training(model):
+    class Fails:
+        def log(self, values, step):
+            raise ConnectionError("no network")
+
+    with pytest.warns(RecordingWarning, match="ConnectionError: no network") as told:
+        with byname.record(model, "forward", on_value=live(Fails())) as recorder:
+            for _ in range(3):
+                model(torch.randn(5, 3))
+    assert len(told) == 1 and recorder.results["forward"].iterations == [0, 1, 2]
 
 
 def test_figures_of_analysers_and_evaluations(model):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, checked_analyser
+from byname.analyse.feature_dims import Surroundings
 from byname.analyse.sample import Sample
 from byname.errors import BynameError
 from byname.model.items import tensors_in
@@ -234,6 +235,7 @@ class Observation:
             observation=self.number,
             iteration=event.iteration,
             output=kind.output,
+            around=kind.around,
         )
 
     def _targets_now(self) -> Tensor | None:
@@ -278,11 +280,13 @@ class PlaceKind(NamedTuple):
         output: whether what a module returns passes there, or an item or the gradient of that.
         parameter: whether it is a parameter, or the gradient of one.
         gradient: whether the path asks for the gradient, so that the value told is one.
+        around: the modules around it.
     """
 
     output: bool
     parameter: bool
     gradient: bool
+    around: Surroundings
 
 
 class PlaceKinds:
@@ -320,7 +324,7 @@ class PlaceKinds:
         owner, _, name = plain.rpartition(".")
         output = modules.get(_without_items(plain)) is module
         parameter = modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
-        return PlaceKind(output, parameter, gradient)
+        return PlaceKind(output, parameter, gradient, Surroundings(modules, plain, module, output))
 
 
 def _without_items(path: str) -> str:

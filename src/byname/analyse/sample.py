@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from byname.analyse.feature_dims import Surroundings
+
 __all__ = ["Sample"]
 
 
@@ -24,6 +26,7 @@ class Sample:
         observation: which `byname.observe` it comes from, a number.
         iteration: the number of the forward.
         output: whether it is the output of `module`, an item of it, or the gradient of that.
+        around: the modules that tell which dimension of the value are its features.
     """
 
     path: str
@@ -35,6 +38,7 @@ class Sample:
     observation: int
     iteration: int
     output: bool = False
+    around: Surroundings | None = None
 
     def only(self, chosen: Tensor) -> Sample:
         """The samples that a mask of bools, of shape ``(len(value),)``, chooses."""

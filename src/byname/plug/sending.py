@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from byname.analyse.evaluation.evaluation import Evaluation
 from byname.analyse.evaluation.snapshots import Records
 from byname.analyse.results.results import Results
 from byname.diagnose.finding import Explanation, Finding
-from byname.errors import BadArgumentError
+from byname.errors import BadArgumentError, RecordingWarning
 from byname.memory.census import Census
 from byname.plug.trackers import ExperimentTracker
 from byname.reading.quiet import DisableTorchFunction
@@ -21,6 +22,7 @@ from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
 from byname.recording.recording import open as open_recording
 from byname.recording.series import Series
+from byname.text import printable
 
 __all__ = ["live", "send"]
 
@@ -71,7 +73,8 @@ def live(tracker: ExperimentTracker) -> Callable[[str, Any, int], None]:
     """Return a callback that sends each recorded value to a tracker when it comes: ``on_value=live(tracker)``.
 
     The numbers are those of `send`. On a GPU each one waits for the computation of its value; ``every=`` makes them
-    few.
+    few. Values of training and evaluation come under one name; ``mode="train"`` records the former alone. Where the
+    tracker raises an error, a `RecordingWarning` tells it once, and the training goes on.
 
     >>> import byname, torch
     >>> class Printed:
@@ -83,10 +86,18 @@ def live(tracker: ExperimentTracker) -> Callable[[str, Any, int], None]:
     0 {'forward.input': 2.0}
     """
 
+    failed = False
+
     def on_value(path: str, value: Any, iteration: int) -> None:
-        values = _of_value(path, value)
-        if values:
-            tracker.log(values, iteration)
+        nonlocal failed
+        values = {} if failed else _of_value(path, value)
+        try:
+            if values:
+                tracker.log(values, iteration)
+        except Exception as error:  # noqa: BLE001 - a training does not end because its tracker does
+            failed = True
+            words = printable(f"{type(error).__name__}: {error}")
+            warnings.warn(f"the tracker failed, and is sent nothing more: {words}", RecordingWarning, stacklevel=2)
 
     return on_value
 

@@ -7,22 +7,23 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from byname.analyse.analyser import Analyser
 from byname.analyse.sample import Sample
 from byname.analyse.statistics.batches import comparable
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
+from byname.table import listed
 
 __all__ = [
     "Layout",
     "OfChannels",
     "Tally",
-    "assumed_channel",
     "channel_of",
     "check_channels",
     "checked_channel",
+    "feature_dim",
     "highest",
     "lowest",
     "positions_of",
@@ -34,7 +35,7 @@ class OfChannels(Analyser):
     """An analyser with figures of each channel.
 
     Args:
-        channel_dim: the dimension of the channels; by default 1.
+        channel_dim: the dimension of the channels; by default what the modules around the place tell.
     """
 
     def __init__(self, *, channel_dim: int | None = None) -> None:
@@ -51,9 +52,7 @@ class OfChannels(Analyser):
         Raises:
             BadArgumentError: if the number of channels is another than before.
         """
-        found = value.movedim(channel_of(value, self.channel_dim), 1)
-        layout.take(sample, value, found.shape[1], self.channel_dim)
-        return found
+        return value.movedim(layout.take(sample, value, self.channel_dim), 1)
 
 
 class Layout(Statistic):
@@ -66,26 +65,32 @@ class Layout(Statistic):
         self.channels: int | None = None
         self.channel_dim: int | None = None  # as long as values have two dimensions there is no choice
 
-    def take(self, sample: Sample, value: Tensor, channels: int, asked: int | None) -> None:
-        """Takes down how one more value lies.
+    def take(self, sample: Sample, value: Tensor, asked: int | None) -> int:
+        """Take down how one more value lies, and return the dimension of its channels.
 
         Args:
             sample: what the value is of.
             value: with samples along dimension 0.
-            channels: how many there are.
             asked: the dimension of the channels, if the user has said it.
+
+        Raises:
+            BadArgumentError: there were other numbers of channels before, or which they are cannot be known.
         """
+        known = self.channel_dim if asked is None else asked
+        dim, note = feature_dim(sample, value, known)
+        channels = value.shape[dim]
         if self.channels is not None and self.channels != channels:
-            sequences = asked is None and ". Of sequences (N, length, channels) the channels are channel_dim=-1"
+            advice = ". Of sequences (N, length, channels) the channels are channel_dim=-1" if asked is None else ""
             raise BadArgumentError(
-                f"there were {self.channels} channels before, and are {channels} now, along dimension "
-                f"{1 if asked is None else asked} of a value of shape {tuple(value.shape)}{sequences or ''}"
+                f"there were {self.channels} channels before, and are {channels} now, along dimension {dim} of a value "
+                f"of shape {tuple(value.shape)}{advice}"
             )
         self.channels = channels
         if value.ndim > 2 and self.channel_dim is None:
-            self.channel_dim = 1 if asked is None else asked
-            self.note = assumed_channel(sample, value, asked)
+            self.channel_dim = asked if asked is not None else 1 if dim == 1 else -1
+            self.note = note
         self.count += 1
+        return dim
 
     def result(self) -> tuple[int | None, int | None]:
         """The dimension of the channels, and how many they are."""
@@ -101,31 +106,40 @@ class Layout(Statistic):
             self.channel_dim, self.note = other.channel_dim, other.note
 
 
-def assumed_channel(sample: Sample, value: Tensor, asked: int | None) -> str | None:
-    """What is to be said of dimension 1 being taken for the channels; None where that is known to be right.
+def feature_dim(sample: Sample, value: Tensor, asked: int | None) -> tuple[int, str | None]:
+    """Return which dimension of a value is that of the channels, and what is to be said of it where it was inferred.
 
-    It is of what convolutions and their like give, and of images, which values of four dimensions mostly are. Values
-    of three are as often ``(batch, tokens, features)``.
+    It is 1 of two dimensions, and the one that the user says. Else the modules of the model tell; see
+    `byname.analyse.feature_dims`. In a model without any that could tell it is 1, as of images; of three dimensions
+    that is said to be a guess.
+
+    Raises:
+        BadArgumentError: the value has no such dimension, or which it is cannot be known.
     """
-    if asked is not None or value.ndim < 3 or (sample.output and isinstance(sample.module, _SECOND)):
-        return None
-    last = sample.output and isinstance(sample.module, _LAST)
-    if value.ndim > 3 and not last:
-        return None
-    why = f"; the features of a {type(sample.module).__name__} are the last" if last else ""
-    return (
-        f"dimension 1, of {value.shape[1]}, was taken for the channels of values of shape {tuple(value.shape)}{why}: "
-        "for (batch, tokens, features) give channel_dim=-1, for (batch, channels, length) channel_dim=1"
+    if asked is not None or value.ndim < 3 or sample.parameter:
+        return channel_of(value, asked), None
+    found = None if sample.around is None else sample.around.dim_of(value)
+    if found is None and (sample.around is None or not sample.around.told):
+        return 1, _ASSUMED.format(value.shape[1], tuple(value.shape)) if value.ndim == 3 else None
+    if found is None:
+        raise BadArgumentError(
+            f"`{sample.path}`: which dimension of a value of shape {tuple(value.shape)} are the channels cannot be "
+            "known from the modules around it: for (batch, tokens, features) give channel_dim=-1, for (batch, "
+            "channels, length) channel_dim=1"
+        )
+    if found.own or (found.dim == 1 and value.ndim > 3):  # nobody takes images for something else
+        return channel_of(value, found.dim), None
+    which = "the last dimension" if found.dim == -1 else "dimension 1"
+    return channel_of(value, found.dim), (
+        f"{which}, of {value.shape[found.dim]}, was taken for the channels of values of shape {tuple(value.shape)}: so "
+        f"have them the modules around it ({listed(found.by, 4)}); channel_dim= takes another"
     )
 
 
-_SECOND = (
-    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Dropout1d),
-    *(getattr(nn, f"{kind}Pool1d") for kind in ("Avg", "Max", "LP", "AdaptiveAvg", "AdaptiveMax")),
+_ASSUMED = (
+    "dimension 1, of {}, was taken for the channels of values of shape {}, and no module of the model tells: for "
+    "(batch, tokens, features) give channel_dim=-1, for (batch, channels, length) channel_dim=1"
 )
-"""Modules that give channels along dimension 1, also of three."""
-_LAST = (nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.MultiheadAttention, nn.RNNBase)
-"""Modules that give features along the last dimension."""
 
 
 def checked_channel(channel_dim: int | None) -> int | None:
@@ -150,13 +164,13 @@ def channel_of(value: Tensor, channel_dim: int | None) -> int:
     return found
 
 
-def positions_of(value: Tensor, channel_dim: int | None) -> Tensor:
-    """One row for each position of each sample, and a column for each channel; see `channel_of`.
+def positions_of(value: Tensor, dim: int) -> Tensor:
+    """One row for each position of each sample, and a column for each channel.
 
-    >>> positions_of(torch.zeros(2, 3, 4, 4), None).shape
+    >>> positions_of(torch.zeros(2, 3, 4, 4), 1).shape
     torch.Size([32, 3])
     """
-    last = value.movedim(channel_of(value, channel_dim), -1)
+    last = value.movedim(dim, -1)
     return last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
 
 

@@ -36,7 +36,7 @@ class DeadUnits(OfChannels):
     The figures are ``dead``, how many units fired in no sample; ``total``, how many there are; ``fired``, in how many
     samples each unit fired, int64 of shape ``(channels,)``; ``samples``; and ``nans``, how many values were NaN, which
     never fire. The positions may be others in each batch. The ``notes`` of the result, and of the handle, say
-    where dimension 1 was taken for the units and may be the tokens of a sequence.
+    which dimension was taken for the units, where modules around the place told it.
 
     A value fires above zero, which is right for ReLU and all that are like it (GELU, SiLU, Mish, ELU, LeakyReLU ...)
     and for what comes before one. Where another rule holds, the module's class, or the operation's name, decides:
@@ -47,7 +47,7 @@ class DeadUnits(OfChannels):
     Args:
         fires: a number, above which a value fires; or a function, which is given the value and returns bools of its
             shape. By default the rule above.
-        channel_dim: the dimension of the units; by default 1. For sequences ``(N, length, units)`` it is -1.
+        channel_dim: the dimension of the units; by default what the modules around the place tell.
 
     Raises:
         BadArgumentError: if an argument is none of these; in a forward, if the number of units is another than before.

@@ -26,7 +26,7 @@ class FeatureStatistics(OfChannels):
         >>> figures["mean"], figures["variance"], figures["sparsity"]
         (tensor([2., 1.], dtype=torch.float64), tensor([2., 2.], dtype=torch.float64), 0.25)
 
-    A feature is one place of a sample, a channel is one index of dimension 1 (of the last of two) over all positions.
+    A feature is one place of a sample, a channel is one index of the dimension of the channels over all positions.
     The figures are ``mean`` and ``variance`` (ddof=1), of the shape of a sample; ``channel_mean`` and
     ``channel_variance`` of shape ``(channels,)``, over samples and positions; ``sparsity``, the share of values that
     are exactly zero, and ``channel_sparsity``; ``samples``; and ``nans``, how many values were NaN, which are left out.
@@ -34,7 +34,7 @@ class FeatureStatistics(OfChannels):
     so.
 
     Args:
-        channel_dim: the dimension of the channels; by default 1.
+        channel_dim: the dimension of the channels; by default what the modules around the place tell.
 
     Raises:
         BadArgumentError: in a forward, if the number of channels is another than before.
@@ -85,7 +85,7 @@ class FeatureStatistics(OfChannels):
 
     def _channels(self, kept: Any) -> Variance:
         """The figures of channels, also from those of the features."""
-        dim = self.channel_dim or 1
+        dim = kept["layout"].channel_dim or self.channel_dim or 1
         pooled = [one.pooled(dim - (dim > 0)) for one in kept.get("features", {}).values() if one.begun]
         whole: Variance = deepcopy(kept["channels"])
         if not whole.begun and pooled:

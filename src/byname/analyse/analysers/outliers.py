@@ -36,7 +36,7 @@ class Outliers(OfChannels):
     infinities, or of values that are all the same, is NaN.
 
     Args:
-        channel_dim: the dimension of the channels; by default 1.
+        channel_dim: the dimension of the channels; by default what the modules around the place tell.
 
     Raises:
         BadArgumentError: in a forward, if the number of channels is another than before.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Analyser
-from byname.analyse.analysers.channels import assumed_channel, channel_of, checked_channel, positions_of, with_channel
+from byname.analyse.analysers.channels import checked_channel, feature_dim, positions_of, with_channel
 from byname.analyse.analysers.classifier import (
     LinearClassifier,
     Loss,
@@ -62,7 +62,7 @@ class LinearProbe(Analyser):
         standardise: whether features are centred and scaled by their running mean and standard deviation.
         features: what a sample's features are: None, all its values; ``"pool"``, their mean over positions;
             ``"positions"``, each position is a sample with a target of its own; or a function of the value.
-        channel_dim: where the features are for ``"pool"`` and ``"positions"``: dimension 1 of more than two if None.
+        channel_dim: where the features are for ``"pool"`` and ``"positions"``: as in `FeatureStatistics`.
         limit: how many weights there may be at a place.
         nan: what is done with samples of which a feature is NaN or infinite: ``"omit"`` or ``"raise"``.
     """
@@ -150,7 +150,7 @@ class LinearProbe(Analyser):
             raise BadArgumentError(f"`{sample.path}`: {left_out} samples have a feature that is NaN or infinite")
         self._score_and_learn(kept, *((rows[finite], targets[finite]) if left_out else (rows, targets)))
         if self._features in ("pool", "positions"):
-            kept.note = kept.note or assumed_channel(sample, sample.value, self._channel_dim)
+            kept.note = kept.note or feature_dim(sample, with_channel(sample.value), self._channel_dim)[1]
         kept.scores["left_out"] += left_out
         kept.count += len(rows)
         kept.nans += int(rows.isnan().sum()) if left_out else 0
@@ -288,7 +288,7 @@ def rows_of(sample: Sample, features: Features, channel_dim: int | None) -> Tens
             f"a probe is trained on real values with samples along dimension 0; `{sample.path}` is "
             f"{'a parameter' if sample.parameter else f'{tuple(value.shape)} of {value.dtype}'}"
         )
-    rows = _made(value.to_dense() if value.layout is not torch.strided else value, features, channel_dim)
+    rows = _made(sample, value.to_dense() if value.layout is not torch.strided else value, features, channel_dim)
     if not isinstance(rows, Tensor) or rows.ndim != 2:
         shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         raise BadArgumentError(f"`{sample.path}`: features=... gives (samples, features), not {shape}")
@@ -306,7 +306,7 @@ def labels_of(
             'forward, or once to a path of the model such as "forward.targets"'
         )
     if targets.is_floating_point() or targets.is_complex() or targets.numel() != len(rows):
-        advice = _advice_on_targets(sample.value, targets, features, channel_dim)
+        advice = _advice_on_targets(sample, features, channel_dim)
         raise BadArgumentError(
             f"`{sample.path}` has {len(rows)} samples; the targets are one class number each, not "
             f"{tuple(targets.shape)} of {targets.dtype}. {advice}"
@@ -319,28 +319,31 @@ def labels_of(
     return labels
 
 
-def _advice_on_targets(value: Tensor, targets: Tensor, features: Features, channel_dim: int | None) -> str:
+def _advice_on_targets(sample: Sample, features: Features, channel_dim: int | None) -> str:
     """What helps where there are other numbers of samples and targets, of what was not done yet."""
+    value = sample.value
     anew = "Set probe.targets anew for each batch"
     if features is None and value.ndim > 2:
         sequences = ", of sequences (N, length, channels) with channel_dim=-1" if channel_dim is None else ""
         return f"{anew}; where each position has a class of its own, features='positions'{sequences}"
     if features == "positions" and value.ndim > 2:
-        dimension = 1 if channel_dim is None else channel_dim
+        dimension = feature_dim(sample, value, channel_dim)[0]
         told = f"Of {tuple(value.shape)} dimension {dimension} is taken for the features"
-        if channel_dim is None:
+        if channel_dim is None and dimension == 1:
             told += "; of sequences (N, length, channels) these are channel_dim=-1"
         return f"{told}. {anew}"
     return anew
 
 
-def _made(value: Tensor, features: Features, channel_dim: int | None) -> Tensor:
+def _made(sample: Sample, value: Tensor, features: Features, channel_dim: int | None) -> Tensor:
     if callable(features):
         return features(value)
     value = with_channel(value)
     if features == "positions":
-        return positions_of(value, channel_dim)
+        return positions_of(value, feature_dim(sample, value, channel_dim)[0])
     if features == "pool":
         wide = value if value.is_floating_point() else value.float()
-        return wide.movedim(channel_of(value, channel_dim), 1).flatten(2).mean(2) if value.ndim > 2 else wide
+        return (
+            wide.movedim(feature_dim(sample, value, channel_dim)[0], 1).flatten(2).mean(2) if value.ndim > 2 else wide
+        )
     return value.flatten(1)

@@ -136,9 +136,7 @@ class OfMatrices(Analyser):
         """Adds the rows of a sample."""
         value = with_channel(sample.value)
         if not sample.parameter and self.rows == "positions":
-            rows = positions_of(value, self.channel_dim)
-            kept["layout"].take(sample, value, rows.shape[1], self.channel_dim)
-            value = rows
+            value = positions_of(value, kept["layout"].take(sample, value, self.channel_dim))
         kept["matrix"].add(value)
 
 
@@ -172,7 +170,7 @@ class Rank(OfMatrices):
     Args:
         centred: whether the mean of the rows is taken off first; of a weight it never is.
         rows: ``"positions"``, or ``"samples"`` for one row a sample, flattened.
-        channel_dim: the dimension of the channels; by default 1. For sequences ``(N, length, channels)`` it is -1.
+        channel_dim: the dimension of the channels; by default what the modules around the place tell.
 
     Raises:
         BadArgumentError: if an argument is none of these; in a forward, if the number of columns is another than
@@ -244,7 +242,7 @@ class Spectrum(OfMatrices):
 
     Args:
         rows: ``"positions"``, or ``"samples"`` for one row a sample, flattened.
-        channel_dim: the dimension of the channels; by default 1. For sequences ``(N, length, channels)`` it is -1.
+        channel_dim: the dimension of the channels; by default what the modules around the place tell.
 
     Raises:
         BadArgumentError: if an argument is none of these; in a forward, if the number of columns is another than
