@@ -256,3 +256,15 @@ def test_an_empty_result_says_why():
         assert units.result().notes == ()
         units.reset()
         assert "or was reset" in units.result().notes[0]
+
+
+def test_values_by_heads_have_the_heads_as_channels():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=31, n_positions=16)
+    config._attn_implementation = "eager"
+    model = transformers.GPT2Model(config).eval()
+    ids = torch.randint(31, (2, 7))
+    for where in ("h.0.attn[1]", "h.0.attn.forward.query_states@-1"):
+        value = byname.capture(model, where)(ids)[where]
+        figures = statistics(model, where, ids)[where]
+        assert value.shape[1] == 3 and torch.allclose(figures["channel_mean"], by_hand(value, 1), atol=1e-6)

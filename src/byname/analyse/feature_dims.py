@@ -2,7 +2,8 @@
 
 What a convolution or a batch norm gives has its channels along dimension 1; what a linear layer, an embedding, a
 recurrent layer or a layer norm gives has its features along the last. An activation, a block or a variable is judged by
-the modules around it: the innermost scope with modules whose features have the size that is there decides.
+the modules around it: the innermost scope with modules whose features have the size that is there decides. Of values
+by heads, (batch, heads, tokens, ...), the heads are the channels, where a module says that it has so many.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from byname.edits.heads import head_counts
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 
@@ -74,6 +76,7 @@ class Surroundings:
 
     def __init__(self, modules: dict[str, nn.Module], path: str, module: nn.Module, output: bool) -> None:
         self._own = module if output else None
+        self._explicit = path.endswith(_BY_HEADS)
         self._scopes = [modules[one] for one in _outwards(path) if one in modules]
         self._read: dict[int, FeatureScope] = {}
         self._found: dict[tuple[int, int, int], FeatureDim | None] = {}
@@ -98,6 +101,8 @@ class Surroundings:
             found = alone.dim_of(value, own=True)
             if found is not None or alone.last or alone.second:
                 return found
+        if value.ndim == 4 and (self._explicit or any(value.shape[1] in head_counts(one) for one in self._scopes)):
+            return FeatureDim(1, ("heads",), True)
         around = [self._within(scope) for scope in self._scopes]
         known = (scope.dim_of(value) for scope in around)
         return next((found for found in known if found is not None), None) or _of_images(around, value)
@@ -159,6 +164,8 @@ def _sizes(module: nn.Module, names: tuple[str, ...]) -> Iterator[int]:
             yield size
 
 
+_BY_HEADS = (".scores", ".pattern")
+"""The ends of the places of ``attention="explicit"``, whose values are (batch, heads, queries, keys)."""
 _LAST: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features"),
     nn.Bilinear: ("out_features",),

@@ -13,7 +13,7 @@ from byname.place import Item, Name, join, parse
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
-__all__ = ["heads_of"]
+__all__ = ["head_counts", "heads_of"]
 
 
 class _Heads(NamedTuple):
@@ -69,6 +69,12 @@ def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
             return count
     size = f" of {found.size} features" if found.size else ""
     raise _unknown(path, value, f"{width} features are not {found.number} heads{size}")
+
+
+def head_counts(module: nn.Module) -> set[int]:
+    """Return the numbers of heads that a module, or its config, says it has: of queries, and of keys and values."""
+    told = [_read(attributes_of(module)), *map(_read, _configs(module))]
+    return {count for heads in told if heads for count in (heads.number, heads.keys) if count}
 
 
 def _unknown(path: str, value: Tensor, why: str) -> InterjectionError:
