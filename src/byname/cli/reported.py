@@ -48,9 +48,8 @@ class Reported:
         self._process = os.getpid()
 
     def found(self, finding: Finding) -> None:
-        """Takes a finding, which is also told at once."""
+        """Takes a finding."""
         self._found.append(finding)
-        say(finding)
 
     def __enter__(self) -> None:
         self._started, self._begun = datetime.datetime.now(datetime.UTC), time.monotonic()

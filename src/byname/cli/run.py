@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ class Run:
     name = "run"
     usage = (
         "run [--check] [--non-finite] [--track] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
-        "[--report HTML] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
+        "[--report HTML] [--json FILE] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,7 @@ class Run:
         parser.add_argument("--every", type=positive, metavar="N", help="record every Nth iteration (1)")
         parser.add_argument("--mode", choices=("train", "eval", "both"), help="which forwards to record (both)")
         parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+        parser.add_argument("--json", metavar="FILE", help="write what was found as lines of JSON, too")
         parser.add_argument("--report", metavar="HTML", help="at the end, write a page of what was found and recorded")
         add_program(parser)
 
@@ -70,12 +72,26 @@ def _together(first: AbstractContextManager[object], second: AbstractContextMana
 
 def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
     asked = _asked(options)
-    if options.report is None:
-        return _looked_at(options, asked, say)
-    from byname.cli.reported import Reported
+    tells: list[Callable[[Finding], None]] = [say]
+    around: list[AbstractContextManager[object]] = []
+    if options.json is not None:
+        from byname.cli.findings_file import FindingsFile
 
-    reported = Reported(options.report, None if asked is None else asked.file)
-    return _together(reported, _looked_at(options, asked, reported.found))
+        written = FindingsFile(options.json)
+        tells.append(written.found)
+        around.append(written)
+    if options.report is not None:
+        from byname.cli.reported import Reported
+
+        reported = Reported(options.report, None if asked is None else asked.file)
+        tells.append(reported.found)
+        around.append(reported)
+
+    def tell(finding: Finding) -> None:
+        for one in tells:
+            one(finding)
+
+    return functools.reduce(lambda inner, outer: _together(outer, inner), around, _looked_at(options, asked, tell))
 
 
 def _looked_at(

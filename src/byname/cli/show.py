@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from byname.cli.command import CommandError
 from byname.cli.running import positive
 
 __all__ = ["Show"]
@@ -20,12 +21,13 @@ class Show:
     examples:
       byname show run.h5
       byname show --place 'blocks.*.attn.forward.scores' run.h5
+      byname show --json run.h5
       byname show --tail run.h5
       byname show --repair run.h5
     """
 
     name = "show"
-    usage = "show [--place PATH | --tail] [--repair] [--top K] [--no-ranges] FILE"
+    usage = "show [--place PATH | --tail] [--json] [--repair] [--top K] [--no-ranges] FILE"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The file, and what of it."""
@@ -35,6 +37,7 @@ class Show:
         parser.add_argument(
             "--repair", action="store_true", help="first put what a crash has left into the file, for other readers"
         )
+        parser.add_argument("--json", action="store_true", help="print JSON, with all rows")
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
         parser.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
@@ -46,10 +49,14 @@ class Show:
         try:
             if options.repair:
                 shown.repaired(options.file)
+            if options.tail and options.json:
+                raise CommandError("--tail tells in words what comes; --json goes without it", exit_code=2)
             if options.tail:
                 return shown.tail(options.file)
             with shown.opened(options.file) as recording:
-                if options.place:
+                if options.json:
+                    shown.as_json(recording, options.place, ranges=not options.no_ranges)
+                elif options.place:
                     shown.places(recording, options.place, options.top)
                 else:
                     shown.table(recording, options.file, options.top, ranges=not options.no_ranges)

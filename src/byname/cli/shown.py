@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, say
 from byname.errors import BynameError
@@ -14,8 +15,9 @@ from byname.table import Row, counted, printable
 
 if TYPE_CHECKING:
     from byname.recording.recording import Recording
+    from byname.recording.series import Series
 
-__all__ = ["opened", "places", "repaired", "states", "table", "tail"]
+__all__ = ["as_json", "opened", "places", "repaired", "states", "table", "tail"]
 
 PAUSE = 0.25
 """Seconds between two looks at a file that is being written."""
@@ -74,12 +76,41 @@ def _header(recording: Recording, name: str) -> Iterator[str]:
 
 def places(recording: Recording, path: str, most: int) -> None:
     """Prints the records of one place, or of each that fits."""
+    for series in _found(recording, path):
+        print(series.head(most))
+
+
+def _found(recording: Recording, path: str) -> list[Series]:
     try:
         found = recording[path]
     except BynameError as error:
         raise CommandError(printable(str(error))) from None
-    for series in found.values() if isinstance(found, dict) else (found,):
-        print(series.head(most))
+    return [*found.values()] if isinstance(found, dict) else [found]
+
+
+def as_json(recording: Recording, path: str | None, *, ranges: bool) -> None:
+    """Prints the places, or the records of those that fit a path, as one JSON object; docs/json.md has its schema."""
+    facts: dict[str, Any] = {"run": dict(recording.run), "complete": recording.complete}
+    facts["missing"] = list(recording.missing)
+    if path is None:
+        facts["places"] = recording.rows(ranges=ranges)
+    else:
+        facts["records"] = [record for series in _found(recording, path) for record in _records(series)]
+    print(json.dumps(facts, default=_plain))
+
+
+def _records(series: Series) -> Iterator[dict[str, Any]]:
+    columns = series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.values
+    for record in zip(*columns, strict=True):
+        yield {"path": series.path, **dict(zip(_COLUMNS, record, strict=True))}
+
+
+_COLUMNS = ("iteration", "rank", "call", "mode", "shape", "value")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not have: tuples are lists there already, tensors become nested lists, others their text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def tail(name: str) -> int:
