@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from byname.watch.points import Points, points
     from byname.watch.replace import replace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BynameError",
