@@ -633,7 +633,7 @@ def test_a_drawing_is_saved_as_svg_or_dot_and_as_nothing_else(tmp_path):
     drawing.save(str(tmp_path / "model.dot"))
     assert (tmp_path / "model.svg").read_text(encoding="utf-8") == drawing.svg == drawing._repr_svg_()
     assert (tmp_path / "model.dot").read_text(encoding="utf-8") == drawing.dot
-    with pytest.raises(byname.BynameError, match=r"\.svg or \.dot.*model\.png"):
+    with pytest.raises(byname.BynameError, match=r"\.svg, \.dot or \.mmd.*model\.png"):
         drawing.save(tmp_path / "model.png")
     assert not (tmp_path / "model.png").exists()
 
@@ -679,3 +679,65 @@ def test_crossed_branches_are_uncrossed():
     nodes = [Node(20, 10) for _ in range(4)]
     level = arrange(nodes, [Edge(0, 3), Edge(1, 2)])
     assert (level.corners[0][0] < level.corners[1][0]) == (level.corners[3][0] < level.corners[2][0])
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4)))
+        self.second = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def paths(drawing):
+    return [box.path for box in drawing.scene.boxes if box.kind == "module"]
+
+
+def test_modules_are_opened_and_closed_by_their_places():
+    model, x = Twice(), torch.randn(2, 4)
+    every = ["", "first", "first.0", "first.1", "first.1.0", "first.1.1", "second", "second.0", "second.1", "second.2"]
+    assert sorted(paths(byname.draw(model, example=x))) == every
+    assert sorted(paths(byname.draw(model, example=x, closed="first"))) == [one for one in every if "first." not in one]
+    assert sorted(paths(byname.draw(model, example=x, depth=1))) == ["", "first", "second"]
+    assert sorted(paths(byname.draw(model, example=x, depth=1, open="first"))) == [
+        "",
+        "first",
+        "first.0",
+        "first.1",
+        "second",
+    ]
+    deep = byname.draw(model, example=x, depth=0, open=["first.1"])
+    assert sorted(paths(deep)) == ["", "first", "first.0", "first.1", "first.1.0", "first.1.1", "second"]
+    assert sorted(paths(byname.draw(model, example=x, closed=nn.Sequential))) == ["", "first", "second"]
+    closed = byname.draw(model, example=x, closed="first")
+    titles = {box.number: box.path for box in closed.scene.boxes}
+    assert ("first", "second.0") in {(titles[line.source], titles[line.target]) for line in closed.scene.lines}
+    with pytest.raises(byname.BynameError, match="nope"):
+        byname.draw(model, closed="nope")
+
+
+def test_mermaid_declares_every_node_and_no_name_means_something_in_it(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.ModuleDict({'a"]<b>#': nn.Linear(4, 4)})
+
+        def forward(self, x):
+            return self.inner['a"]<b>#'](x)
+
+    drawing = byname.draw(Twice(), example=torch.randn(2, 4))
+    lines = drawing.mermaid.splitlines()
+    assert lines[0] == "flowchart TD"
+    declared = set(re.findall(r"^ *(?:subgraph )?(n\d+)[\[(]", drawing.mermaid, re.MULTILINE))
+    linked = set(re.findall(r"\b(n\d+) -->", drawing.mermaid)) | set(
+        re.findall(r"--> *(?:\|.*?\| )?(n\d+)$", drawing.mermaid, re.MULTILINE)
+    )
+    assert linked <= declared and len(declared) == len(drawing.scene.boxes)
+    assert len([line for line in lines if "-->" in line]) == len(drawing.scene.lines)
+    assert sum("subgraph" in line for line in lines) == sum(line.strip() == "end" for line in lines)
+    odd = byname.draw(Odd(), example=torch.randn(2, 4)).mermaid
+    assert all(line.count('"') in (0, 2) for line in odd.splitlines()) and "<b>" not in odd
+    drawing.save(tmp_path / "model.mmd")
+    assert (tmp_path / "model.mmd").read_text() == drawing.mermaid

@@ -12,18 +12,20 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from byname.drawing.mermaid import to_mermaid
 from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
-from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
+from byname.drawing.plan import Plan, Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
 from byname.drawing.render import Box, Line, Scene, to_dot, to_svg
 from byname.drawing.repeats import collapse
 from byname.drawing.view import View, view
 from byname.drawing.words import repeated, tooltip
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow
-from byname.model.module_tree import inside_of
+from byname.model.module_tree import inside_of, modules_by_path
 from byname.table import counted
 from byname.text import printable
 from byname.tracing.tracer import trace
+from byname.watch.replace import modules_meant
 
 __all__ = ["Drawing", "compose", "draw", "scene_of"]
 
@@ -48,16 +50,21 @@ class Drawing:
         """The picture in the DOT language of Graphviz."""
         return to_dot(self.scene)
 
+    @property
+    def mermaid(self) -> str:
+        """The picture as a flowchart of Mermaid, which GitHub draws in a block of Markdown."""
+        return to_mermaid(self.scene)
+
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the picture to a file that ends in ``.svg``, ``.dot`` or ``.gv``.
+        """Write the picture to a file that ends in ``.svg``, ``.dot``, ``.gv`` or ``.mmd`` (Mermaid).
 
         Raises:
             BadArgumentError: the path has another ending.
         """
         file = Path(path)
-        texts = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
+        texts = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot, ".mmd": to_mermaid}
         if file.suffix.lower() not in texts:
-            raise BadArgumentError(f"a drawing is saved as .svg or .dot, and {file.name!r} ends in neither")
+            raise BadArgumentError(f"a drawing is saved as .svg, .dot or .mmd, and {file.name!r} ends in none of them")
         file.write_text(texts[file.suffix.lower()](self.scene), encoding="utf-8")
 
     def _repr_svg_(self) -> str:
@@ -73,7 +80,15 @@ class Drawing:
     __repr__ = __str__
 
 
-def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, detail: bool = False) -> Drawing:
+def draw(
+    model: nn.Module,
+    *,
+    example: Any = None,
+    depth: int | None = None,
+    detail: bool = False,
+    open: Any = None,
+    closed: Any = None,
+) -> Drawing:
     """Return a picture of a model: modules as nested boxes, tensors as lines between them, with shapes.
 
     Consecutive blocks of the same structure are drawn once.
@@ -86,9 +101,13 @@ def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, det
         depth: the number of nested modules that are opened; 0 draws the model as one box. By default, the greatest
             depth with up to 400 boxes.
         detail: also draw operations that only move, select or reshape elements (``view``, ``transpose``, ``[...]``).
+        open: modules that are drawn open, with what is around them, however deep they are: a path, a class, a selector,
+            or a sequence of these.
+        closed: modules that are drawn as one box, said in the same way.
 
     Raises:
         NotAModuleError: `model` is not a module.
+        NoMatchError: `open` or `closed` matches no module.
         BadArgumentError: `depth` is negative.
         BadExampleError: `example` is not one of these forms.
 
@@ -109,7 +128,15 @@ def draw(model: nn.Module, *, example: Any = None, depth: int | None = None, det
         raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
-    return Drawing(scene_of(model, flow, sizes=_sizes(example), marks=marks_of(model), depth=depth, detail=detail))
+    plan = _plan_of(model, flow, _sizes(example), marks_of(model), detail)
+    chosen = view(plan, depth, opened=_paths(model, open), closed=_paths(model, closed))
+    return Drawing(compose(chosen, type(model).__name__))
+
+
+def _paths(model: nn.Module, where: Any) -> set[str]:
+    """Return the paths of the modules that are meant."""
+    meant = {id(module) for module in modules_meant(model, where)} if where is not None else set()
+    return {path for path, module in modules_by_path(model).items() if id(module) in meant}
 
 
 def _sizes(example: Any) -> list[Shape]:
@@ -135,12 +162,18 @@ def scene_of(
         sizes: shapes of the inputs, in order, as far as they are known.
         marks: what is attached, by the path of the place.
     """
+    return compose(view(_plan_of(model, flow, sizes, marks or {}, detail), depth), type(model).__name__)
+
+
+def _plan_of(
+    model: nn.Module, flow: Flow | None, sizes: Sequence[Shape], marks: Mapping[str, Sequence[str]], detail: bool
+) -> Plan:
     plan = read_tree(model) if flow is None else read_flow(flow, sizes)
-    mark(plan, marks or {})
+    mark(plan, marks)
     if not detail:
         fold(plan)
     collapse(plan)
-    return compose(view(plan, depth), type(model).__name__)
+    return plan
 
 
 def compose(view: View, title: str) -> Scene:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from byname.drawing.plan import Plan, Shape, Wire
@@ -53,22 +53,44 @@ class View:
         return self.plan.items[number].children if number in self.open else []
 
 
-def view(plan: Plan, depth: int | None) -> View:
-    """Chooses what is shown: all that is not deeper than `depth` modules; without it, what makes a readable picture."""
+def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), closed: Set[str] = frozenset()) -> View:
+    """Choose what is shown: all that is not deeper than `depth` modules; without it, what makes a readable picture.
+
+    Args:
+        plan: what there is.
+        depth: of modules within each other.
+        opened: paths of modules that are open, and all around them, however deep they are.
+        closed: paths of modules that are one box.
+    """
     levels = dict(_levels(plan))
     limit = _fitting(plan, levels) if depth is None else depth
-    shown = [number for number, level in levels.items() if level <= limit]
-    opened = {
-        number for number in shown if plan.items[number].children and levels[plan.items[number].children[0]] <= limit
-    }
-    for number in set(shown) - opened:
+    wanted = _and_around(plan, opened)
+    seen: dict[int, None] = {}  # an item of a row may be met twice
+    open_ones: set[int] = set()
+    waiting = [0]
+    while waiting:
+        number = waiting.pop()
+        seen[number] = None
+        item = plan.items[number]
+        is_closed = item.kind == "module" and item.path in closed
+        if item.children and not is_closed and (number in wanted or levels[item.children[0]] <= limit):
+            open_ones.add(number)
+            waiting += reversed(item.children)
+    shown = [*seen]
+    for number in set(shown) - open_ones:
         _take_marks(plan, number)
-    place = _Places(plan, set(shown), opened)
+    place = _Places(plan, set(shown), open_ones)
     stands_for: dict[int, list[int]] = {number: [] for number in shown}
     for item in plan.items:
         if item.number_of_call is not None and (there := place.of(item.number)) is not None:
             stands_for[there].append(item.number_of_call)
-    return View(plan, shown, stands_for, place.links(), opened)
+    return View(plan, shown, stands_for, place.links(), open_ones)
+
+
+def _and_around(plan: Plan, paths: Set[str]) -> set[int]:
+    """The items of modules with these paths, and those around them."""
+    named = [item.number for item in plan.items if item.kind == "module" and item.path in paths]
+    return {one for number in named for one in plan.above(number)} | set(named)
 
 
 def _take_marks(plan: Plan, number: int) -> None:

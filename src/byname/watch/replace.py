@@ -16,7 +16,7 @@ from byname.model.selectors import Selector
 from byname.model.where import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
 
-__all__ = ["modules_selected", "replace"]
+__all__ = ["modules_meant", "modules_selected", "replace"]
 
 Make = Callable[[nn.Module], nn.Module | None]
 
@@ -71,6 +71,22 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
 
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
     """Return the modules to replace, in the order of their registration."""
+    found = modules_meant(model, where)
+    itself = any(one is model for one in found)
+    if itself and (len(found) == 1 or any(one is model or one == "forward" for one in parts_of(where))):
+        raise BadArgumentError(
+            f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
+        )
+    return [module for module in found if module is not model]
+
+
+def modules_meant(model: nn.Module, where: Any) -> list[nn.Module]:
+    """Return the modules that a place, a selector, a class or several of these mean, in the order of registration.
+
+    Raises:
+        NoMatchError: if nothing matches.
+        BadArgumentError: if it means what is no module.
+    """
     found: dict[int, nn.Module] = {}
     for one in parts_of(where):
         meaning, selectors = meaning_of(one, model)
@@ -83,11 +99,6 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
             found[id(spot.module)] = spot.module
         for selector in selectors:
             found.update((id(module), module) for module in modules_selected(model, selector).values())
-    itself = found.pop(id(model), None) is not None
-    if itself and (not found or any(one is model or one == "forward" for one in parts_of(where))):
-        raise BadArgumentError(
-            f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
-        )
     return [module for module in modules_by_path(model).values() if id(module) in found]
 
 
