@@ -119,9 +119,26 @@ class Box:
         self.x = x
 
 
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
 class Returns(Base):
     def forward(self, x):
-        return Box(self.fc(x))
+        return Slots(self.fc(x))
+
+
+class KeepsABox(Base):
+    def __init__(self):
+        super().__init__()
+        self.box = Box(0)
+
+    def forward(self, x):
+        self.box.x = self.fc(x)
+        return self.box
 
 
 class AsksForTheType(Base):
@@ -157,7 +174,8 @@ class InHelper(Base):
         (Raises, 'raise ValueError("not today")', "raises ValueError .*: not today"),
         (Measures, "return self.fc(x) * len(x)", "needs a number"),
         (Boxes, "self.box = Box(x)", "sets `box`"),
-        (Returns, "its forward", "an object of Box"),
+        (Returns, "its forward", "an object of Slots"),
+        (KeepsABox, "its forward", "an object of Box"),
         (AsksForTheType, "isinstance(n, int)", "asks for the type"),
         (InHelper, "return h if h.max() > 1 else -h", "depends on a value"),
     ],
@@ -183,17 +201,6 @@ def test_a_model_of_pytorch_is_told_by_its_own_statement():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
     with pytest.raises(RewriteError, match=r"TransformerEncoder cannot .* \(transformer\.py:"):
         rewrite(model, "layers.0", lambda name, module, value: None)
-
-
-def test_a_model_of_transformers_is_refused_clearly():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    example = {"input_ids": torch.randint(11, (1, 4))}
-    before = model(**example).logits
-    with pytest.raises(RewriteError, match="GPT2LMHeadModel cannot be rewritten.*byname.interject"):
-        rewrite(model, "transformer.h.0", lambda name, module, value: None, example=example)
-    assert torch.equal(model(**example).logits, before)
 
 
 class Catches(Base):

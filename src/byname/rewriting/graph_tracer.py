@@ -20,12 +20,17 @@ from torch.utils import _pytree as pytree
 
 from byname.model.operations import operation_path, taken
 from byname.rewriting.clone import HELD, Held, check_contents, contents_of, tensors_of
+from byname.rewriting.known_values import QUESTIONS, UNKNOWN, KnownValues, asker, checked, rebuilt
 from byname.rewriting.outside import Outside, check_modes, is_leaving, restored, state_of_modes, switched
 from byname.rewriting.proxies import Flag, Property, Untraceable, Value, Values, gives_several
 from byname.rewriting.specialization import GIVEN, Arguments, is_plain
 from byname.rewriting.trace_patches import applied, installed
 
 __all__ = ["Record", "Trace", "Tracer", "passed"]
+
+
+_TOLD = frozenset({"dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse"})
+"""The attributes of a tensor that are told at once if the example tells them. Sizes stay in the graph."""
 
 
 class Tracer(fx.Tracer):
@@ -37,6 +42,7 @@ class Tracer(fx.Tracer):
         training: returns the ``training`` flag of the module at a path.
         is_leaf: returns whether a module stays one call in the graph.
         held: keeps the constants that have no path in the model.
+        known: answers what the forward asks of its values; without it no question has an answer.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Tracer(fx.Tracer):
         training: Callable[[str], bool],
         is_leaf: Callable[[nn.Module, str], bool],
         held: Held,
+        known: KnownValues | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -59,6 +66,8 @@ class Tracer(fx.Tracer):
         self._training = training
         self._is_leaf = is_leaf
         self._held = held
+        self._known = known
+        self._attributes = {id(value) for one in model.modules() for value in one.__dict__.values()}
         self._tensors: dict[int, str] = tensors_of(model)
         self.assigned: dict[tuple[int, str], Any] = {}
         self._reads: set[tuple[int, str]] = set()
@@ -67,7 +76,7 @@ class Tracer(fx.Tracer):
         self._nodes: dict[str, Value] = {}
         self._values = Values()
         self._state = state_of_modes()
-        self._outside = Outside(model.modules())
+        self._outside = Outside(model.modules(), lambda: self.computing)
 
     def traced(self) -> Trace:
         """Trace the forward and return the trace; raise Untraceable at a statement that cannot be in a graph."""
@@ -75,7 +84,8 @@ class Tracer(fx.Tracer):
         with installed(self), self._outside.heard():
             graph = self.trace(self.model)
         check_contents(before, self.model)
-        return Trace(graph, self.records, self.flags, self.switched, self._outside.answers)
+        asked = self._known is not None and self._known.asked
+        return Trace(graph, self.records, self.flags, self.switched, self._outside.answers, asked)
 
     # called by torch.fx
 
@@ -96,7 +106,7 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the result of a module call: one node for a leaf module, else the marked result of its forward."""
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread or self.computing:
             return forward(*args, **kwargs)  # another thread's model: torch.fx patches the class of all modules
         path = self.paths.get(id(m))
         place = path if path is not None else f"{HELD}.{self._held.keep(m)}"
@@ -127,6 +137,8 @@ class Tracer(fx.Tracer):
         self._outside.check()
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         self._has_begun(proxy.node)
+        if self._known is not None:
+            self._known.learn(proxy.node, self._at)
         if kind in ("call_function", "call_method"):
             self._note(proxy.node)
         return proxy
@@ -149,6 +161,44 @@ class Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> Value:
         """Return the proxy of a node."""
         return Value(node, self)
+
+    @property
+    def computing(self) -> bool:
+        """Whether the value of a node is being computed, so that nothing of it belongs in the graph."""
+        return self._known is not None and self._known.computing
+
+    # called by the proxies
+
+    def answer(self, value: fx.Proxy, question: str, otherwise: str) -> Any:
+        """Return what the example answers to a question about a value; a check in the graph asks again on each run.
+
+        Args:
+            value: the value.
+            question: a key of `QUESTIONS`.
+            otherwise: why the statement cannot be in a graph, if there is no answer.
+        """
+        known = self.known(value)
+        if self._known is None or known is UNKNOWN or (isinstance(known, torch.Tensor) and question != "len"):
+            raise Untraceable(otherwise)
+        answer = QUESTIONS[question](known)
+        self._known.asked = True
+        super().create_proxy("call_function", checked, (value, question, answer, asker()), {})
+        return answer
+
+    def attribute(self, read: Property, name: str) -> Any:
+        """Return an attribute of a value: what the example tells of its dtype and device, of which C code asks."""
+        if name in _TOLD and isinstance(self.known(read.root), torch.Tensor):
+            return self.answer(read, "value", "")
+        return read
+
+    def items(self, value: Value, count: int) -> list[Any]:
+        """Return the items of a value."""
+        whole = value.unbind(0) if isinstance(self.known(value), torch.Tensor) else value
+        return [self.part(whole, index) for index in range(count)]
+
+    def known(self, value: fx.Proxy) -> Any:
+        """Return what is known of a value: a fake tensor, a plain value, or `UNKNOWN`."""
+        return UNKNOWN if self._known is None else self._known.of(value.node)
 
     # called by the patches while the forward runs
 
@@ -197,6 +247,9 @@ class Tracer(fx.Tracer):
         """Return the result of `isinstance` for a proxy in the user's code."""
         if type(value) is Flag:
             return bool in kinds or int in kinds
+        known = self.known(value)
+        if known is not UNKNOWN and not isinstance(known, torch.Tensor):
+            return isinstance(known, kinds)
         if value.node in self._values.several:
             return tuple in kinds or list in kinds
         if value.node in self._values.plain and not all(issubclass(kind, torch.Tensor | nn.Module) for kind in kinds):
@@ -242,6 +295,14 @@ class Tracer(fx.Tracer):
             self._nodes[path] = self.create_proxy("get_attr", path, (), {})
         return self._nodes[path]
 
+    def _at(self, path: str) -> Any:
+        """Return the object at the path of a node."""
+        found: Any = self.model
+        for name in path.split("."):
+            inner = found.__dict__.get("_modules", {}) if isinstance(found, nn.Module) else {}
+            found = self._held if name == HELD else inner[name] if name in inner else getattr(found, name)
+        return found
+
     def _path_of(self, module: nn.Module) -> str:
         path = self.paths.get(id(module))
         if path is None:
@@ -270,7 +331,19 @@ class Tracer(fx.Tracer):
         except NotImplementedError:
             if isinstance(a, type | torch.Generator) or kind.__module__ == "numpy":
                 return self._of_object(a).node
-            raise Untraceable(f"uses an object of {kind.__name__}, which cannot be part of a graph") from None
+            if id(a) in self._attributes or not _holds_values(a, set()):
+                raise Untraceable(f"uses an object of {kind.__name__}, which cannot be part of a graph") from None
+            return self._rebuilt(a).node
+
+    def _rebuilt(self, a: Any) -> Any:
+        """Return the proxy of an object that the forward made, such as a cache; each run makes it anew."""
+        attributes = {
+            name: value
+            if is_plain(value) or type(value) in (list, tuple, dict) or _holds_values(value, set())
+            else self._of_object(value)
+            for name, value in vars(a).items()
+        }
+        return self.create_proxy("call_function", rebuilt, (type(a), attributes), {})
 
     def _mapping(self, a: Any) -> Any:
         """Return the node of a dict subclass, such as an output of `transformers`."""
@@ -314,6 +387,8 @@ class Tracer(fx.Tracer):
             marked = self.proxy(self.graph.create_node("call_function", passed, (value.node,), {}))
             self._has_begun(marked.node)
             self._values.same(marked.node, value.node)
+            if self._known is not None:
+                self._known.same(marked.node, value.node)
             return marked
 
         result = mark(result) if issubclass(type(result), fx.Proxy) else pytree.tree_map(mark, result)
@@ -334,6 +409,18 @@ class Tracer(fx.Tracer):
         record.outputs = record.first = node
         self.records.append(record)
         node._rename("".join(mark if mark.isalnum() else "_" for mark in path))
+
+
+def _holds_values(thing: Any, seen: set[int]) -> bool:
+    """Return whether an object holds a proxy, in its attributes or in those of the objects that it holds."""
+    if issubclass(type(thing), fx.Proxy):
+        return True
+    if id(thing) in seen or isinstance(thing, nn.Module | type):
+        return False
+    seen.add(id(thing))
+    if isinstance(thing, list | tuple | dict):
+        return any(_holds_values(one, seen) for one in (thing.values() if isinstance(thing, dict) else thing))
+    return any(_holds_values(one, seen) for one in [*getattr(thing, "__dict__", {}).values()])
 
 
 @dataclass(slots=True, eq=False)
@@ -379,6 +466,7 @@ class Trace:
         flags: the ``training`` flags that the forward branched on, by the module's path.
         switches: whether the graph switches grad mode.
         answers: the PyTorch state that the forward asked for, such as ``is_grad_enabled``, with its value.
+        asked: whether it was made with the answers of an example.
     """
 
     graph: fx.Graph
@@ -386,6 +474,7 @@ class Trace:
     flags: dict[str, bool]
     switches: bool
     answers: dict[str, Any] = field(default_factory=dict)
+    asked: bool = False
 
 
 def passed(value: Any) -> Any:

@@ -41,7 +41,7 @@ class Value(fx.Proxy):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and not hasattr(torch.Tensor, name):
             raise AttributeError(name)  # a Python protocol that a tensor does not have
-        return Property(self, name)
+        return self.tracer.attribute(Property(self, name), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -59,28 +59,45 @@ class Value(fx.Proxy):
         frame = sys._getframe(1)
         last = next((one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None)
         if last is None or last.opname != "UNPACK_SEQUENCE":
-            raise Untraceable("goes through the items of a value, whose number is known only when the model runs")
+            return iter(self.tracer.items(self, self._ask("len", _ITEMS)))
         return iter([self.tracer.part(self, index) for index in range(last.arg or 0)])
 
     def __bool__(self) -> bool:
-        raise Untraceable("depends on a value that is known only when the model runs")
+        return bool(self._ask("bool", "depends on a value that is known only when the model runs"))
 
-    def _needed(self) -> NoReturn:
-        raise Untraceable("needs a number that is known only when the model runs")
+    def __index__(self) -> int:
+        return int(self._ask("index", _NUMBER))
 
-    __index__ = __int__ = __float__ = __complex__ = __len__ = _needed
+    def __int__(self) -> int:
+        return int(self._ask("int", _NUMBER))
+
+    def __float__(self) -> float:
+        return float(self._ask("float", _NUMBER))
+
+    def __complex__(self) -> complex:
+        return complex(self._ask("complex", _NUMBER))
+
+    def __len__(self) -> int:
+        return int(self._ask("len", _NUMBER))
+
+    def _ask(self, question: str, otherwise: str) -> Any:
+        return self.tracer.answer(self, question, otherwise)
 
     def __contains__(self, item: Any) -> bool:
         raise Untraceable("asks what is in a value that is known only when the model runs")
 
     def __reversed__(self) -> Any:
-        raise Untraceable("goes through the items of a value, whose number is known only when the model runs")
+        return reversed([*self])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise Untraceable("copies a value by `copy`; its method `clone` can be part of a graph")
 
     __copy__ = __deepcopy__
     __hash__ = object.__hash__
+
+
+_NUMBER = "needs a number that is known only when the model runs"
+_ITEMS = "goes through the items of a value, whose number is known only when the model runs"
 
 
 class Property(Value, fx.proxy.Attribute):
@@ -100,12 +117,12 @@ class Flag(Value):
     def __bool__(self) -> bool:
         return bool(object.__getattribute__(self, "_decide")())
 
-    def __index__(self) -> int:  # type: ignore[override]
+    def __index__(self) -> int:
         return int(bool(self))
 
-    __int__ = __index__  # type: ignore[assignment]
+    __int__ = __index__
 
-    def __float__(self) -> float:  # type: ignore[override]
+    def __float__(self) -> float:
         return float(bool(self))
 
     def __eq__(self, other: object) -> bool:
@@ -295,12 +312,13 @@ _MODULES = os.path.join(os.path.dirname(nn.__file__), "modules", "")  # noqa: PT
 _INSTEAD = "byname.interject(model, where, interjection) works on the model as it is"
 
 
-def untraceable(model: nn.Module, error: BaseException) -> RewriteError:
+def untraceable(model: nn.Module, error: BaseException, option: str = "") -> RewriteError:
     """Return the error that says why a forward could not be traced.
 
     Args:
         model: the model to rewrite.
         error: the error that tracing raised.
+        option: an option of `byname.rewrite` that may help.
     """
     where = _statement(error)
     if isinstance(error, Untraceable):
@@ -309,7 +327,8 @@ def untraceable(model: nn.Module, error: BaseException) -> RewriteError:
         reason = f"needs more of a value than a graph can tell before the model runs ({error})"
     else:
         reason = f"raises {type(error).__name__} where its values are not known yet: {error}"
-    return RewriteError(f"{type(model).__name__} cannot be rewritten: {where} {reason}. {_INSTEAD}")
+    helps = f"{option} with the arguments of a call may answer it; " if option else ""
+    return RewriteError(f"{type(model).__name__} cannot be rewritten: {where} {reason}. {helps}{_INSTEAD}")
 
 
 def _of_python(frame: FrameType) -> bool:

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx.graph_module import _forward_from_src
+from torch.utils import _pytree as pytree
 
 from byname.errors import RewriteError
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.clone import HELD, Held, mirror
 from byname.rewriting.graph_tracer import Trace, Tracer
 from byname.rewriting.insert import Inserted, Insertion
+from byname.rewriting.known_values import KnownValues, metadata_of
 from byname.rewriting.proxies import Untraceable, untraceable
 from byname.rewriting.specialization import Arguments, Variant, generalised, of_call
 
@@ -80,7 +83,8 @@ class Rewritten(fx.GraphModule):
             variant.graph.owning_module = self
             variant.run = _forward_from_src(code.src, code.globals)
         first = self._byname_variants[0]
-        always = self._byname_recipe.fixed and not (first.flags or first.switches or first.answers)
+        conditions = first.flags or first.switches or first.answers or first.metadata
+        always = self._byname_recipe.fixed and not conditions
         forward = first.run if always else self._dispatching()
         type(self).forward = forward
         shown = codes[self._byname_variants.index(self._present())]
@@ -113,7 +117,7 @@ class Rewritten(fx.GraphModule):
         def forward(self: Rewritten, *args: Any, **kwargs: Any) -> Any:
             call = of_call(signature, args, kwargs)
             for variant in self._byname_variants:
-                if variant.arguments.fits(call) and variant.fits(self):
+                if variant.arguments.fits(call) and variant.fits(self) and variant.holds(self, call):
                     return variant(self, call)
             return self._one_more(call)(self, call)
 
@@ -123,12 +127,15 @@ class Rewritten(fx.GraphModule):
     @dynamo_skip
     def _one_more(self, call: Arguments) -> Variant:
         """Trace the model for a new way to call it."""
+        variant = self._byname_recipe.variant(self, call, lambda path: self.get_submodule(path).training)
+        for one in self._byname_variants:
+            if one.take_over(variant):
+                return one
         if len(self._byname_variants) >= MOST:
             raise RewriteError(
                 f"this {type(self).__name__} was called in {MOST} ways, each with a graph of its own: {call}. An "
                 "argument that takes many values should be a tensor"
             )
-        variant = self._byname_recipe.variant(self, call, lambda path: self.get_submodule(path).training)
         self.add(variant)
         return variant
 
@@ -143,7 +150,7 @@ class Rewritten(fx.GraphModule):
             "recipe": self._byname_recipe,
             "held": held.things(),
             "variants": [
-                (one.arguments, dict(one.flags), written(one.graph), one.switches, dict(one.answers))
+                (one.arguments, dict(one.flags), written(one.graph), one.switches, dict(one.answers), one.metadata)
                 for one in self._byname_variants
             ],
         }
@@ -250,14 +257,25 @@ class Recipe:
             training: returns the ``training`` flag of the module at a path.
             held: keeps the constants of the graph.
 
+        A forward that cannot be traced with stand-ins alone is traced again with what the arguments tell, if they are
+        known.
+
         Raises:
             RewriteError: the forward cannot be traced.
         """
-        tracer = Tracer(mirror(self.root), generalised(arguments, self.depends), training, self.is_leaf, held)
         try:
-            return tracer.traced()
+            return self._tracer(arguments, training, held).traced()
         except (Untraceable, Exception) as error:  # the user's forward may raise anything when given proxies
+            if not any(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(dict(arguments.values))):
+                raise untraceable(self.root, error, "example=") from error
+        try:
+            return self._tracer(arguments, training, held, KnownValues(arguments.values)).traced()
+        except (Untraceable, Exception) as error:
             raise untraceable(self.root, error) from error
+
+    def _tracer(self, arguments: Arguments, training: Callable[[str], bool], held: Held, *known: KnownValues) -> Tracer:
+        wanted = generalised(arguments, self.depends)
+        return Tracer(mirror(self.root), wanted, training, self.is_leaf, held, *known)
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Return whether a module is a leaf module: PyTorch's own, those with hooks, and those asked for."""
@@ -275,13 +293,17 @@ class Recipe:
     def finished(self, model: nn.Module, arguments: Arguments, trace: Trace) -> Variant:
         """Return the specialization of a trace, with the interjections inserted."""
         held: Held = model.__dict__[HELD]
+        traced = written(trace.graph) if trace.asked else None
         insertion = Insertion(trace, held.keep)
         for one in self.interjections:
             for record in [record for record in trace.records if record.path in one.names]:
                 module = model.get_submodule(record.path) if record.kind == "module" else None
                 insertion.insert(record, Inserted(one.names[record.path], module, one.interjection))
         graph = insertion.finish()
-        return Variant(generalised(arguments, self.depends), trace.flags, graph, trace.switches, trace.answers)
+        new = Variant(generalised(arguments, self.depends), trace.flags, graph, trace.switches, trace.answers)
+        if trace.asked:
+            new.metadata, new.traced = {metadata_of(arguments.values, model)}, traced
+        return new
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from byname.rewriting.known_values import metadata_of
 from byname.rewriting.outside import answers_hold
 
 __all__ = ["GIVEN", "Arguments", "Call", "Variant", "default_call"]
@@ -61,15 +62,20 @@ class Arguments:
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
+        by_position = True
         for name, parameter in self.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 args += [given[f"{name}_{index}"] for index in range(self.extra)]
             elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 kwargs.update((one, given[one]) for one in self.named)
-            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                kwargs[name] = given[name]
-            else:
+            elif (
+                given[name] is parameter.default and not self.extra and parameter.kind is not parameter.POSITIONAL_ONLY
+            ):
+                by_position = False  # the decorators of a forward see which arguments are left out
+            elif by_position and parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
                 args.append(given[name])
+            else:
+                kwargs[name] = given[name]
         return tuple(args), kwargs
 
     def fits(self, call: Arguments) -> bool:
@@ -159,6 +165,8 @@ class Variant:
         graph: the graph, with the interjections in it.
         switches: whether the graph switches grad mode.
         answers: the PyTorch state that the forward asked for, such as ``is_grad_enabled``.
+        metadata: what `metadata_of` returns for the calls that it is valid for; None if it depends on no metadata.
+        traced: the graph as it was traced, as plain data, if it depends on metadata.
         run: the compiled code of the graph.
     """
 
@@ -167,6 +175,8 @@ class Variant:
     graph: fx.Graph
     switches: bool
     answers: Mapping[str, Any] = field(default_factory=dict)
+    metadata: set[Hashable] | None = None
+    traced: Any = field(default=None, repr=False)
     run: Callable[..., Any] = field(default=lambda: None, repr=False)
 
     def fits(self, model: nn.Module) -> bool:
@@ -174,6 +184,23 @@ class Variant:
         return all(model.get_submodule(path).training == flag for path, flag in self.flags.items()) and answers_hold(
             self.answers
         )
+
+    def holds(self, model: nn.Module, call: Arguments) -> bool:
+        """Return whether the metadata of a call is that of one for which the graph was made."""
+        return self.metadata is None or metadata_of(call.values, model) in self.metadata
+
+    def take_over(self, other: Variant) -> bool:
+        """Return whether the graph is the same as one traced for other metadata, and hold for these from now on."""
+        conditions = (other.arguments, other.flags, other.answers)
+        same = self.traced is not None and self.traced == other.traced
+        if (
+            not same
+            or (self.arguments, self.flags, self.answers) != conditions
+            or not (self.metadata and other.metadata)
+        ):
+            return False
+        self.metadata |= other.metadata
+        return True
 
     def __call__(self, model: nn.Module, call: Arguments) -> Any:
         """Run the graph with the arguments of a call."""

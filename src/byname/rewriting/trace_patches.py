@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ class Listener(Protocol):
     thread: int
     assigned: dict[tuple[int, str], Any]
 
+    @property
+    def computing(self) -> bool:
+        """Whether the model runs for the tracer's own questions, and nothing of it belongs in the graph."""
+
     def read(self, module: nn.Module, name: str, value: Any) -> Any:
         """Return the value that reading an attribute gives."""
 
@@ -60,7 +65,7 @@ _one_at_a_time = threading.RLock()
 def installed(tracer: Listener) -> Iterator[None]:
     """Send what this thread does with the tracer's model to the tracer inside the block."""
     with _one_at_a_time:
-        with _attributes(tracer), _autograd_functions(tracer), _types(tracer), _Functions(tracer):
+        with _attributes(tracer), _autograd_functions(tracer), _factories(tracer), _types(tracer), _Functions(tracer):
             yield
 
 
@@ -71,7 +76,7 @@ def _attributes(tracer: Listener) -> Iterator[None]:
     set_attribute = nn.Module.__setattr__
 
     def read(self: nn.Module, name: str) -> Any:
-        if id(self) not in ours or name in _INNER or threading.get_ident() != thread:
+        if id(self) not in ours or name in _INNER or threading.get_ident() != thread or tracer.computing:
             return object.__getattribute__(self, name)
         if (id(self), name) in tracer.assigned:
             return tracer.assigned[id(self), name]
@@ -83,7 +88,7 @@ def _attributes(tracer: Listener) -> Iterator[None]:
 
     def assign(self: nn.Module, name: str, value: Any) -> None:
         computed = isinstance(getattr(type(self), name, None), property)  # its setter sets other attributes
-        if id(self) in ours and not computed and threading.get_ident() == thread:
+        if id(self) in ours and not computed and threading.get_ident() == thread and not tracer.computing:
             tracer.assign(self, name, value)
         else:
             set_attribute(self, name, value)
@@ -115,6 +120,35 @@ def _autograd_functions(tracer: Listener) -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _factories(tracer: Listener) -> Iterator[None]:
+    """Patch the functions that make a tensor from numbers: with sizes that are proxies they refuse to be called."""
+
+    def recording(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == tracer.thread and not tracer.computing and _has_proxies((args, kwargs)):
+                return tracer.call(original, args, kwargs)
+            return original(*args, **kwargs)
+
+        return make
+
+    originals = {name: getattr(torch, name) for name in _FACTORIES}
+    for name, original in originals.items():
+        setattr(torch, name, recording(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
+
+
+_FACTORIES = (
+    "arange as_tensor empty eye full linspace logspace ones rand randint randn randperm scalar_tensor tensor "
+    "tril_indices triu_indices zeros"
+).split()
 
 
 @contextmanager
