@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import operator
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,8 +24,9 @@ from byname.rewriting.outside import Outside, check_modes, is_leaving, restored,
 from byname.rewriting.proxies import Flag, Property, Untraceable, Value, Values, gives_several
 from byname.rewriting.specialization import GIVEN, Arguments, is_plain
 from byname.rewriting.trace_patches import applied, installed
+from byname.rewriting.trace_record import Record, Trace, passed
 
-__all__ = ["Record", "Trace", "Tracer", "passed"]
+__all__ = ["Tracer"]
 
 
 _TOLD = frozenset({"dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse"})
@@ -421,62 +421,3 @@ def _holds_values(thing: Any, seen: set[int]) -> bool:
     if isinstance(thing, list | tuple | dict):
         return any(_holds_values(one, seen) for one in (thing.values() if isinstance(thing, dict) else thing))
     return any(_holds_values(one, seen) for one in [*getattr(thing, "__dict__", {}).values()])
-
-
-@dataclass(slots=True, eq=False)
-class Record:
-    """One traced call.
-
-    Attributes:
-        path: the place, as in `byname.model.call_graph.Call`.
-        operation: the function's name, or the class name of the module.
-        kind: ``module`` or ``operation``.
-        module: the module called, or the module that runs the operation.
-        owner: the path of `module`.
-        parent: the module call around this one.
-        function: the function called; None for a module.
-        inputs: the arguments, positional ones first, with nodes in place of values.
-        outputs: the result, with nodes in place of values.
-        first: the first node of the call.
-        entered: whether the calls inside it are in the graph; False for an operation and a leaf module.
-        calls: the number of calls of each function so far.
-    """
-
-    path: str
-    operation: str
-    kind: str
-    module: nn.Module
-    owner: str
-    parent: Record | None
-    function: Any = None
-    inputs: tuple[Any, ...] = ()
-    outputs: Any = None
-    first: fx.Node | None = None
-    entered: bool = False
-    calls: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class Trace:
-    """A traced forward: the graph, its calls in the order in which they began, and the conditions it holds for.
-
-    Attributes:
-        graph: the graph; each module call whose inside is in it ends with a call of `passed` per returned value.
-        records: the calls.
-        flags: the ``training`` flags that the forward branched on, by the module's path.
-        switches: whether the graph switches grad mode.
-        answers: the PyTorch state that the forward asked for, such as ``is_grad_enabled``, with its value.
-        asked: whether it was made with the answers of an example.
-    """
-
-    graph: fx.Graph
-    records: list[Record]
-    flags: dict[str, bool]
-    switches: bool
-    answers: dict[str, Any] = field(default_factory=dict)
-    asked: bool = False
-
-
-def passed(value: Any) -> Any:
-    """Return the value; in a graph, marks a module's result as its caller sees it."""
-    return value

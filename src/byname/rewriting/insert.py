@@ -14,8 +14,8 @@ from byname.errors import InterjectionError
 from byname.model.items import tensors_in
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.clone import HELD
-from byname.rewriting.graph_tracer import Record, Trace, passed
 from byname.rewriting.match import changes
+from byname.rewriting.trace_record import Record, Trace, passed
 from byname.text import note_on
 from byname.watch.boundary_edges import Entered
 from byname.watch.call_gradients import Followed, Gradients, before, follow

@@ -18,7 +18,7 @@ from byname.model.spot import Spot
 from byname.model.where import meaning_of, parts_of
 from byname.place import parse
 from byname.reading.targets import is_in_place
-from byname.rewriting.graph_tracer import Record, Trace, passed
+from byname.rewriting.trace_record import Record, Trace, passed
 from byname.table import listed
 
 __all__ = ["changes", "chosen", "classes_in", "flow_of"]

@@ -327,7 +327,9 @@ def untraceable(model: nn.Module, error: BaseException, option: str = "") -> Rew
         reason = f"needs more of a value than a graph can tell before the model runs ({error})"
     else:
         reason = f"raises {type(error).__name__} where its values are not known yet: {error}"
-    helps = f"{option} with the arguments of a call may answer it; " if option else ""
+    helps = (
+        f"If it asks for a shape, dtype or device, give {option}, the arguments of a call; otherwise " if option else ""
+    )
     return RewriteError(f"{type(model).__name__} cannot be rewritten: {where} {reason}. {helps}{_INSTEAD}")
 
 

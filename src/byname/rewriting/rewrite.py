@@ -13,11 +13,11 @@ from byname.errors import BadArgumentError, RewriteError
 from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
 from byname.rewriting.clone import Held, mirror
-from byname.rewriting.graph_tracer import Trace
 from byname.rewriting.match import chosen, classes_in
 from byname.rewriting.outside import other_modes
 from byname.rewriting.rewritten import Interjections, Recipe, Rewritten
 from byname.rewriting.specialization import Arguments, default_call, depends_on, of_call
+from byname.rewriting.trace_record import Trace
 from byname.tracing.preserve import arguments_of
 from byname.watch.hooks import Hook
 from byname.watch.interject import Interjection, checked_interjection
@@ -50,7 +50,7 @@ def rewrite(
     another device or dtype moves the shared parameters: move the model first.
 
     Args:
-        model: any module whose forward does not branch on the values of tensors.
+        model: any module whose forward does not branch on the data of tensors.
         where: a path of a module or operation, a selector, a module class, a module of the model, or a sequence of
             these. Modules of a class given here are leaf modules: the graph does not contain their inside.
         interjection: one of the three classes of interjections, or a function ``f(name, module, value)``. Its return
@@ -58,7 +58,8 @@ def rewrite(
         leaf_modules: further leaf modules: modules, module classes, or paths. Modules of ``torch.nn`` except
             `torch.nn.Sequential`, and modules with hooks, are leaf modules anyway; their hooks run when the model runs.
         example: the arguments of one call, to trace the forward with optional arguments; as for `byname.interject`.
-            Other ways to call the model are traced at their first call.
+            Its shapes, dtypes and devices answer what the forward asks before it goes on; its data is not computed
+            with, and it is not kept. Other ways to call the model are traced at their first call.
 
     Raises:
         RewriteError: the forward cannot be traced; the message names the statement.

@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 from byname.errors import RewriteError
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.clone import HELD, Held, mirror
-from byname.rewriting.graph_tracer import Trace, Tracer
+from byname.rewriting.graph_tracer import Tracer
 from byname.rewriting.insert import Inserted, Insertion
 from byname.rewriting.known_values import KnownValues, metadata_of
 from byname.rewriting.proxies import Untraceable, untraceable
 from byname.rewriting.specialization import Arguments, Variant, generalised, of_call
+from byname.rewriting.trace_record import Trace
 
 __all__ = ["Interjections", "Recipe", "Rewritten", "read", "written"]
 
