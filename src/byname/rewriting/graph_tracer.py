@@ -76,7 +76,7 @@ class Tracer(fx.Tracer):
         self._nodes: dict[str, Value] = {}
         self._values = Values()
         self._state = state_of_modes()
-        self._outside = Outside(model.modules(), lambda: self.computing)
+        self._outside = Outside(model.modules())
 
     def traced(self) -> Trace:
         """Trace the forward and return the trace; raise Untraceable at a statement that cannot be in a graph."""

@@ -91,12 +91,15 @@ class KnownValues:
     def _computed(self, node: fx.Node, read: Callable[[str], Any]) -> Any:
         args, kwargs = (fx.node.map_arg(one, self.of) for one in (node.args, node.kwargs))
         self.computing = True
+        profile = sys.getprofile()  # it hears what the forward asks for, and this is not the forward
+        sys.setprofile(None)
         try:
             with torch._C.DisableTorchFunction(), self._mode, _unlogged():
                 return self._called(node, args, kwargs, read)
         except Exception:  # noqa: BLE001 - no kernel for fake tensors, only data can tell, or the program's own mistake
             return UNKNOWN
         finally:
+            sys.setprofile(profile)
             self.computing = False
 
     def _called(self, node: fx.Node, args: Any, kwargs: Any, read: Callable[[str], Any]) -> Any:

@@ -135,20 +135,18 @@ class Outside:
     Args:
         modules: the modules of the model. Clocks that their packages read are refused; clocks that other libraries read
             for themselves, for example in a log, are ignored.
-        paused: returns whether what happens now is not the forward.
 
     Attributes:
         answers: the PyTorch state that the forward asked for, with the values from the beginning of the forward.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], paused: Callable[[], bool]) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.answers: dict[str, Any] = {}
         self._packages = {_package(str(type(one).__module__)) for one in modules} - {"torch"}
         self._now = {name: ask() for name, ask in _STATES.items()}
         self._seen: dict[int, CodeType] = {}
         self._drawn: dict[int, tuple[str, Callable[[], bytes], bytes]] = {}
         self._refused: Untraceable | None = None
-        self._paused = paused
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -192,8 +190,6 @@ class Outside:
         self._drawn[id(thing)] = name, state, state()
 
     def _happens(self, frame: FrameType, event: str, called: Any) -> None:
-        if self._paused():
-            return
         if event == "c_call":
             asked = _ASKED.get(called) if type(called) is _BUILTIN else None
             if asked is not None:
