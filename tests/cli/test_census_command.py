@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from forking import run_started
@@ -129,6 +130,42 @@ def test_growth_is_told_from_the_first_look_to_the_last(every, looks, trains, fi
 def test_growth_without_steps_says_that_there_was_nothing_to_compare(files, forks):
     ours = forks.run(files, ["census", "--growth", "nothing.py"])
     assert ours == (0, b"", b"byname: growth compares looks after optimizer steps, and there was time for 0 looks\n")
+
+
+SERVES = """
+    import sys, torch
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+    kept = {}
+    @torch.no_grad()
+    def serve(number):
+        kept[number] = model(torch.ones(2, 8))
+    for number in range(20):
+        serve(number)
+    if sys.argv[1:]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(4):
+            parameter.sum().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("every", "calls"), [([], "8 16"), (["--every", "5"], "5 20")])
+def test_growth_looks_at_calls_of_modules_in_a_program_without_steps(every, calls, files, forks):
+    (files / "serves.py").write_text(textwrap.dedent(SERVES))
+    ours = forks.run(files, ["census", "--growth", *every, "serves.py"], thawed=True)
+    ((header, found),) = tables(ours.err).items()
+    first, last = calls.split()
+    assert f"from call {first} of a module (Sequential at serves.py:7) to call {last} of a module" in header
+    assert found[0] == "kept[*]"
+    assert b"growing-cache: bound it" in ours.err
+
+
+def test_calls_before_the_first_step_are_not_compared_with_steps(files, forks):
+    (files / "serves.py").write_text(textwrap.dedent(SERVES))
+    ours = forks.run(files, ["census", "--growth", "serves.py", "trains"], thawed=True)
+    assert b"growth from optimizer step 1 " in ours.err
+    assert b"kept" not in ours.err
 
 
 @pytest.mark.parametrize("option", [["--every", "0"], ["--top", "x"], ["--every"], ["--grow"]])

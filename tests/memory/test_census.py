@@ -1,11 +1,13 @@
 """What does a census tell of an ordinary program, and what does it leave as it was?"""
 
 import gc
+import re
 import weakref
 
 import pytest
 import torch
 from forked import run_forked
+from torch import nn
 from training import Trainer
 
 import byname
@@ -142,3 +144,26 @@ def test_it_prints_as_a_table_that_fits_a_narrow_terminal():
 def test_an_argument_that_is_no_truth_value_is_refused(argument):
     with pytest.raises(byname.BynameError, match=rf"census\({argument}=...\) must be True or False, but got str"):
         byname.census(**{argument: "yes"})
+
+
+def test_many_entries_of_a_container_are_shown_as_one_row():
+    model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(6))
+    history = [torch.ones(3, 5) for _ in range(5)]
+    few = [torch.ones(3, 7) for _ in range(3)]
+    found = byname.census()
+    shown = str(found)
+    assert "history[*] (5 alike)" in shown
+    assert "history[0]" not in shown
+    assert re.search(r"history\[\*\] \(5 alike\) .* 300 B", shown)
+    assert all(f"few[{number}]" in shown and f"model[{number}].weight" in shown for number in range(3))
+    assert {f"history[{number}]" for number in range(5)} <= {row["name"] for row in found.rows()}
+    assert "history[*] (5 alike)" in found._repr_html_()
+    del model, history, few
+
+
+def test_what_the_graphs_of_many_results_have_saved_is_shown_as_one_row():
+    weight = torch.ones(2, 2, requires_grad=True)
+    history = [(torch.ones(11, 2) @ weight).sum() for _ in range(5)]
+    shown = str(byname.census())
+    assert re.search(r"unnamed \(5 alike\) .* MmBackward0.self in the graph of `history\[\*\]`", shown), shown
+    del history

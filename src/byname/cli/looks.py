@@ -9,8 +9,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from byname.cli.calls import Calls
 from byname.cli.command import say
 from byname.cli.unnoticed import ready, shown_census, unnoticed, where, width
 from byname.memory.growth import Growth, growth
@@ -61,8 +63,11 @@ class CensusShown:
 class GrowthShown:
     """What grew from the first look after an optimizer step to the last one, told at the end of the block.
 
+    A program without steps, such as one that serves a model, is looked at when it calls an outermost module. Compiled
+    functions run eagerly until the first step, so that the calls are seen.
+
     Args:
-        every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps.
+        every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps, or at call 8, 16 ...
         top: how many rows are shown.
     """
 
@@ -71,21 +76,39 @@ class GrowthShown:
         self._top = top
         due: Callable[[int], bool] = _doubled if every is None else lambda step: step % every == 0
         self._steps = _Steps(due, self._after)
+        self._due_call = due if every is not None else lambda call: call >= _FIRST_CALL and _doubled(call)
+        self._numbers = itertools.count(1)
+        self._calls = Calls(self._called)
+        self._stepped = False
         self._growth: Growth | None = None
         self._looks: list[str] = []
         self._process = os.getpid()
 
     def __enter__(self) -> None:
         self._steps.begin()
+        self._calls.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._steps.end()
+        self._calls.end()
         if os.getpid() == self._process:
             unnoticed(self._at_end, say, also=KeyboardInterrupt)
 
+    def _called(self, module: nn.Module, outermost: bool) -> bool:
+        """Look at a program without steps; return whether it has some."""
+        if outermost and not self._stepped and self._due_call(number := next(self._numbers)):
+            call = f"call {number} of a module ({type(module).__name__}{where(caller())})"
+            unnoticed(lambda: self._look(call), say)
+        return self._stepped
+
     def _after(self, step: str) -> None:
+        if not self._stepped:  # the calls before the first step were no steps
+            self._stepped, self._growth, self._looks = True, None, []
+        self._look(step)
+
+    def _look(self, step: str) -> None:
         if self._growth is None:
             self._growth = growth().__enter__()
         else:
@@ -99,6 +122,10 @@ class GrowthShown:
         self._growth.end()
         span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"
         say(f"growth {span}\n{self._growth.head(self._top, width=width())}")
+
+
+_FIRST_CALL = 8
+"""The first call to look at: by then most programs that train have made a step."""
 
 
 def _doubled(step: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -120,6 +121,9 @@ class Census(Rows[StorageRow]):
         """Return one dict per storage."""
         return [one.row() for one in self.items]
 
+    def _shown(self) -> list[dict[str, Any]]:
+        return _with_entries_together(self.rows())
+
     def _title(self) -> str:
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, _, size in self.by("kind") if size)
         return f"{counted(len(self), 'storage')}, {bytes_text(self.bytes)}" + (f": {kinds}" if kinds else "")
@@ -132,6 +136,32 @@ class Census(Rows[StorageRow]):
     def _spare(self) -> Sequence[str]:
         return ("memory", "views", "used", "module", "device", "dtype", "caller", "site", "shape", "held by")
 
+
+def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows to show, with one for the many entries of a list or dict that differ in their position only.
+
+    Parameters, buffers, gradients and optimizer state keep a row each, for their names tell layers apart.
+    """
+    together: dict[Hashable, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        pattern = {**row, "name": _POSITION.sub("[*]", row["name"]), "held by": _POSITION.sub("[*]", row["held by"])}
+        alike = pattern != row and row["kind"] in ("other", "saved", "input")
+        together.setdefault(tuple(pattern.values()) if alike else number, []).append(row)
+    shown = []
+    for same in together.values():
+        shown += same if len(same) < _MANY_ENTRIES else [_whole(same)]
+    return sorted(shown, key=lambda row: -row["bytes"])
+
+
+def _whole(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of entries that are alike: their number, and the sum of their bytes."""
+    name, held = (_POSITION.sub("[*]", same[0][column]) for column in ("name", "held by"))
+    summed = {column: sum(row[column] for row in same) for column in ("bytes", "used")}
+    return {**same[0], "name": f"{name} ({len(same)} alike)", "held by": held, **summed}
+
+
+_POSITION = re.compile(r"\[\d+\]")
+_MANY_ENTRIES = 4
 
 _COLUMNS: dict[str, Callable[[StorageRow], Hashable]] = {
     "kind": lambda one: one.kind,

@@ -245,7 +245,7 @@ def _class(obj: Any) -> Held:
         return
     for name, value in list(namespace_of(obj).items()):
         kind = type(value)
-        if kind in ATOMS or issubclass(kind, type) or name.startswith("__"):
+        if kind in ATOMS or issubclass(kind, type) or (name.startswith("__") and kind is not CACHE):
             continue
         plain = found_in(type(obj), name) is None
         if kind in (staticmethod, classmethod):
