@@ -1,5 +1,6 @@
 """``byname census --pid`` and ``byname explain --pid``: a process that runs already, asked from another one."""
 
+import json
 import os
 import re
 import signal
@@ -8,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from json_page import fields
 
-from byname.cli import main, requests
+from byname.cli import asking, main, requests
 
 TRAINING = """
 import sys, threading, time, torch
@@ -81,7 +83,7 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     before = left_behind()
     assert main(["explain", "--pid", str(process.pid)]) == 0
     told = capsys.readouterr().out
-    assert re.match(rf"process {process.pid} at train.py:1[345]\n", told)
+    assert re.match(rf"process {process.pid} at train.py:1[1-5]\n", told)
     main_thread, _, rest = told.partition("listener:")
     assert re.search(r"train.py:32  loss = net\(torch.ones\(2, 4\)\).sum\(\)\n +train.py:23  return self.blocks", told)
     assert "  in a call of blocks.0 (Block) of Net\n" in main_thread
@@ -96,6 +98,36 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     plain = subprocess.run(command, input="stop\n", capture_output=True, text=True, timeout=60).stdout
     assert out == plain.partition("\n")[2] and err == ""
     assert left_behind() == before
+
+
+def test_a_process_tells_the_same_as_json(started, capsys):
+    process = started("-m", "byname", "run", "--track", "--census-on-signal", "train.py")
+    assert main(["explain", "--pid", str(process.pid), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {*told} == fields("byname explain --pid N --json") and told["process"] == process.pid
+    first, other = told["threads"]
+    assert {*first} == {"name", "sites", "module", "library"}
+    assert (first["name"], first["module"]) == ("MainThread", "blocks.0 (Block) of Net")
+    assert first["sites"][0]["statement"] == "loss = net(torch.ones(2, 4)).sum()"
+    assert {*first["sites"][0]} == {"file", "line", "function", "statement"}
+    assert other["name"] == "listener" and other["module"] == "" and other["sites"][-1]["line"] == 27
+    assert told["alive"]["kinds"]["parameter"] == 80 and {*told["alive"]} == {"storages", "bytes", "kinds"}
+    assert main(["census", "--pid", str(process.pid), "--json", "-", "--top", "1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {*told} == (fields("byname census --json FILE") | {"process"}) - {"kind", "looks", "error"}
+    assert told["step"] is None and told["when"].startswith("at train.py:")
+    weight = next(row for row in told["rows"] if row["name"] == "net.blocks[0].lin.weight")
+    assert {*weight} == fields("Rows of a census")
+    assert (weight["site"]["line"], weight["site"]["statement"]) == (8, "self.lin = nn.Linear(4, 4)")
+    assert main(["explain", "--pid", str(process.pid)]) == 0
+    assert capsys.readouterr().out.startswith(f"process {process.pid} at train.py:")
+
+
+def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(started, capsys, monkeypatch):
+    process = started("-m", "byname", "run", "--census-on-signal", "train.py")
+    monkeypatch.setattr(asking, "answer_to", lambda request: requests.Answer("could not look"))
+    assert main(["explain", "--pid", str(process.pid), "--json"]) == 1
+    assert capsys.readouterr() == ("", "byname: could not look\n")
 
 
 def test_a_process_that_does_not_listen_is_left_alone(started, capsys, monkeypatch):
@@ -171,7 +203,7 @@ def step():
 names, before = {*globals(), "names", "before"}, sys.path[:]
 step()
 assert ({*globals()}, sys.path) == (names, before)
-print(requests.answer_to(request))
+print(requests.answer_to(request).text)
 requests.taken_back(os.getpid(), request)
 """
 

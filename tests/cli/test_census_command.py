@@ -296,9 +296,9 @@ TIMES_OUT = """
     import os, signal
     def too_late(number, frame): raise TimeoutError("too late")
     signal.signal(signal.SIGALRM, too_late)
-    import byname.cli.unnoticed as unnoticed
-    def census(): os.kill(os.getpid(), signal.{signal}); return unnoticed.__dict__["missing"]
-    unnoticed.census = census
+    import byname.cli.signals as signals
+    def census(): os.kill(os.getpid(), signal.{signal}); return signals.__dict__["missing"]
+    signals.census = census
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         print("not reached" if "{signal}" == "SIGALRM" else "goes on")

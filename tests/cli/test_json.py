@@ -1,26 +1,16 @@
 """What the commands write for other programs is JSON, with the fields that docs/json.md names."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from json_page import fields
 from torch import nn
 
 import byname
 from byname.cli import main
-
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
-
-
-def fields(section):
-    """The fields that the page names in one of its tables."""
-    text = PAGE.read_text().partition(f"## {section}")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 @pytest.fixture
@@ -107,3 +97,75 @@ def test_a_file_that_cannot_be_written_is_told_before_the_program_runs(tmp_path)
     command = [sys.executable, "-m", "byname", "run", "--json", "no/found.jsonl", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "--json: no/found.jsonl cannot be written" in done.stderr
+
+
+ALIVE = """
+import os, signal, torch
+torch.manual_seed(0)
+history, odd = [], {"\x1b[31mred\u2028": torch.full((3,), 0.123456)}
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = model(torch.ones(4)).sum()
+    loss.backward()
+    history.append(loss)
+    optimizer.step()
+print("trained", flush=True)
+if os.fork() == 0:
+    optimizer.step(), optimizer.step()
+    raise SystemExit(3)
+os.wait()
+raise ValueError("no more")
+"""
+SITE = {"file", "line", "function", "statement"}
+
+
+def run(folder, *words):
+    command = [sys.executable, "-m", "byname", *words, "train.py"]
+    (folder / "train.py").write_text(ALIVE)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "trained\n"
+    text = (folder / "alive.jsonl").read_text()
+    return done.stderr, text, [*map(json.loads, text.splitlines())]
+
+
+def test_censuses_of_a_program(tmp_path):
+    err, text, (first, second, last, end) = run(
+        tmp_path, "census", "--every", "2", "--top", "1", "--json", "alive.jsonl"
+    )
+    assert [one["when"] for one in (first, second, last)] == [
+        "after optimizer step 2 (SGD at train.py:11)",
+        "after optimizer step 4 (SGD at train.py:11)",
+        "at the ValueError",
+    ]
+    assert [one["step"] for one in (first, second, last)] == [2, 4, None]
+    assert end == {"kind": "end", "error": "ValueError"}
+    assert {*last} | {*end} == fields("byname census --json FILE") - {"looks"}
+    assert all({*row} == fields("Rows of a census") for row in last["rows"])
+    weight = next(row for row in last["rows"] if row["name"] == "model.weight")
+    assert (weight["kind"], weight["shape"], weight["dtype"], weight["bytes"]) == ("parameter", [2, 4], "float32", 32)
+    assert last["bytes"] == sum(row["bytes"] for row in last["rows"]) and len(last["rows"]) > 4
+    assert r"odd['\x1b[31mred\u2028']" in [row["name"] for row in last["rows"]]
+    assert text.isascii() and "\x1b" not in text and "0.1234" not in text
+    assert err.count("byname: census") == 4
+
+
+def test_growth_of_a_program(tmp_path):
+    err, text, (grown, end) = run(tmp_path, "census", "--growth", "--json", "alive.jsonl")
+    assert (grown["kind"], end["kind"]) == ("growth", "end")
+    assert {*grown} | {*end} == fields("byname census --json FILE") - {
+        *("when", "step", "bytes", "unattributed", "notes"),
+    }
+    assert grown["looks"][0] == "optimizer step 1 (SGD at train.py:11)" and len(grown["looks"]) == 3
+    row = next(row for row in grown["rows"] if row["name"] == "history[*]")
+    assert {*row} == fields("Rows of growth") and row["cause"] == "stored-graph" and row["count"] == 3
+    assert "growth from" in err
+
+
+def test_a_census_without_a_file_to_write_to(tmp_path, capsys):
+    assert main(["census", "--json", "-", "no.py"]) == 2
+    assert "name a file" in capsys.readouterr().err
+    assert main(["census", "--json", str(tmp_path / "no" / "file"), "no.py"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert main(["census", "--pid", "1", "--json", "some"]) == 2
+    assert "--json -" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from byname.cli.command import CommandError
-from byname.cli.requests import Request, answer_to, ask, script_for, taken_back
-from byname.text import printable, printable_lines
+from byname.cli.requests import Answer, Request, answer_to, ask, script_for, taken_back
+from byname.text import printable
 
 __all__ = ["add_pid", "asked_by"]
 
@@ -31,22 +31,30 @@ def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="wait so many seconds for it (30)")
 
 
-def asked_by(options: argparse.Namespace, about: str, top: int) -> int:
-    """Ask the process that the command line names, and print its answer.
+def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool = False) -> Answer:
+    """Ask the process that the command line names, and return its answer.
+
+    Args:
+        options: the process, and how long to wait for it.
+        about: ``census`` or ``explain``.
+        top: the number of rows of a census in words.
+        facts: whether the answer is also wanted as values that JSON has.
 
     Raises:
         CommandError: the process cannot be asked, or gives no answer in time; the text says why, and what to do.
     """
     if getattr(options, "program", None) is not None:
         raise CommandError("--pid asks a process that runs already, and no program goes with it", exit_code=2)
-    print(printable_lines(_answer(options.pid, about, top, options.timeout)))
-    return 0
+    answer = _answer(options.pid, about, top, facts, options.timeout)
+    if facts and answer.facts is None:
+        raise CommandError(answer.text)
+    return answer
 
 
-def _answer(process: int, about: str, top: int, timeout: float) -> str:
+def _answer(process: int, about: str, top: int, facts: bool, timeout: float) -> Answer:
     reach = _way_to(process)
     try:
-        request = ask(process, about, top)
+        request = ask(process, about, top, facts=facts)
     except OSError as reason:
         raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
     try:
@@ -126,12 +134,12 @@ def _remotely(process: int, request: Request) -> None:
         ) from None
 
 
-def _awaited(process: int, request: Request, timeout: float) -> str:
+def _awaited(process: int, request: Request, timeout: float) -> Answer:
     end = time.monotonic() + timeout
     while True:
-        text = answer_to(request)
-        if text is not None:
-            return text
+        answer = answer_to(request)
+        if answer is not None:
+            return answer
         try:
             _check_alive(process)
         except CommandError:

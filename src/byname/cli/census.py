@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from contextlib import AbstractContextManager
 
 from byname.cli.asking import add_pid, asked_by
+from byname.cli.command import CommandError
 from byname.cli.running import add_program, positive, run_program
+from byname.text import printable_lines
 
 __all__ = ["Census"]
 
@@ -22,16 +25,18 @@ class Census:
       byname census train.py --epochs 3
       byname census --every 100 --top 10 train.py
       byname census --growth --every 100 -m package.train
+      byname census --every 100 --json alive.jsonl train.py
 
     With --pid it asks a process that runs already: one that was started by `byname run --census-on-signal` or `byname
     census --census-on-signal`, or, with Python 3.14 or newer, any process of the same Python.
 
       byname census --pid 4711
+      byname census --pid 4711 --json -
     """
 
     name = "census"
     usage = (
-        "census [--every N] [--top K] [--growth] [--census-on-signal] (script.py | -m module | --pid N) "
+        "census [--every N] [--top K] [--growth] [--json FILE] [--census-on-signal] (script.py | -m module | --pid N) "
         "[arguments of the program ...]"
     )
 
@@ -40,17 +45,33 @@ class Census:
         parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
         parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
         parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
+        parser.add_argument(
+            "--json",
+            metavar="FILE",
+            help="write it as lines of JSON, too; with --pid, - prints JSON instead of the table",
+        )
         add_pid(parser)
         add_program(parser, required=False)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program to its end, or asks the one that runs."""
         if options.pid is not None:
-            return asked_by(options, "census", options.top)
+            return _ask(options)
         return run_program(options, _shown(options))
+
+
+def _ask(options: argparse.Namespace) -> int:
+    """Print the census of another process, as JSON after ``--json -``."""
+    if options.json not in (None, "-"):
+        raise CommandError("with --pid the census goes to the standard output: --json -", exit_code=2)
+    as_json = options.json == "-"
+    answer = asked_by(options, "census", options.top, facts=as_json)
+    print(json.dumps(answer.facts) if as_json else printable_lines(answer.text))
+    return 0
 
 
 def _shown(options: argparse.Namespace) -> AbstractContextManager[object]:
     from byname.cli.looks import CensusShown, GrowthShown
 
-    return GrowthShown(options.every, options.top) if options.growth else CensusShown(options.every, options.top)
+    kind = GrowthShown if options.growth else CensusShown
+    return kind(options.every, options.top, options.json)

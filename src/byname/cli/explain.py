@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from byname.cli.asking import add_pid, asked_by
+from byname.text import printable_lines
 
 __all__ = ["Explain"]
 
@@ -22,12 +24,15 @@ class Explain:
     """
 
     name = "explain"
-    usage = "explain --pid N [--timeout SECONDS]"
+    usage = "explain --pid N [--timeout SECONDS] [--json]"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which process."""
         add_pid(parser, required=True)
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, options: argparse.Namespace) -> int:
         """Asks the process and prints its answer."""
-        return asked_by(options, "explain", 0)
+        answer = asked_by(options, "explain", 0, facts=options.json)
+        print(json.dumps(answer.facts) if options.json else printable_lines(answer.text))
+        return 0

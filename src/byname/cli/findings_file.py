@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from byname.cli.command import CommandError, say
+from byname.cli.command import say
+from byname.cli.json_facts import finding_facts
+from byname.cli.json_lines import JsonLines
 from byname.cli.unnoticed import unnoticed
 from byname.diagnose.finding import Finding, explained
-from byname.source.location import Site
-from byname.text import printable
 
 __all__ = ["FindingsFile"]
 
@@ -28,16 +25,12 @@ class FindingsFile:
     """
 
     def __init__(self, to: str) -> None:
-        try:
-            self._file = Path(to).absolute().open("w", encoding="utf-8")
-        except OSError as error:
-            raise CommandError(f"--json: {printable(to)} cannot be written: {error.strerror}", exit_code=2) from None
+        self._lines = JsonLines(to)
         self._process = os.getpid()
 
     def found(self, finding: Finding) -> None:
         """Write a finding."""
-        if os.getpid() == self._process:
-            self._line({"kind": "finding", **_facts(finding)})
+        self._lines.write("finding", finding_facts(finding))
 
     def __enter__(self) -> None:
         pass
@@ -51,19 +44,5 @@ class FindingsFile:
     def _end(self, error: BaseException | None) -> None:
         explanation = None if error is None else explained(error)
         if explanation is not None:
-            self._line({"kind": "explanation", **_facts(explanation)})
-        failed = error is not None and not isinstance(error, SystemExit)
-        self._line({"kind": "end", "error": type(error).__name__ if failed else None})
-        self._file.close()
-
-    def _line(self, facts: dict[str, Any]) -> None:
-        self._file.write(json.dumps(facts) + "\n")
-        self._file.flush()
-
-
-def _facts(finding: Finding) -> dict[str, Any]:
-    return finding.row() | {"sites": [_site(site) for site in finding.sites]}
-
-
-def _site(site: Site) -> dict[str, Any]:
-    return {"file": site.file, "line": site.line, "function": site.function, "statement": site.statement}
+            self._lines.write("explanation", finding_facts(explanation))
+        self._lines.end(error)

@@ -14,7 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from byname.cli.calls import Calls
 from byname.cli.command import say
-from byname.cli.unnoticed import ready, shown_census, unnoticed, where, width
+from byname.cli.json_facts import census_facts, growth_facts
+from byname.cli.json_lines import JsonLines
+from byname.cli.unnoticed import census_text, ready, unnoticed, where, width
+from byname.memory.census import census
 from byname.memory.growth import Growth, growth
 from byname.reading.frames import caller, revisiting
 from byname.reading.quiet import dynamo_skip
@@ -30,9 +33,14 @@ class CensusShown:
     Args:
         every: the number of steps; None for a look at the end only.
         top: how many rows are shown.
+        to: a file of JSON lines, in which every census has a line with all rows, and the last line tells the end.
+
+    Raises:
+        CommandError: the file cannot be written.
     """
 
-    def __init__(self, every: int | None, top: int) -> None:
+    def __init__(self, every: int | None, top: int, to: str | None = None) -> None:
+        self._lines = None if to is None else JsonLines(to)
         ready()
         self._top = top
         self._steps = None if every is None else _Steps(lambda step: step % every == 0, self._after)
@@ -49,15 +57,21 @@ class CensusShown:
             self._steps.end()
         if os.getpid() == self._process:  # a fork that comes to its end here is no other program
             unnoticed(lambda: self._at_end(error), say, also=KeyboardInterrupt)
+            _end(self._lines, error)
 
-    def _after(self, step: str) -> None:
-        say(f"census after {step}\n{shown_census(self._top)}")
+    def _after(self, number: int, step: str) -> None:
+        self._tell(f"after {step}", number)
 
     def _at_end(self, error: BaseException | None) -> None:
         failed = error is not None and not isinstance(error, SystemExit)
         with revisiting(error):
-            table = shown_census(self._top)
-        say(f"census {f'at the {type(error).__name__}' if failed else 'at the end'}\n{table}")
+            self._tell(f"at the {type(error).__name__}" if failed else "at the end")
+
+    def _tell(self, when: str, step: int | None = None) -> None:
+        found = census()
+        say(f"census {when}\n{census_text(found, self._top)}")
+        if self._lines is not None:
+            self._lines.write("census", {"when": when, "step": step, **census_facts(found)})
 
 
 class GrowthShown:
@@ -69,9 +83,14 @@ class GrowthShown:
     Args:
         every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps, or at call 8, 16 ...
         top: how many rows are shown.
+        to: a file of JSON lines, of which the last but one has all rows.
+
+    Raises:
+        CommandError: the file cannot be written.
     """
 
-    def __init__(self, every: int | None, top: int) -> None:
+    def __init__(self, every: int | None, top: int, to: str | None = None) -> None:
+        self._lines = None if to is None else JsonLines(to)
         ready()
         self._top = top
         due: Callable[[int], bool] = _doubled if every is None else lambda step: step % every == 0
@@ -95,6 +114,7 @@ class GrowthShown:
         self._calls.end()
         if os.getpid() == self._process:
             unnoticed(self._at_end, say, also=KeyboardInterrupt)
+            _end(self._lines, error)
 
     def _called(self, module: nn.Module, outermost: bool) -> bool:
         """Look at a program without steps; return whether it has some."""
@@ -103,7 +123,7 @@ class GrowthShown:
             unnoticed(lambda: self._look(call), say)
         return self._stepped
 
-    def _after(self, step: str) -> None:
+    def _after(self, number: int, step: str) -> None:
         if not self._stepped:  # the calls before the first step were no steps
             self._stepped, self._growth, self._looks = True, None, []
         self._look(step)
@@ -119,9 +139,17 @@ class GrowthShown:
         if self._growth is None or len(self._looks) < 2:
             seen = counted(len(self._looks), "look")
             return say(f"growth compares looks after optimizer steps, and there was time for {seen}")
-        self._growth.end()
+        found = self._growth
+        found.end()
         span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"
-        say(f"growth {span}\n{self._growth.head(self._top, width=width())}")
+        say(f"growth {span}\n{found.head(self._top, width=width())}")
+        if self._lines is not None:
+            self._lines.write("growth", {"looks": self._looks, **growth_facts(found)})
+
+
+def _end(lines: JsonLines | None, error: BaseException | None) -> None:
+    if lines is not None:
+        unnoticed(lambda: lines.end(error), say, also=KeyboardInterrupt)
 
 
 _FIRST_CALL = 8
@@ -135,7 +163,7 @@ def _doubled(step: int) -> bool:
 class _Steps:
     """Listens to the optimizers of the program."""
 
-    def __init__(self, due: Callable[[int], bool], look: Callable[[str], None]) -> None:
+    def __init__(self, due: Callable[[int], bool], look: Callable[[int, str], None]) -> None:
         self._due, self._look = due, look
         self._numbers = itertools.count(1)
         self._looking = threading.Lock()
@@ -151,7 +179,7 @@ class _Steps:
             if self._due(number) and self._looking.acquire(blocking=False):  # one look at a time, and nobody waits
                 try:
                     step = f"optimizer step {number} ({type(optimizer).__name__}{where(caller())})"
-                    unnoticed(lambda: self._look(step + self._elsewhere()), say)
+                    unnoticed(lambda: self._look(number, step + self._elsewhere()), say)
                 finally:
                     self._looking.release()
 

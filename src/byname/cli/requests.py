@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Request", "answer_to", "ask", "script_for", "taken_back", "waiting_for", "write_answer"]
+__all__ = ["Answer", "Request", "answer_to", "ask", "script_for", "taken_back", "waiting_for", "write_answer"]
 
-MOST = 16 * 2**20
+MOST = 256 * 2**20
 """Bytes of a question or an answer at most."""
 
 
@@ -25,11 +25,25 @@ class Request(NamedTuple):
         about: ``census`` or ``explain``.
         top: the number of rows.
         answer: the name of the file for the answer.
+        facts: whether the answer is also wanted as values that JSON has.
     """
 
     about: str
     top: int
     answer: str
+    facts: bool = False
+
+
+class Answer(NamedTuple):
+    """What a process answers.
+
+    Attributes:
+        text: the answer in words.
+        facts: the same as values that JSON has; None where they were not asked for, or there are none.
+    """
+
+    text: str
+    facts: dict[str, Any] | None = None
 
 
 def _folder(make: bool = False) -> Path | None:
@@ -49,7 +63,7 @@ def _place() -> Path:
     return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
 
 
-def ask(process: int, about: str, top: int) -> Request:
+def ask(process: int, about: str, top: int, *, facts: bool = False) -> Request:
     """Put a question to a process where it will find it.
 
     Raises:
@@ -58,7 +72,7 @@ def ask(process: int, about: str, top: int) -> Request:
     folder = _folder(make=True)
     if folder is None:
         raise PermissionError(f"{_place()} is not a folder of this user alone")
-    request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer")
+    request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts)
     _put(folder, f"{process}.request", request._asdict())
     return request
 
@@ -70,24 +84,30 @@ def waiting_for(process: int) -> Request | None:
         return None
     facts = _read(folder, f"{process}.request")
     (folder / f"{process}.request").unlink(missing_ok=True)
-    about, top, answer = (facts.get(name) for name in Request._fields) if isinstance(facts, dict) else (None,) * 3
+    return _request(facts) if isinstance(facts, dict) else None
+
+
+def _request(facts: dict[str, Any]) -> Request | None:
+    about, top, answer, wanted = (facts.get(name) for name in Request._fields)
     known = about in ("census", "explain") and type(top) is int and type(answer) is str and answer == Path(answer).name
-    return Request(about, top, answer) if known else None  # type: ignore[arg-type]
+    return Request(about, top, answer, wanted is True) if known else None  # type: ignore[arg-type]
 
 
-def write_answer(request: Request, text: str) -> None:
+def write_answer(request: Request, answer: Answer) -> None:
     """Put an answer where it is waited for."""
     folder = _folder()
     if folder is not None:
-        _put(folder, request.answer, {"text": text})
+        _put(folder, request.answer, answer._asdict())
 
 
-def answer_to(request: Request) -> str | None:
+def answer_to(request: Request) -> Answer | None:
     """Return the answer; None if it has not come."""
     folder = _folder()
     facts = None if folder is None else _read(folder, request.answer)
-    text = facts.get("text") if isinstance(facts, dict) else None
-    return text if isinstance(text, str) else None
+    if not isinstance(facts, dict) or not isinstance(facts.get("text"), str):
+        return None
+    values = facts.get("facts")
+    return Answer(facts["text"], values if isinstance(values, dict) else None)
 
 
 def script_for(request: Request) -> Path:
@@ -140,6 +160,7 @@ def _put(folder: Path, name: str, facts: dict[str, Any]) -> None:
 def _read(folder: Path, name: str) -> Any:
     try:
         with os.fdopen(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            return json.loads(file.read(MOST))
+            size = os.fstat(file.fileno()).st_size
+            return json.loads(file.read(size)) if size <= MOST else None
     except (OSError, ValueError, RecursionError):
         return None

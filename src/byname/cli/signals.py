@@ -20,7 +20,8 @@ from typing import Any
 from byname.cli.command import CommandError
 from byname.cli.moment import answer_request
 from byname.cli.requests import waiting_for
-from byname.cli.unnoticed import ready, shown_census, unnoticed, where
+from byname.cli.unnoticed import census_text, ready, unnoticed, where
+from byname.memory.census import census
 from byname.reading.quiet import dynamo_skip
 from byname.text import printable_lines
 
@@ -68,7 +69,7 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
         if request is not None:
             return answer_request(request, frame)
         place = f"census of process {os.getpid()}{where(frame)}"
-        _write(f"{place}\n{shown_census(top)}")
+        _write(f"{place}\n{census_text(census(), top)}")
 
     @dynamo_skip
     def answer(number: int, frame: FrameType | None) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
-from byname.memory.census import census
+from byname.memory.census import Census, census
 from byname.source.location import is_library
 from byname.source.tracebacks import frames
 from byname.table import printable, text
 
-__all__ = ["ready", "shown_census", "unnoticed", "where", "width"]
+__all__ = ["census_text", "ready", "unnoticed", "where", "width"]
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
@@ -46,9 +46,13 @@ def _from_a_handler(error: BaseException) -> bool:
     return any(entry.frame.f_code is code for entry in frames(error)[1:] for code in codes)
 
 
-def shown_census(top: int) -> str:
-    """A census as a table."""
-    found = census()
+def census_text(found: Census, top: int) -> str:
+    """Return a census as a table.
+
+    Args:
+        found: the census.
+        top: how many rows.
+    """
     table = found.head(top, width=width())
     return table if found else f"{table}\n{_NOTHING}"
 

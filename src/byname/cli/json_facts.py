@@ -1,0 +1,54 @@
+"""JSON facts: findings, censuses, growth and lines of a program as values that JSON has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from byname.diagnose.finding import Finding
+from byname.memory.census import Census, StorageRow
+from byname.memory.growth import Grown, Growth
+from byname.source.location import Site
+
+__all__ = ["census_facts", "finding_facts", "growth_facts", "site_facts"]
+
+
+def finding_facts(finding: Finding) -> dict[str, Any]:
+    """Return a finding as values that JSON has."""
+    return finding.row() | {"sites": [site_facts(site) for site in finding.sites]}
+
+
+def census_facts(found: Census) -> dict[str, Any]:
+    """Return a census as values that JSON has, with all rows. No row holds the values of a tensor."""
+    return {
+        "bytes": found.bytes,
+        "unattributed": found.unattributed,
+        "notes": list(found.notes),
+        "rows": [_storage_facts(one) for one in found],
+    }
+
+
+def _storage_facts(one: StorageRow) -> dict[str, Any]:
+    row = one.row()
+    del row["held by"]
+    caller = None if one.site is None else one.site.caller
+    return row | {"holders": list(one.holders), "site": _or_null(one.site), "caller": _or_null(caller)}
+
+
+def growth_facts(found: Growth) -> dict[str, Any]:
+    """Return what grew as values that JSON has."""
+    return {"rows": [_grown_facts(one) for one in found]}
+
+
+def _grown_facts(one: Grown) -> dict[str, Any]:
+    row = one.row()
+    del row["a mark"]
+    return row | {"marks": list(one.marks)}
+
+
+def site_facts(site: Site) -> dict[str, Any]:
+    """Return a line of the program as values that JSON has."""
+    return {"file": site.file, "line": site.line, "function": site.function, "statement": site.statement}
+
+
+def _or_null(site: Site | None) -> dict[str, Any] | None:
+    return None if site is None else site_facts(site)
