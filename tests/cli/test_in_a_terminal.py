@@ -1,0 +1,138 @@
+"""What the commands print: no colour codes in a pipe or under NO_COLOR."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from forking import Forks
+from programs import write
+from torch import nn
+
+import byname
+
+TRAINS = """
+    import torch
+    torch.manual_seed(0)
+    class AModelWithALongName(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).relu()
+            return x
+    model, forgotten, history = AModelWithALongName(), torch.nn.Parameter(torch.ones(4)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = (model(torch.ones(3, 4)) * forgotten).square().mean()
+        loss.backward()
+        optimizer.step()
+        history.append(loss)
+"""
+WAITS = "import sys, torch\nkept = torch.ones(3)\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+COMMANDS = {
+    "run": ["run", "--check", "trains.py"],
+    "run --record": ["run", "--record", "blocks.*", "--to", "made.h5", "--overwrite", "trains.py"],
+    "run --report": ["run", "--check", "--report", "run.html", "trains.py"],
+    "census": ["census", "trains.py"],
+    "census --every": ["census", "--every", "2", "--top", "3", "trains.py"],
+    "census --growth": ["census", "--growth", "trains.py"],
+    "census --pid": ["census", "--pid", "PID"],
+    "explain": ["explain", "--pid", "PID"],
+    "explain --json": ["explain", "--json", "--pid", "PID"],
+    "show": ["show", "run.h5"],
+    "show --place": ["show", "--place", "**", "run.h5"],
+    "show --json": ["show", "--json", "run.h5"],
+    "show --tail": ["show", "--tail", "run.h5"],
+    "show --repair": ["show", "--repair", "run.h5"],
+    "report": ["report", "run.h5", "--to", "shown.html"],
+    "a file that is not there": ["show", "a_file_that_is_not_there.h5"],
+    "a process that is not there": ["explain", "--pid", "4194305"],
+    "an option that is not there": ["census", "--nothing", "trains.py"],
+    "help": ["--help"],
+    **{f"help of {name}": [name, "--help"] for name in ("run", "census", "explain", "show", "report")},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("terminal") / "runs"
+    write(folder, {"trains.py": TRAINS, "waits.py": WAITS})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2)))
+    with byname.record(model, ["0.weight.grad", "2.0.forward.input", "1"], to=folder / "run.h5"):
+        for step in range(3):
+            model(torch.randn(5, 3)).sum().backward()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def waiting(runs):
+    command = [sys.executable, "-m", "byname", "run", "--census-on-signal", "waits.py"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=runs, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield str(process.pid)
+        process.communicate("\n", timeout=60)
+
+
+def forks_under(**environment):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.delenv("COLUMNS", raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return Forks()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    server = forks_under()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def uncoloured():
+    server = forks_under(NO_COLOR="1")
+    yield server
+    server.close()
+
+
+def printed(forks, folder, name, process, ends):
+    """What a command writes into one end, read from the other."""
+    reader, writer = ends
+    parts = []
+
+    def read():
+        try:
+            while part := os.read(reader, 4096):
+                parts.append(part)
+        except OSError:  # how a terminal ends whose last writer has closed it
+            pass
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    words = [process if word == "PID" else word for word in COMMANDS[name]]
+    ending = forks.run(folder, words, thawed=True, to=f"/proc/{os.getpid()}/fd/{writer}")
+    os.close(writer)
+    thread.join(60)
+    os.close(reader)
+    assert ending.code in (0, 1, 2)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_in_a_pipe_has_a_colour_code(name, runs, waiting, plain):
+    text = printed(plain, runs, name, waiting, os.pipe())
+    assert text and "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_color_is_kept_in_a_terminal(name, runs, waiting, uncoloured):
+    text = printed(uncoloured, runs, name, waiting, os.openpty())
+    assert text and "\x1b" not in text
