@@ -1,4 +1,4 @@
-"""Watching: what happens at any point of a model while it runs; ``byname.watch.attach`` is the way to get there."""
+"""Watching: calling functions with the values at places of a model while it runs; `attach` is the entry point."""
 
 from byname.watch.attach import attach
 

@@ -1,4 +1,4 @@
-"""Arrivals: modules that are assigned or added to those of a watched model while it is watched."""
+"""Arrivals: notes on modules that are assigned to, or added to, a model while something is attached to it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Notices modules that are assigned or added to those of an observed model.
+    """Notes modules that are assigned to a submodule of an observed model, or added to one.
 
-    PyTorch tells of these for the whole process; those of other models are passed over.
+    PyTorch's registration hook is called for the whole process; modules of other models are ignored.
 
     Args:
-        model: the watched model.
+        model: the observed model.
         running: the attachment.
-        binding: the operations that it wants.
+        binding: the operations that the attachment observes.
     """
 
     def __init__(self, model: nn.Module, running: Running, binding: Binding) -> None:
@@ -36,12 +36,12 @@ class Arrivals:
 
     @cached_property
     def _paths(self) -> dict[int, str]:
-        """The modules that there are, by ``id``; looked for as the first one arrives, which is before it is there."""
+        """The paths of the modules, by ``id``. Made when the first new module arrives, before it is registered."""
         return {id(module): path for path, module in modules_by_path(self._model).items()}
 
     def install(self) -> None:
-        """Begin to notice them."""
-        held = weakref.WeakMethod(self._arrives)  # a model that is let go may go
+        """Register PyTorch's hook on the registration of modules."""
+        held = weakref.WeakMethod(self._arrives)  # weak, so that the model can be freed
 
         def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
             told = held()
@@ -53,12 +53,12 @@ class Arrivals:
         self._let_go.atexit = False
 
     def remove(self) -> None:
-        """Stop noticing."""
+        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
         if self._let_go is not None:
-            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
+            self._let_go.detach()  # otherwise each pause of an attachment would leave a finalizer while the model lives
             self._let_go = None
 
     def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:

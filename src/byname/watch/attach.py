@@ -1,8 +1,8 @@
 """Attach: call a function with the values at places of a model; everything that observes a model is built on it.
 
-A ``where`` becomes `Spot`s (`byname.model`), each kind of spot has its tap: hooks for
-outputs, a function mode for operations, rewritten source for variables; and each value goes through a `delivery` to the
-callback.
+`byname.model` resolves ``where`` to `Spot`s, one for each place. Each kind of place is observed in its own way: outputs
+of modules by hooks, operations by a function mode, variables by rewritten source. Each value then passes one function,
+made by `delivery`, which calls the callback.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def attach(
     reads: bool = False,
     unmatched: Callable[[NoMatchError], None] | None = None,
 ) -> Handle:
-    """Call a function with every value at places of a model; what it returns may replace the value.
+    """Call a function with every value at places of a model; the function may return a replacement.
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -61,29 +61,33 @@ def attach(
         >>> handle.remove()
 
     Args:
-        model: any module; wrappers such as ``DistributedDataParallel`` are seen through.
+        model: any module. A wrapper such as ``DistributedDataParallel`` is unwrapped.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
-        callback: is called with an `Event`; what it returns, unless None, takes the value's place. What it calls itself
-            is not told of.
-        example: arguments to run the model with once, to find out which operations there are; where a selector asks for
-            the last match or for the flow of data it is needed.
-        enabled: whether it is put in place at once.
-        attention: ``"explicit"`` has calls of ``scaled_dot_product_attention`` run step by step where their scores or
-            their pattern are wanted: ``<module>.scaled_dot_product_attention.pattern``, ``select.attention.pattern``.
+        callback: a function that is called with an `Event`. Unless it returns None, its result replaces the value.
+            Calls that it makes itself are not reported.
+        example: arguments to run the model with once, to find its operations. Selectors that ask for the last match,
+            or for the flow of data, need it.
+        enabled: whether to install the attachment at once.
+        attention: ``"explicit"`` runs calls of ``scaled_dot_product_attention`` step by step if their scores or their
+            pattern are requested: ``<module>.scaled_dot_product_attention.pattern``, ``select.attention.pattern``.
             Results are the same up to rounding; dropout draws other numbers.
-        before: ``before(path, module, inputs, kwargs)`` is called when a matched call begins; ``event.before`` is what
-            it returned.
-        begun: is called when a forward of the whole model begins, with its number, before anything of it is told.
-        stamp: is called with the number of the forward when a value passes whose gradient is wanted; ``event.before``
-            of the gradient is what it returned.
-        reads: whether the callback only looks. Parameters are then told at the end of a forward, as buffers are, where
-            otherwise they are told at its beginning, so that another can stand in their place.
-        unmatched: is given the errors of operations that match nothing, of which the first forward raises one otherwise
-            and everything is taken off.
+        before: a function ``before(path, module, inputs, kwargs)`` that is called when a matched call begins. Its
+            result becomes ``event.before``.
+        begun: a function that is called with the number of each forward of the whole model when it begins, before any
+            value of this forward is reported.
+        stamp: a function that is called with the number of the forward when a value is computed whose gradient is
+            requested. Its result becomes ``event.before`` of the gradient.
+        reads: whether the callback only reads. Parameters are then reported at the end of a forward, as buffers are;
+            otherwise at its beginning, so that they can be replaced.
+        unmatched: a function that is called with the error for each operation that matches nothing. Without it the
+            first forward raises one of these errors, and everything is removed.
+
+    Returns:
+        The handle of the attachment, which removes it.
 
     Raises:
-        NoMatchError: if nothing matches; for operations without an example at the end of the first forward.
-        BadPathError, NotAModuleError, BadArgumentError: if an argument is none.
+        NoMatchError: nothing matches; for operations without an example this is raised at the end of the first forward.
+        BadPathError, NotAModuleError, BadArgumentError: an argument is invalid.
     """
     root = unwrapped(model)
     if not callable(callback):
@@ -99,7 +103,7 @@ def attach(
 
 
 def _handle(root: nn.Module, given: nn.Module, running: Running, meaning: Meaning, binding: Binding) -> Handle:
-    """Return the handle of an attachment, which is not in place yet."""
+    """Return the handle of an attachment that is not installed yet."""
     wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
     of_states = _of_kind(wanted, "parameter", "buffer")
     running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_states)
@@ -120,7 +124,7 @@ def _of_kind(wanted: list[tuple[Spot, Deliver]], *kinds: str) -> list[tuple[Spot
 
 
 def _bound(binding: Binding, example: Any) -> Binding:
-    """Return the binding, which knows its calls by the example, or is ready to find them in the first forward."""
+    """Return the binding; its calls are known from the example, or it will find them in the first forward."""
     if example is None:
         binding.choose_online()
         return binding
@@ -132,7 +136,7 @@ def _bound(binding: Binding, example: Any) -> Binding:
 def _following(
     root: nn.Module, running: Running, states: States, binding: Binding, wanted: list[tuple[Spot, Deliver]]
 ) -> list[Tap]:
-    """Return the taps that follow the forwards of the model; their hooks run in this order."""
+    """Return the hook sets that act during the forwards of the model; their hooks run in this order."""
     spots = [spot for spot, _ in wanted]
     variables = Assigned(running, _of_kind(wanted, "variable"))
 
@@ -150,13 +154,13 @@ def _following(
 
 
 class _Noticed:
-    """The notes on a whole model, made on request; it does not keep the model alive.
+    """The notes on a whole model, made when it is called; it does not keep the model alive.
 
     Args:
         root: the model.
         given: the model as it was given, with the wrappers around it.
-        hooked: the modules with hooks, by ``id``.
-        mode: whether a function mode is on.
+        hooked: the ``id``s of the modules with hooks.
+        mode: whether a function mode is active during the forwards.
     """
 
     def __init__(self, root: nn.Module, given: nn.Module, hooked: set[int], *, mode: bool) -> None:
@@ -176,7 +180,7 @@ def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
     """Handle the end of a forward that did not raise; after the first one, note the places that it did not reach."""
     if not running.iteration:
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
-        found = "" in running.heard.lacking.values()  # by a pattern, where others need not have it
+        found = "" in running.heard.lacking.values()  # one place that a pattern matched had the item; others need not
         for spot in spots:
             if without := running.heard.without(spot):
                 if spot.alone or not found:

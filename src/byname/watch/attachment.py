@@ -1,4 +1,4 @@
-"""Attachment: the state of one attachment while the model runs, and the events that it makes for its callback."""
+"""Attachment: the state of one attachment while the model runs, and the events that its callback is called with."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ __all__ = ["Before", "Callback", "Event", "Running", "order_of_attaching", "runs
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A value at a place, as a callback gets it.
+    """A value at a place of a model; the argument of a callback.
 
     Attributes:
         path: the place, without wildcards: ``"layers.0.attn.softmax_1"``.
-        module: the module called, or the one that owns the variable, operation or parameter.
+        module: the module that was called, or that owns the variable, operation or parameter.
         value: the value itself, not a copy.
-        inputs: what the call was given, positional arguments first, then those given by keyword; empty for places that
-            are no calls. A module that works in place has changed them by now.
+        inputs: the arguments of the call, the positional ones first, then those given by keyword; empty if the place
+            is not a call. A module that works in place has already changed them.
         call: how many times this place was reached before in this iteration.
         recomputed: whether a checkpoint runs this part a second time, for the backward pass.
-        iteration: the number of the forward of the whole model, from 0; -1 where a part of the model runs before the
-            first. In a backward, and so in the second run of a checkpoint, it is that of the latest forward; the
-            gradient of a value has the iteration and call of the value.
-        before: what ``before`` returned when the call began; of the gradient of a value what ``stamp`` returned when
-            the value passed.
-        kind: what is at the place: ``module`` (what a module returned), ``input`` (what it was called with),
-            ``operation``, ``variable``, ``parameter`` or ``buffer``; that of its gradient is the same.
+        iteration: the number of the forward of the whole model, from 0; -1 if a part of the model runs before the
+            first forward. During a backward, and so in the second run of a checkpoint, the number of the latest
+            forward. The gradient of a value has the iteration and the call of the value.
+        before: what ``before`` returned when the call began. For the gradient of a value: what ``stamp`` returned when
+            the value was computed.
+        kind: ``module`` (the output of a module), ``input`` (the arguments of a module), ``operation``, ``variable``,
+            ``parameter`` or ``buffer``. The gradient of a value has the kind of the value.
     """
 
     path: str
@@ -63,20 +63,23 @@ Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 order_of_attaching = itertools.count()
-"""Numbers attachments, so that those of one place run in the order in which they were made."""
+"""Numbers the attachments, so that the callbacks at one place run in the order of attaching."""
 
 
 class Here:
     """The state of an attachment in one thread.
 
     Attributes:
-        iteration: the number of the outermost forward that runs, or ran last; -1 before the first.
-        calls: how often each place was reached in it.
-        again: the same for the second runs of checkpoints, in the backward that is known by `task`.
-        inside: in how many callbacks the outermost forward runs that runs now; -1 in one of the model's own.
-        converted: what was put in of another dtype, or on another device, in sentences.
-        busy, modes: those of `byname.tracing.muted.of_thread`.
-        latest: the latest hook of a hidden base, of any attachment.
+        iteration: the number of the outermost forward that is running or ran last; -1 before the first.
+        depth: the number of nested forwards of the model that are running.
+        calls: how often each place was reached in this iteration.
+        again: how often each place was reached in the second runs of checkpoints, in the backward `task`.
+        task: the id of that backward, PyTorch's graph task; -1 if there was none.
+        inside: the number of running callbacks when the outermost forward began; -1 if one of them is attached to the
+            same model.
+        converted: sentences about replacements that have another dtype or device than the value that they replaced.
+        busy, modes: the lists in `byname.tracing.muted.of_thread`.
+        latest: the latest hook on a hidden base, of any attachment; see `value_gradients`.
     """
 
     __slots__ = (
@@ -106,37 +109,39 @@ class Here:
 
 
 class _Thread(threading.local):
-    """The states of all threads, each made on first use."""
+    """Holds one `Here` for each thread, made on first use."""
 
     def __init__(self) -> None:
         self.here = Here()
 
 
 class Running:
-    """The running attachment: it numbers the values and calls the callback with them.
+    """The state of one attachment: it numbers the values and calls the callback with them.
 
     Args:
-        model: the model of which the outermost forward is an iteration.
-        callback: is called with an `Event`.
-        before: is called when a matched call begins.
-        reads: whether the callback only looks.
+        model: the model; each of its outermost forwards is an iteration.
+        callback: the function that is called with an `Event`.
+        before: a function that is called when a matched call begins.
+        reads: whether the callback only reads the values.
 
     Attributes:
-        reader: the callback that only looks, or the object that it is a method of; None for one that takes part.
+        reader: the read-only callback, or the object whose method it is; None if the callback may replace values.
         order: the number of the attachment.
-        needs_forward: whether places are wanted that are told only while the model's own forward runs.
-        listening: whether anything is to be told; what was hooked to an earlier graph is silent once it is not.
-        everything: whether every call of a place is told; not while only some of them are selected.
-        thread: what it knows of the thread that asks.
-        stamp: is called with the number of the forward when a value passes of which the gradient is waited for.
-        begun: is called when a forward of the model begins, with its number, before anything of it is told.
-        unmatched: is given an error for each path or selector of which the first forward came to nothing; what is
-            attached then stays, for the sake of the others.
-        hooked: hooks on tensors that outlive their graph.
-        standing_in: what stands in the place of parameters at the moment.
-        notes, paths: what the `Handle` shows.
-        heard: which of the places that were asked for have told something.
-        only: of places that are called several times and of which some calls were selected, the numbers of these.
+        needs_forward: whether some of the requested places report only while the forward of the model runs.
+        listening: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
+        everything: whether every call of a place is reported; False if only some calls were selected.
+        thread: the state in each thread, as ``thread.here``.
+        stamp: a function that is called with the number of the forward when a value is computed whose gradient is
+            requested.
+        begun: a function that is called with the number of each forward of the model when it begins, before any value
+            of this forward is reported.
+        unmatched: a function that is called with an error for each path or selector that matched nothing in the first
+            forward. The other places then stay attached.
+        hooked: hooks on leaf tensors, which outlive the graph.
+        standing_in: the tensors that replace parameters at the moment.
+        notes, paths: the notes and paths that the `Handle` shows.
+        heard: which of the requested places have reported something.
+        only: the numbers of the selected calls, for each place whose calls were selected by number.
     """
 
     def __init__(
@@ -166,18 +171,21 @@ class Running:
 
     @property
     def iteration(self) -> int:
-        """The number of the forward that runs in this thread; if none runs, as in a backward, of the latest one."""
+        """The number of this thread's latest forward; in a thread without forwards, that of the latest in any thread.
+
+        The backward of a GPU runs in such a thread.
+        """
         mine = self.thread.here.iteration
         return mine if mine >= 0 else self._latest
 
     @property
     def label(self) -> str:
-        """What the callback calls itself."""
+        """The ``label`` of the callback, or else its qualified name or its class."""
         name = getattr(self.callback, "label", None) or getattr(self.callback, "__qualname__", None)
         return str(name or type(self.callback).__name__)
 
     def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
-        """Note what was requested, and show the places that are known already."""
+        """Note what was requested, and add the places that are known already to `paths`."""
         for asked, spots in meaning.asked:
             self.heard.ask(in_words(asked), spots)
         for selector in selectors:
@@ -204,11 +212,16 @@ class Running:
         self.hooked.clear()
 
     def hook_leaf(self, key: tuple[str, int], hook: Any) -> None:
-        """Keep the hook of a leaf, which outlives the graph, and remove the one of an earlier iteration."""
+        """Keep a hook on a leaf, which outlives the graph, and remove the hook of an earlier iteration.
+
+        Args:
+            key: the path of the value and the number of the call.
+            hook: the new hook.
+        """
         self.hooked[key] = [*without_superseded(self.hooked.get(key, ()), hook), hook]
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
-        """Return those of some places that this thread's iteration has not reached, nor an item of them."""
+        """Return the places that were not reached in this thread's iteration, and no item of which was reached."""
         called = self.thread.here.calls
         reached = set(called)
         for path in called:
@@ -244,14 +257,14 @@ class Running:
 
     @property
     def outermost(self) -> bool:
-        """Return whether the forward of the model that runs in this thread is inside no other."""
+        """Whether the running forward of the model in this thread is not inside another one."""
         return self.thread.here.depth == 1
 
     def hears(self) -> bool:
-        """Return whether values of this thread are reported: not those of an example run or of calls by a callback.
+        """Return whether values of this thread are reported.
 
-        What a callback calls of a model whose forward has come to the callback is no part of that forward. Another
-        model that it runs is told of.
+        Values of an example run are not. Neither are those of modules that a callback calls while its own model runs:
+        they are not part of that forward. Another model that a callback runs is reported.
         """
         if asleep(self.reader):
             return False
@@ -264,7 +277,7 @@ class Running:
         return not any(one.model is self.model for one in busy)
 
     def spoil(self, error: BaseException | None) -> None:
-        """Add to the error of an outermost forward what was put in and may be the reason."""
+        """Add notes to the error of an outermost forward: replacements of another dtype or device, a possible cause."""
         if isinstance(error, RuntimeError | TypeError | IndexError | ValueError):
             for sentence in self.thread.here.converted:
                 if sentence not in getattr(error, "__notes__", ()):
@@ -298,7 +311,7 @@ class Running:
         return self.told(Event(path, module, value, inputs, call, recomputed, iteration, before, kind))
 
     def number(self, path: str) -> tuple[int, int, bool]:
-        """Return iteration, call and whether it is recomputed, for a value whose gradient alone will be reported."""
+        """Count a value whose gradient alone is reported; return its iteration, call and whether it is recomputed."""
         recomputed = _graph_task() != -1
         calls = self._again() if recomputed else self.thread.here.calls
         call = calls.get(path, 0)
@@ -316,7 +329,7 @@ class Running:
         return self.call(event)
 
     def call(self, event: Event) -> Any:
-        """Call the callback, whose own calls are not reported; return what replaces the value."""
+        """Call the callback, muted for the modules that it calls itself; return what replaces the value."""
         here = self.thread.here
         modes, busy = here.modes, here.busy
         try:
@@ -338,7 +351,7 @@ class Running:
             self.blame(event, error)
             raise
         finally:
-            if busy and busy[-1] is self:  # an interrupt may have come before it was known to begin
+            if busy and busy[-1] is self:  # an interrupt may have come before it was appended
                 busy.pop()
         value = event.value
         if result is None or result is value:

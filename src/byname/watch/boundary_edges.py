@@ -1,4 +1,4 @@
-"""Boundary edges: the nodes by which gradients enter a call on their way back, and those by which they leave it."""
+"""Boundary edges: the nodes at which a backward enters a call, and the edges by which it leaves it to the inputs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from byname.watch.value_gradients import Reshaped, Window, hidden_base
 __all__ = ["Door", "Edge", "Entered", "Event", "Found"]
 
 Edge: TypeAlias = tuple[Any, int]
-"""A node, and which of its outputs."""
+"""A node and the number of one of its outputs, as in ``next_functions``."""
 
 
 class Entered(NamedTuple):
-    """What has entered a call: how gradients would flow back to it. To be used up by `follow`.
+    """The inputs of a call, and the edges by which gradients flow back to them; the argument of `follow`.
 
     Attributes:
-        edges: the edges of the inputs that require a gradient: number of the input, the first where it is given twice.
-        leaves: those that are leaves, by identity: number of the input.
-        windows: for the bases of inputs that are views: number of the input, and where it lies.
-        tensors: the inputs, so that they stay the same objects until the call has ended.
-        since: nodes with this sequence number or a higher one are made by the call.
+        edges: for the edge of each input with a ``grad_fn``, the number of the input; the first number for a tensor
+            that is given twice.
+        leaves: for the ``id`` of each input that is a leaf and requires grad, the number of the input.
+        windows: for the edge of the base of each input that is a view, the number of the input and its view geometry;
+            None if two inputs are views of the same base, or the geometry cannot be used.
+        tensors: the inputs, kept alive until the call has ended so that their identities hold.
+        since: the call makes the nodes with this sequence number or a higher one.
     """
 
     edges: dict[Edge, int]
@@ -35,14 +37,15 @@ class Entered(NamedTuple):
 
 
 class Event:
-    """A node whose run tells something of the call.
+    """A boundary node of a call: it gets the gradient of an output, or passes on the gradient of an input.
 
     Attributes:
-        node: the node; for a leaf, that which accumulates its gradient.
-        outputs: which of its gradients come to which outputs of the call.
-        doors: which of the gradients that it passes on go to which inputs of the call.
-        passed: which of its gradients come to inputs that are outputs, too.
-        leaf: the leaf, if an output is one.
+        node: the node; for a leaf, the one that accumulates its gradient.
+        outputs: for each output whose gradient the node gets: the index of the gradient, the number of the output, and
+            the view geometry if the gradient is that of a base.
+        doors: the gradients that the node passes on to inputs of the call.
+        passed: the gradients that the node gets for inputs that are outputs as well.
+        leaf: the leaf, if the output is one.
     """
 
     __slots__ = ("doors", "leaf", "node", "outputs", "passed")
@@ -56,12 +59,12 @@ class Event:
 
 
 class Door(NamedTuple):
-    """Where the gradient of an input leaves a node.
+    """A boundary edge: the gradient of a node that belongs to an input of the call.
 
     Attributes:
-        slot: which gradient of the node's.
-        input: which input of the call.
-        window: the part of the gradient that is meant, or None for all of it.
+        slot: the index among the gradients of the node.
+        input: the number of the input.
+        window: the view geometry of the input in the gradient; None if all of the gradient belongs to the input.
     """
 
     slot: int
@@ -70,12 +73,12 @@ class Door(NamedTuple):
 
 
 class Found:
-    """The nodes of a call that matter, those that a backward runs first in front.
+    """The boundary nodes of a call.
 
     Attributes:
-        entered: what has entered the call.
-        events: the nodes.
-        views: the outputs of which a gradient may go past their own node, to that of the tensor they are views of.
+        entered: the inputs of the call.
+        events: the nodes, in the order in which a backward runs them; those of leaves last.
+        views: outputs that are views; their gradients may bypass their own node and go to that of the base.
     """
 
     def __init__(self, entered: Entered, outputs: Sequence[Tensor]) -> None:
@@ -92,7 +95,7 @@ class Found:
         self.events = [*made, *self._leaves]
 
     def _output(self, number: int, output: Tensor) -> Any:
-        """Notes an output; the node to walk from, None where the call has not made it."""
+        """Note an output; return its node to walk from, or None if the call has not made this node."""
         node = output.grad_fn
         if node is None:
             event = Event(_accumulator(output), output)
@@ -108,7 +111,7 @@ class Found:
         return node if node._sequence_nr() >= self.entered.since else None
 
     def _home(self, number: int, output: Tensor) -> None:
-        """Notes at which node the gradient of an output arrives."""
+        """Note which node gets the gradient of an output."""
         hidden = hidden_base(output) if output._is_view() else None
         if hidden is not None and hidden[0].grad_fn._sequence_nr() >= self.entered.since:  # type: ignore[union-attr]
             base, window = hidden
@@ -119,7 +122,7 @@ class Found:
                 self.views.append(output)
 
     def _walk(self, nodes: list[Any]) -> None:
-        """Goes back through the nodes that the call has made, to those that lead to an input."""
+        """Walk back through the nodes that the call has made, and note those that lead to an input."""
         edges, leaves, windows, _, since = self.entered
         seen = set(nodes)
         while nodes:
@@ -141,7 +144,7 @@ class Found:
                     nodes.append(following)
 
     def _changed_view(self, node: Any, slot: int, found: tuple[int, Window | Reshaped] | None) -> None:
-        if found is not None:  # it is where two inputs are views of the same tensor: whose the share is cannot be told
+        if found is not None:  # None for two views of one base, whose parts of the gradient cannot be told apart
             self._event(node).doors.append(Door(slot, *found))
 
     def _event(self, node: Any) -> Event:

@@ -1,11 +1,11 @@
-"""Call gradients: what comes to the outputs of one call, and what it alone adds to its inputs' gradients.
+"""Call gradients: the gradients of the outputs of one call, and its own contributions to the gradients of its inputs.
 
-Nothing is put into the forward. After the call, the nodes that it made and that lead straight to one of its inputs are
-found in the graph; hooks on these nodes see the call's own share of each input's gradient, apart from what other uses
-of the same tensor add. When all of them that this backward will run have run, the call's gradients are complete.
+The forward is not changed. After the call, its nodes that lead straight to one of its inputs are found in the graph.
+Hooks on these nodes get the contribution of this call to the gradient of each input, without those of other uses of the
+same tensor. The gradients of the call are complete when all of these nodes that the backward will run have run.
 
-The hooks of a node must not lead to the node itself or to one made later: such a cycle would keep the graph alive until
-the next garbage collection. So each hook knows only nodes that come after it in a backward, which were made earlier.
+The hooks of a node must not reference the node itself or a later one: such a cycle would keep the graph alive until the
+next garbage collection. So each hook knows only nodes that a backward runs after it, which were made earlier.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ __all__ = ["Followed", "Gradients", "Later", "Receive", "before", "follow"]
 
 
 def before(inputs: Sequence[Tensor]) -> Entered:
-    """Note what enters a call that is about to begin: afterwards an in-place operation may have changed it.
+    """Note the inputs of a call that is about to begin; the call may change them in place.
 
     Args:
-        inputs: the tensors of the call, in order.
+        inputs: the tensors among the arguments of the call, in order.
+
+    Returns:
+        The argument of `follow`.
     """
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
@@ -53,7 +56,7 @@ def before(inputs: Sequence[Tensor]) -> Entered:
 
 
 def _note_base(windows: dict[Edge, tuple[int, Window | Reshaped] | None], number: int, tensor: Tensor) -> None:
-    """Notes where a gradient goes if the call changes this view in place: past its own edge, to the base's."""
+    """Note the edge of the base of a view: if the call changes the view in place, the gradient flows there instead."""
     base = tensor._base
     if base is None or base.grad_fn is None or type(tensor) is not Tensor:
         return
@@ -65,24 +68,26 @@ def _note_base(windows: dict[Edge, tuple[int, Window | Reshaped] | None], number
 def follow(
     entered: Entered, outputs: Sequence[Tensor], receive: Receive, missed: Callable[[], object] | None = None
 ) -> Followed | None:
-    """Report the call's own gradients in every backward that passes through it.
+    """Report the gradients of a call in every backward that passes through it.
 
-    `receive` gets two tuples, aligned with the inputs and the outputs: what this call adds to the gradient of each
-    input, and what came to each output. None stands where nothing flows; for a tensor given twice the first place has
-    it all. What `receive` returns takes the place of the first; None there keeps what it was.
+    `receive` gets two tuples, one item for each input and for each output: the contribution of this call to the
+    gradient of each input, and the gradient of each output. An item is None if no gradient flows. If a tensor was given
+    twice, all of its gradient is at its first position. `receive` returns replacements for the first tuple, or None;
+    an item None keeps the gradient.
 
-    An input that is returned as it is, as by ``nn.Identity``, has only one gradient: the whole one of that value, which
-    is told as that of input and output. A tensor that leaves the call by another way than its outputs (it was stored in
-    an attribute, say) sends its gradient back through the call, too, and that is part of what is told.
+    An input that is returned unchanged, as by ``nn.Identity``, has only one gradient, that of the value as a whole. It
+    is reported for both input and output. A tensor may leave the call in another way than as an output, for example in
+    an attribute. Its gradient flows back through the call as well, and is part of the gradients of the inputs.
 
     Args:
-        entered: what `before` returned.
+        entered: the result of `before`.
         outputs: the tensors that the call returned, in order.
-        receive: is called once a backward.
-        missed: is called in a backward that had a gradient of an output out of reach; see `on_gradient`.
+        receive: a function that is called once in each backward.
+        missed: a function that is called in a backward in which a gradient of an output could not be observed; see
+            `on_gradient`.
 
     Returns:
-        What stops it, or None if no gradient can flow back through this call.
+        An object that stops the reports, or None if no gradient can flow back through this call.
 
     >>> x = torch.ones(2, requires_grad=True) * 1
     >>> entered = before([x])
@@ -104,7 +109,7 @@ def follow(
 
 
 def _install(followed: Followed, found: Found) -> None:
-    """Hook the nodes, the last first."""
+    """Hook the boundary nodes, the one that runs last first."""
     of_thread.latest.forget()
     events = found.events
     later: Later | None = None
@@ -125,7 +130,7 @@ def _install(followed: Followed, found: Found) -> None:
 
 
 def _told_at_the_last_door(events: Sequence[Event]) -> bool:
-    """Whether all inputs' gradients leave by the node that runs last, so that they can be changed there."""
+    """Return whether the gradients of all inputs leave by the node that runs last, where they can be changed."""
     doors = {door.input for event in events for door in (*event.doors, *event.passed)}
     last = {door.input for door in (events[-1].doors or events[-1].passed)}
     return doors == last
@@ -136,11 +141,11 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 Receive: TypeAlias = Callable[[Gradients, Gradients], Gradients | None]
-"""Is given the gradients of the inputs and of the outputs; what it returns takes the place of the former."""
+"""A function that is called with the gradients of the inputs and of the outputs; its result replaces the former."""
 
 
 class Later:
-    """An event and those that come after it in a backward."""
+    """A boundary node, its number, and the boundary nodes that a backward runs after it."""
 
     __slots__ = ("following", "node", "number")
 
@@ -151,14 +156,14 @@ class Later:
 
 
 class _Task:
-    """What one backward has brought so far.
+    """The gradients of the call in one backward, as far as they are known.
 
     Attributes:
-        done: the events that have been.
-        inputs, outputs: the gradients; those of the inputs are sums of shares.
-        shares: of how many.
-        gone: inputs whose gradients have gone where nothing can change them.
-        changes: what is to be added to the gradients of inputs on their way.
+        done: the numbers of the boundary nodes that have run.
+        inputs, outputs: the gradients; those of the inputs are sums of contributions.
+        shares: the number of contributions to the gradient of each input.
+        gone: the inputs whose gradients can no longer be changed.
+        changes: for each input, the tensor that is still to be added to its gradient.
         told: whether `receive` has been called.
     """
 
@@ -174,13 +179,13 @@ class _Task:
         self.told = False
 
     def arrive(self, outputs: Sequence[tuple[int, int, Window | Reshaped | None]], gradients: Gradients) -> None:
-        """Gradients come to outputs of the call."""
+        """Note the gradients of outputs that a node gets."""
         for slot, output, window in outputs:
             gradient = gradients[slot]
             self.outputs[output] = gradient if window is None or gradient is None else window.cut(gradient)
 
     def leave(self, doors: Sequence[Door], gradients: Gradients) -> None:
-        """Shares of the gradients of inputs leave a node."""
+        """Add the contributions to the gradients of inputs that a node passes on."""
         for slot, number, window in doors:
             share = gradients[slot]
             if share is not None:
@@ -191,13 +196,13 @@ class _Task:
 
 
 class Followed:
-    """A call whose gradients are waited for.
+    """A call whose gradients are reported, and the hooks that collect them.
 
     Args:
-        receive: is told them.
-        entered: what has entered the call.
-        outputs: how many tensors it returned.
-        events: how many nodes there are to wait for.
+        receive: the function that is called with the gradients.
+        entered: the inputs of the call.
+        outputs: the number of tensors that it returned.
+        events: the number of its boundary nodes.
     """
 
     def __init__(self, receive: Receive, entered: Entered, outputs: int, events: int) -> None:
@@ -210,7 +215,7 @@ class Followed:
         self._on_leaves: list[Removable | None] = []
 
     def remove(self) -> None:
-        """Tells nothing any more. The hooks go with the graph, except where the call returned a leaf."""
+        """Stop reporting. The hooks on nodes are freed with the graph; those on leaves are removed."""
         self._receive = None
         self._tasks.clear()
         for hook in self._on_leaves:
@@ -219,16 +224,16 @@ class Followed:
         self._on_leaves.clear()
 
     def leaves(self) -> list[Tensor]:
-        """The leaves that have hooks, as far as they are still alive."""
+        """Return the leaves that have hooks and are still alive."""
         return [leaf for hook in self._on_leaves if hook is not None for leaf in hook.leaves()]
 
     @property
     def lasting(self) -> bool:
-        """Whether something has to be removed that does not go with the graph."""
+        """Whether there are hooks that are not freed with the graph, and so must be removed."""
         return bool(self._on_leaves)
 
     def watch_leaf(self, number: int, event: Event) -> None:
-        """Waits for the gradient of an output that is a leaf: when it comes says nothing of the other nodes."""
+        """Hook an output that is a leaf. Its gradient may come before or after those of the other nodes."""
         outputs, doors = event.outputs, event.passed
 
         def hook(gradient: Tensor) -> Tensor | None:
@@ -247,7 +252,7 @@ class Followed:
             self._on_leaves.append(on_gradient(event.leaf, hook))
 
     def arriving(self, number: int, event: Event, later: Later | None) -> Callable[[Gradients], Gradients | None]:
-        """A hook for the gradients that come to a node."""
+        """Return a pre-hook, called with the gradients that a node gets."""
         outputs, passed = event.outputs, event.passed
 
         def hook(gradients: Gradients) -> Gradients | None:
@@ -264,7 +269,7 @@ class Followed:
     def leaving(
         self, number: int, event: Event, later: Later | None
     ) -> Callable[[Gradients, Gradients], Gradients | None]:
-        """A hook for the gradients that leave a node."""
+        """Return a hook, called with the gradients that a node passes on."""
         outputs, doors = event.outputs, event.doors
 
         def hook(gradients: Gradients, arrived: Gradients) -> Gradients | None:
@@ -278,7 +283,10 @@ class Followed:
         return hook
 
     def passing(self, input: int, slot: int) -> Callable[[Gradients], Gradients | None]:
-        """A hook for the whole gradient of an input, where a change is added that came too late for its door."""
+        """Return a pre-hook on the node of an input, called with its whole gradient.
+
+        It adds the change of a contribution that had left the call before the change was known.
+        """
 
         def hook(gradients: Gradients) -> Gradients | None:
             task = self._tasks.get(_graph_task())
@@ -294,10 +302,14 @@ class Followed:
         return hook
 
     def _task(self) -> _Task | None:
-        """What the backward that runs now has brought; None once nobody wants to know."""
+        """Return the gradients of the backward that is running; None once reporting has stopped.
+
+        Raises:
+            InterjectionError: the gradients were reported already, so a node ran out of order.
+        """
         if self._receive is None:
             return None
-        if self._events == 1:  # that is all of it: nothing has to be kept
+        if self._events == 1:  # one node brings all gradients, so nothing has to be kept
             return _Task(self._inputs, self._outputs, self._leaves)
         number = _graph_task()
         task = self._tasks.get(number)
@@ -311,7 +323,7 @@ class Followed:
     def _happened(
         self, task: _Task, number: int, later: Later | None, gradients: Gradients, doors: Sequence[Door]
     ) -> Gradients | None:
-        """Tells the gradients if nothing more is to come; what the node is to pass on instead, or None."""
+        """Report the gradients if they are complete; return what replaces those of the node, or None."""
         task.done.add(number)
         while later is not None:
             if later.number not in task.done and _will_run(later.node):
@@ -320,7 +332,7 @@ class Followed:
         return self._tell(task, gradients, doors)
 
     def _tell(self, task: _Task, gradients: Gradients, doors: Sequence[Door]) -> Gradients | None:
-        """Calls `receive`, and delivers what it returns."""
+        """Call `receive`, and apply the replacements that it returns."""
         receive = self._receive
         task.told = True
         inputs, outputs = tuple(task.inputs), tuple(task.outputs)
@@ -333,7 +345,11 @@ class Followed:
             raise
 
     def _ended(self, number: int) -> None:
-        """A backward has ended. What has not been told is told now: this backward has not run all of the call."""
+        """Report the gradients at the end of a backward that did not run all nodes of the call.
+
+        Raises:
+            InterjectionError: a change was never applied.
+        """
         task = self._tasks.get(number)
         try:
             if task is not None and not task.told:
@@ -347,7 +363,14 @@ class Followed:
 def _deliver(
     task: _Task, old: Gradients, new: Gradients, gradients: Gradients, doors: Sequence[Door]
 ) -> Gradients | None:
-    """Changes the gradients of inputs: here, if they leave by this node, else on their way."""
+    """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs.
+
+    Returns:
+        What replaces the gradients of this node, or None.
+
+    Raises:
+        InterjectionError: the replacements do not fit, or come too late.
+    """
     if type(new) is not tuple or len(new) != len(old):
         raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {_told(new)}")
     here = {door.input: door for door in doors}
@@ -367,9 +390,9 @@ def _deliver(
 
 
 def _changed_here(gradients: Gradients, door: Door, was: Tensor | None, wanted: Tensor) -> Gradients:
-    """The gradients of a node with that of one door changed so that the sum of all shares is what is wanted.
+    """Return the gradients of a node, one of them changed so that the sum of all contributions is `wanted`.
 
-    `was` is the sum so far, None where this door's share is the only one.
+    `was` is the sum so far, or None if this contribution is the only one.
     """
     share = gradients[door.slot]
     if share is None:
@@ -401,10 +424,10 @@ def _told(value: Any) -> str:
 
 
 def _will_run(node: Any) -> bool:
-    """Whether the backward that runs now will run a node, or has."""
+    """Return whether the backward that is running will run a node, or has run it."""
     try:
         return _will_engine_execute(node)
-    except RuntimeError:  # PyTorch refuses to say for a leaf of which `autograd.grad` was asked for the gradient
+    except RuntimeError:  # raised for a leaf that is an input of `autograd.grad`
         return True
 
 

@@ -1,4 +1,4 @@
-"""Delivery: a value on its way from a tap to the callback: the whole, its items, or later its gradient."""
+"""Delivery: functions that report the value at a place to the callback: as a whole, by items, or later its gradient."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from byname.watch.value_gradients import missed_at, on_gradient
 __all__ = ["Deliver", "OfGradients", "ReshapedGradient", "ValueGradient", "delivery"]
 
 Deliver: TypeAlias = Callable[..., Any]
-"""``(value, inputs=(), before=None)``: what takes the value's place."""
+"""A function ``(value, inputs=(), before=None)`` that reports a value and returns what replaces it."""
 
 
 def delivery(running: Running, spot: Spot) -> Deliver:
-    """Return the function that a tap calls with each value at a spot."""
+    """Return the function that is to be called with each value at a place."""
     if spot.gradient:
         return OfGradients(running, spot)
     if spot.items:
@@ -33,7 +33,7 @@ def delivery(running: Running, spot: Spot) -> Deliver:
 
 
 class _OfItems:
-    """Report the items of a value that a path means."""
+    """Reports the items of a value that a path asks for."""
 
     def __init__(self, running: Running, spot: Spot) -> None:
         self._running = running
@@ -49,7 +49,7 @@ class _OfItems:
         return value
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
-        """Return the items of a value that the path means; if there are none, note it."""
+        """Return the items of a value that the path asks for; if there are none, note it."""
         spot, noted = self._spot, self._running.heard.lacking
         found, known = items_in(value, spot.items), noted.get(self._asked)
         if found and known != "":
@@ -72,7 +72,7 @@ class _OfItems:
 
 
 class OfGradients(_OfItems):
-    """Wait for the gradients of the tensors in a value."""
+    """Hooks the tensors in a value, to report their gradients."""
 
     def __init__(self, running: Running, spot: Spot) -> None:
         super().__init__(running, spot)
@@ -80,7 +80,7 @@ class OfGradients(_OfItems):
         self._places: dict[Segments, GradientPlace] = {}
 
     def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Wait for the gradients of a value, and return the value as it is."""
+        """Hook the tensors in a value, and return the value unchanged."""
         if self._spot.items or not is_tensor(value):
             return super().__call__(value, inputs, before)
         if self._running.hears():
@@ -88,7 +88,7 @@ class OfGradients(_OfItems):
         return value
 
     def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Wait for the gradients of one item, and return the item as it is."""
+        """Hook the tensors in one item, and return the item unchanged."""
         if self._running.hears():
             for inner, tensor in tensors_in(one):
                 self._wait_for((*segments, *inner), tensor, inputs)
@@ -119,14 +119,14 @@ class OfGradients(_OfItems):
             running.notes.setdefault(f"`{path}`: no gradient flows there, the value does not require one")
 
     def _was_given(self, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> bool:
-        """Return whether the tensor may be older than the call or function in which it was observed."""
+        """Return whether the tensor may be older than the call in which it is observed."""
         return self._spot.kind in ("variable", "input") or any(tensor is one for one in inputs)
 
     def _was_there_before(self, path: str, call: int, tensor: torch.Tensor, recomputed: bool) -> bool:
-        """Return whether a recomputation has reached a value whose gradient the first run waits for already.
+        """Return whether a recomputation has reached a value that the first run has hooked already.
 
-        That is so for what is given to the checkpoint: it is the same tensor, or another for the same memory whose
-        gradient flows on to it.
+        This happens to the arguments of the checkpoint. In the recomputation they are the same tensors, or other
+        tensors on the same memory whose gradients flow to the first ones.
         """
         if not recomputed:
             self._waiting[path, call] = weakref.ref(tensor)
@@ -139,9 +139,10 @@ class GradientPlace:
     """A place whose gradients are reported.
 
     Attributes:
-        running, path, module, kind: what its events say.
-        waited: whether a value has passed whose gradient is waited for.
-        told: whether a gradient was told, so that nothing is left to note of the place.
+        running: the attachment.
+        path, module, kind: the attributes of its events.
+        waited: whether a tensor was hooked there.
+        told: whether a gradient was reported, so that nothing is left to note about the place.
     """
 
     __slots__ = ("kind", "module", "path", "running", "told", "waited")
@@ -154,20 +155,22 @@ class GradientPlace:
         self.waited = self.told = False
 
     def waiting(self, call: int, iteration: int, *, recomputed: bool) -> ValueGradient:
-        """Return the hook for a value of the present call."""
+        """Return the hook for a value of one call; see `Event` for the arguments."""
         stamp = self.running.stamp
         return ValueGradient(self, call, iteration, None if stamp is None else stamp(iteration), recomputed)
 
     def missed(self) -> None:
-        """Note that a gradient of a backward was out of reach."""
+        """Note that a gradient of a backward could not be observed."""
         self.running.notes.setdefault(missed_at(self.path))
 
 
 class ValueGradient:
-    """The hook of a tensor, called with the gradient of one value.
+    """The hook of a tensor; it reports the gradient of one value.
 
     Attributes:
-        then: what is called next with the same gradient.
+        place, call, iteration, recomputed: the place of the value and the facts of its events.
+        stamp: the attribute ``before`` of its events.
+        then: the hook that is called next, with the result of this one.
     """
 
     __slots__ = ("call", "iteration", "place", "recomputed", "stamp", "then")
@@ -187,7 +190,7 @@ class ValueGradient:
         here = running.thread.here
         usual = place.told and running.everything and not (here.busy or UNDER_WAY)
         new = gradient
-        if usual or running.hears():  # the hook of a leaf is there for every backward
+        if usual or running.hears():  # a hook on a leaf runs in every backward
             event = Event(
                 place.path,
                 place.module,
@@ -207,7 +210,7 @@ class ValueGradient:
         return None if new is gradient else new
 
     def append(self, other: ValueGradient) -> None:
-        """Add a hook that is called with what this one has made of the gradient."""
+        """Add a hook at the end of the chain; it is called with the result of the hook before it."""
         last = self
         while last.then is not None:
             last = last.then
@@ -215,11 +218,11 @@ class ValueGradient:
 
 
 class ReshapedGradient(ValueGradient):
-    """The same for a value that is a view of a hidden base: a hook of the node of that base.
+    """The hook for a value that is a view of a hidden base; it is a pre-hook of the node of that base.
 
     Attributes:
         size: the shape of the value.
-        slot: which of the gradients of the node is the base's.
+        slot: the index of the gradient of the base among the gradients that the node gets.
     """
 
     __slots__ = ("__weakref__", "size", "slot")
@@ -227,7 +230,7 @@ class ReshapedGradient(ValueGradient):
     slot: int
 
     def __call__(self, gradients: Any) -> Any:
-        """Report the gradient of the base."""
+        """Report the gradient of the base, in the shape of the value; return the gradients if it was replaced."""
         slot = self.slot
         whole = gradients[slot]
         if whole is None:
@@ -237,7 +240,7 @@ class ReshapedGradient(ValueGradient):
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors lie at the same place in memory."""
+    """Return whether two tensors share address, shape and strides; False for other layouts than strided."""
     with DisableTorchFunction():
         if one.layout != torch.strided or other.layout != torch.strided:
             return False

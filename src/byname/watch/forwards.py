@@ -1,4 +1,4 @@
-"""Forwards: when a forward of a model begins and ends; each outermost one is an iteration."""
+"""Forwards: follow when forwards of a model begin and end; each outermost forward is an iteration."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ def follow_forwards(
 
     Args:
         model: the module itself, without wrappers.
-        begun: is called with the number of each that begins.
-        ended: is called after each, also one that raised.
-        enabled: whether this is so at once; what is attached to the model later is told of a forward later, too.
-        well: is called before `ended` where a forward did not raise and was told of as a whole; what it raises comes
-            out of the forward.
+        begun: a function that is called with the number of each forward that begins.
+        ended: a function that is called after each forward, also after one that raised.
+        enabled: whether to install this at once. Hooks of later attachments run after these hooks.
+        well: a function that is called before `ended` if the forward did not raise and all hooks were installed from
+            its beginning to its end. Its errors are raised from the forward.
+
+    Returns:
+        The handle that removes the hooks.
     """
     running = Running(model, _nothing, reads=True)
     iterations = Iterations(running, States(running, ()), _nothing, well or _nothing, begun, ended)
@@ -52,7 +55,7 @@ def follow_forwards(
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing with values."""
+    """Do nothing; stands for a callback that nobody gave."""
 
 
 class _Here(threading.local):
@@ -61,15 +64,17 @@ class _Here(threading.local):
 
 
 class Iterations:
-    """Follow the forwards of a model, and run what is due when one begins or ends.
+    """Calls functions when an outermost forward of a model begins and ends.
 
     Args:
-        running: numbers the iterations.
-        states: the parameters and buffers that are wanted.
-        began: is called when an outermost forward begins, and when it has ended: nothing is open then.
-        ended: is called when an outermost forward has ended well that was told as a whole; it may raise.
-        numbered: is called with the number of an outermost forward that begins.
-        over: is called when all is done after an outermost forward, also one that raised.
+        running: the attachment, which numbers the iterations.
+        states: the parameters and buffers to report.
+        began: a function that is called when an outermost forward begins, and again when it has ended. No call is open
+            at either time.
+        ended: a function that is called when an outermost forward ended without an error, and all hooks were installed
+            from its beginning to its end. It may raise.
+        numbered: a function that is called with the number of each outermost forward that begins.
+        over: a function that is called last after each outermost forward, also after one that raised.
     """
 
     def __init__(
@@ -92,12 +97,12 @@ class Iterations:
         self._whole = False
 
     def install(self) -> None:
-        """Begin to report; all taps are installed, so what runs from now on is reported completely."""
+        """Begin to report. All hook sets are installed, so forwards that begin from now on are reported completely."""
         self._time += 1
         self._whole = True
 
     def remove(self) -> None:
-        """End; a forward that still runs is reported only in part."""
+        """Note that a forward that is still running is reported only in part."""
         self._whole = False
 
     def begin_with(self, hooks: Hooks) -> None:
@@ -125,14 +130,14 @@ class Iterations:
     def _end(self, *_: Any) -> None:
         outermost = self._running.leave()
         if outermost:
-            self._began()  # what is still open lost its hooks when another thread came to know what is wanted
+            self._began()  # calls may be open: another thread may have removed hooks once it knew which are needed
             self._states.put_back()
             if not self._here.ended_well:
                 self._running.spoil(sys.exception())
             else:
                 self._here.ended_well = False
                 self._states.end()
-                if self._whole and self._here.begun_in == self._time:  # else another thread attached or removed it
+                if self._whole and self._here.begun_in == self._time:  # otherwise a thread installed or removed it
                     self._ended()
             if self._over is not None:
                 self._over()

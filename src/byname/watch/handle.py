@@ -18,18 +18,18 @@ __all__ = ["Handle", "Tap"]
 
 
 _CHANGING = threading.RLock()
-"""Process-wide: PyTorch numbers hooks by a counter that two threads may read at once; then one takes another's
-place (2.13)."""
+"""Process-wide: PyTorch numbers hooks by a counter that two threads may read at once. Then one hook would overwrite the
+other (PyTorch 2.13)."""
 
 
 class Tap(Protocol):
-    """One way to observe values: hooks of modules, rewritten source of a method, a function mode."""
+    """A hook set: one way to observe values, such as hooks on modules, rewritten source or a function mode."""
 
     def install(self) -> None:
         """Install everything."""
 
     def remove(self) -> None:
-        """Remove everything, so that the model is as before; it may be partly installed, or removed already."""
+        """Remove everything, so that the model is as before. It may be partly installed, or removed already."""
 
 
 class Handle:
@@ -43,8 +43,7 @@ class Handle:
         0 (1, 3)
 
     Attributes:
-        notes: what has changed by looking, such as a fast path of PyTorch that is not taken meanwhile, and what could
-            not be reached.
+        heard: which of the requested places have reported something; None if no places were requested.
     """
 
     def __init__(
@@ -67,24 +66,26 @@ class Handle:
         self._removed = False
         self._failed = False
         self.heard: Heard | None = None
-        """Which places have told something; None where nobody asked for any."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the places, without wildcards. Operations are known once they have run."""
+        """The paths of the places, without wildcards. The path of an operation is known once it has run."""
         return tuple(self._paths)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about side effects of observing, and about places that could not be reached."""
+        """Sentences about side effects of observing, and about places that could not be reached.
+
+        A side effect is, for example, a fast path of PyTorch that is not taken meanwhile.
+        """
         return tuple(map(printable, self._all_notes()))
 
     def _all_notes(self) -> dict[str, None]:
-        """Return all notes; for some of them the whole model is searched, at the first call only."""
+        """Return all notes. The first call searches the whole model for some of them."""
         if self._noticed is not None:
             noticed, self._noticed = self._noticed, None
             told = [*self._notes]
-            self._notes.clear()  # the same dict for all who add to it
+            self._notes.clear()  # the dict is kept, since others add to it
             self._notes.update(dict.fromkeys([*noticed(), *told]))
         return self._notes
 
@@ -97,14 +98,14 @@ class Handle:
         self._notes.setdefault(sentence)
 
     def add(self, tap: Tap) -> None:
-        """Add a part that is installed and removed together with the others."""
+        """Add a hook set that is installed and removed together with the others."""
         with defer_signals(), _CHANGING:
             self._taps.append(tap)
             if self._installed:
                 self._put_on([tap])
 
     def switched(self, enabled: bool) -> Handle:
-        """Enable or disable it, and return it; an error or interrupt meanwhile removes everything from the model."""
+        """Set `enabled` and return this handle. An error or interrupt meanwhile removes everything from the model."""
         try:
             self.enabled = enabled
             return self
@@ -114,12 +115,15 @@ class Handle:
 
     @property
     def removed(self) -> bool:
-        """Whether it was removed."""
+        """Whether the attachment was removed."""
         return self._removed
 
     @property
     def enabled(self) -> bool:
-        """Whether it is installed. False uninstalls it, so that it costs nothing; True installs it again."""
+        """Whether the attachment is installed. Set to False to uninstall it, so that it costs nothing.
+
+        Set to True to install it again; after `remove` this raises a ``RuntimeError``.
+        """
         return self._installed
 
     @enabled.setter
@@ -130,7 +134,7 @@ class Handle:
             if not wanted:
                 self._take_off()
             elif not self._installed:
-                self._take_off()  # what an interrupt has left
+                self._take_off()  # an interrupt may have left something installed
                 self._put_on(self._taps)
                 self._installed = True
 
@@ -151,9 +155,9 @@ class Handle:
                     self._paused = False
 
     def remove(self) -> None:
-        """Remove everything, so that the model is as it was. A second call does what is left to do, if anything.
+        """Remove everything, so that the model is as it was. A second call removes what an error has left.
 
-        Each part is taken off, also if another raises or is interrupted; the first error is raised when all were tried.
+        Every hook set is removed, even if another one raises or is interrupted. The first error is raised at the end.
         """
         with defer_signals(), _CHANGING:
             enabled = self._installed
@@ -161,12 +165,12 @@ class Handle:
             try:
                 self._take_off()
             finally:
-                self._taps, self._staying = [], ()  # which hold the model
+                self._taps, self._staying = [], ()  # they hold the model
         if self.heard is not None:
             self.heard.end(enabled=enabled, failed=self._failed)()
 
     def give_up(self) -> None:
-        """Remove everything without a warning, since an error tells already what was missing."""
+        """Remove everything without a warning, since an error says already what was missing."""
         if self.heard is not None:
             self.heard.says = False
         self.remove()
@@ -185,7 +189,7 @@ class Handle:
         return printable(f"<{state} at {shown or 'no place yet'}>")
 
     def _put_on(self, taps: Iterable[Tap]) -> None:
-        """Install parts, all of them or none."""
+        """Install hook sets, all of them or none."""
         begun = Undo()
         try:
             for tap in taps:

@@ -1,4 +1,4 @@
-"""Heard: which of the requested places have reported nothing, and why; said when an attachment ends."""
+"""Heard: which of the requested places have reported nothing, and why; the attachment warns of them when it ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from byname.table import counted, listed, printable
 __all__ = ["WARNED", "Entry", "Heard", "grouped", "in_words", "not_come_to"]
 
 WARNED = 8
-"""Places of one reason that a warning names; notes name all."""
+"""The number of places that a warning names for one reason; notes name all."""
 
 _METHODS = 4
-"""Methods that are named."""
+"""The number of methods that a sentence names."""
 
 
 class Entry(NamedTuple):
     """One part of ``where``.
 
     Attributes:
-        asked: in words.
-        paths: the places of it that have told something.
-        reason: why there are none; empty where there are some.
+        asked: the part in words.
+        paths: its places that have reported something.
+        reason: why no place has reported anything; empty if one has.
     """
 
     asked: str
@@ -36,22 +36,23 @@ class Entry(NamedTuple):
 
 
 class Heard:
-    """What one attachment was asked to observe, and what it has observed.
+    """The places that one attachment was asked to observe, and those that have reported something.
 
     Args:
-        model: the model, until the attachment ends.
+        model: the model; it is held until the attachment ends.
         notes: the notes of the attachment.
 
     Attributes:
-        reached: the places that have told something.
-        waited: the places of gradients whose values have passed.
-        lacking: of places that are items, what their values hold instead, in a sentence; empty once one had the item.
-        forwards: how many outermost forwards have begun.
-        seen: says why nothing came of what a place has told, where something stands between it and the user; empty
-            where something did.
-        says: whether it says so by itself at the end, also by a warning.
-        if_never_run: whether it warns where nothing of the model ran.
-        methods: gives the methods of a module that a program may call instead of the module.
+        reached: the paths of the places that have reported something.
+        waited: the paths of requested gradients whose values were hooked.
+        lacking: for each place that is an item, a sentence about what the value holds instead; an empty string once a
+            value had the item.
+        forwards: the number of outermost forwards that have begun.
+        seen: a function that says why the user got nothing from a place that has reported, for example because a filter
+            dropped it; it returns an empty string if the user got something.
+        says: whether `end` notes and warns of places that have reported nothing.
+        if_never_run: whether to warn even if no part of the model ran.
+        methods: a function that returns the methods of a module that a program may call instead of the module.
     """
 
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
@@ -70,43 +71,50 @@ class Heard:
         self._told_as: dict[int, set[str]] = {}
 
     def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
-        """Note one part of ``where``: its places, or the selector."""
+        """Note one part of ``where``, in words, with its places or its selector."""
         self._asked.append((asked, spots, selector))
         for spot in spots:
             if spot.kind == "module" and not spot.items:
                 self._told_as.setdefault(id(spot.module), set()).add(spot.full)
 
     def mean(self, path: str, key: object) -> None:
-        """Note that a place is meant by a requested path, or by a selector."""
+        """Note that a requested path, or a selector, matches a place.
+
+        Args:
+            path: the place.
+            key: the requested path, or the selector.
+        """
         if path != key:
             self._meant.setdefault(path, set()).add(key)
 
     def select(self, path: str, module: nn.Module | None, selector: object) -> None:
-        """Note that a selector means a call; given a module, of this one, which may have another name in reports."""
+        """Note that a selector matches a call; a module that is given may be reported under other paths as well."""
         for told in {path, *self._told_as.get(id(module), ())}:
             self.mean(told, selector)
 
     def entries(self) -> list[Entry]:
-        """Yield each part of ``where``."""
+        """Return an entry for each part of ``where``."""
         return [self._entry(*one) for one in self._asked]
 
     def sentences(self) -> list[str]:
-        """Return the parts that have reported nothing so far, and why; nothing once the attachment has ended."""
+        """Return sentences about the parts that have reported nothing so far; none once the attachment has ended."""
         return grouped("seen", self._silent())
 
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
-        """Note what reported nothing; return a function that warns of it, to call when all is removed.
+        """Note the parts that reported nothing; return a function that warns of them.
+
+        Call this function once everything is removed.
 
         Args:
-            enabled: whether it was in place until now; who has switched it off has a reason.
-            failed: whether an error of the program ended it.
+            enabled: whether the attachment was installed until now; nothing is noted of one that the user disabled.
+            failed: whether an error of the program ended the attachment; there is no warning then.
         """
         silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
             asked = [spot for _, spots, _ in self._asked for spot in spots] if self._notes else []
             for spot in [spot for spot in asked if spot.full not in self.reached]:
                 for said in (self.without(spot), not_come_to(spot)):
-                    self._notes.pop(said, None)  # the sentence says it
+                    self._notes.pop(said, None)  # the sentence below says the same
             silent = self._silent() if self.says else []
             self._notes.update(dict.fromkeys(grouped("seen", silent)))
         warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
@@ -127,7 +135,7 @@ class Heard:
         keys = {selector} if selector is not None else {spot.full for spot in spots}
         reached = sorted(self.reached)
         paths = tuple(path for path in reached if path in keys or not keys.isdisjoint(self._meant.get(path, ())))
-        # Items that another path means too are told under that one alone.
+        # An item that two paths match is reported under one of them only.
         paths = paths or tuple(one.full for one in spots if self.lacking.get(one.full) == "" and not one.gradient)
         return Entry(asked, paths, "" if paths else self._reason(spots))
 
@@ -176,15 +184,15 @@ class Heard:
 
 
 def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
-    """Return a sentence for each reason.
+    """Return one sentence for each reason.
 
     >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
     ['nothing was seen at `a`, `b`: it was None']
 
     Args:
-        verb: what did not happen.
-        found: places in words, each with the reason.
-        most: how many places of one reason are named; all by default.
+        verb: the participle of the sentence, such as ``seen``.
+        found: places in words, each with its reason.
+        most: the number of places to name for one reason; all by default.
     """
     by_reason: dict[str, list[str]] = {}
     for asked, reason in found:
@@ -195,12 +203,12 @@ def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None
 
 
 def not_come_to(spot: Spot) -> str:
-    """Return the note on a place that the first forward did not reach; a later one may."""
+    """Return the note on a place that the first forward did not reach; a later forward may reach it."""
     return f"`{printable(spot.full)}`: the first forward has not come to it"
 
 
 def in_words(asked: object) -> str:
-    """Return a place as it was requested, for messages."""
+    """Return a part of ``where`` in words, for messages."""
     if isinstance(asked, type):
         return f"modules of class {printable(asked.__name__)}"
     if isinstance(asked, nn.Module):
@@ -209,4 +217,4 @@ def in_words(asked: object) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing, since there is nothing to warn of."""
+    """Do nothing: there is nothing to warn of."""

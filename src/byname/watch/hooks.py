@@ -1,4 +1,4 @@
-"""Hooks: byname's hooks on modules, which keep their order and are left out of copies of the model."""
+"""Hooks: byname's hooks on modules. They run in the order of attaching, and copies of the model do not have them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ __all__ = ["Hook", "Hooks", "ForwardStandIn", "attachments_of"]
 
 
 class Hook:
-    """A hook of byname, known by its class: a function and the attachment that it belongs to."""
+    """A hook of byname, recognized by this class.
+
+    Args:
+        function: the function that PyTorch's arguments are passed to.
+        expected: the number of these arguments.
+        running: the attachment of the hook.
+    """
 
     __slots__ = ("expected", "function", "running")
 
@@ -32,7 +38,7 @@ class Hook:
 
     @dynamo_skip
     def __call__(self, *args: Any) -> Any:
-        """Run the hook; PyTorch gives no keyword arguments if it was removed while the module ran."""
+        """Call the function; do nothing if the hook was removed meanwhile: PyTorch then passes no keyword arguments."""
         return self.function(*args) if len(args) == self.expected else None
 
     def __reduce__(self) -> Any:
@@ -40,7 +46,7 @@ class Hook:
 
 
 class _Spent:
-    """A hook in a copy that a class's own ``__deepcopy__`` made: it removes itself when it is first called."""
+    """A hook in a copy that the ``__deepcopy__`` of a user's class made. It removes itself at its first call."""
 
     @dynamo_skip
     def __call__(self, module: nn.Module, *args: Any) -> None:
@@ -48,25 +54,25 @@ class _Spent:
 
 
 class ForwardStandIn:
-    """What stands in a module's ``__dict__`` as its forward; copies of the module have what was there before.
+    """A replacement for the forward of one module, in its ``__dict__``. Copies of the module have the forward below it.
 
-    Several of one module may be removed in any order.
+    One module may have several, which can be removed in any order.
 
     Args:
         module: the module.
 
     Attributes:
-        below: what was there before; None for the forward of the class.
+        below: the forward that was there before; None for the forward of the class.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
         self._on = False
         self.below: Any = None
-        self.__wrapped__ = type(module).forward  # by which a path to a variable finds the function
+        self.__wrapped__ = type(module).forward  # a path to a variable finds the function by this attribute
 
     def install(self) -> None:
-        """Put it in place, above those that are there."""
+        """Install this forward above those that are there."""
         module = self._module()
         if module is not None and not self._on:
             self.below = module.__dict__.get("forward")
@@ -74,7 +80,7 @@ class ForwardStandIn:
             module.__dict__["forward"] = self
 
     def remove(self) -> None:
-        """Take it out; where somebody has wrapped it since, it only passes on."""
+        """Remove this forward; if another function wraps it by now, it only calls the forward below."""
         module, self._on = self._module(), False
         if module is None:
             return
@@ -91,7 +97,7 @@ class ForwardStandIn:
             del module.__dict__["forward"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What PyTorch calls as the forward."""
+        """Run as the forward: call `instead`, or the forward below once this one is removed."""
         if self._on:
             return self.instead(args, kwargs)
         if self.below is not None:
@@ -99,7 +105,7 @@ class ForwardStandIn:
         return self.__wrapped__(self._module(), *args, **kwargs)
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what takes the place of the module's output."""
+        """Return the output of the module."""
         raise NotImplementedError
 
 
@@ -108,7 +114,7 @@ def _take_out(module: nn.Module, hook: Any) -> None:
     for registry, flags in _REGISTRIES.items():
         hooks = module.__dict__[registry]
         for key in [key for key, one in [*hooks.items()] if one is hook] if hooks else ():
-            for name in (*flags, registry):  # which tells where the flags are
+            for name in (*flags, registry):  # the registry last: it says which flags an interrupt has left
                 module.__dict__[name].pop(key, None)
 
 
@@ -130,7 +136,7 @@ class Hooks:
         self._let_go: weakref.finalize[Any, Hooks] | None = None
 
     def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
-        """Add a hook ``(module, args, kwargs)`` that runs before the forward."""
+        """Add a hook ``(module, args, kwargs)`` that runs before the forward; if `first`, before all other hooks."""
         if is_script(module):
             return
         hook = self._hook(module, function, 3)
@@ -139,10 +145,14 @@ class Hooks:
     def after(
         self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False
     ) -> None:
-        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward; with `always` also after an error.
+        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward.
 
-        The latter also runs when the forward has raised, gets no ``kwargs``, and runs as well where another thread took
-        it off just after the forward.
+        Args:
+            module: the module; nothing is done for a scripted one.
+            function: the hook; what it returns, unless None, replaces the output.
+            always: whether the hook runs also after a forward that has raised. It then gets no ``kwargs``, and runs
+                even if another thread removed it just after the forward.
+            first: whether the hook runs before all other hooks.
         """
         if is_script(module):
             return
@@ -175,11 +185,11 @@ class Hooks:
     def remove(self) -> None:
         """Remove the hooks."""
         self.keep(frozenset())
-        for module, hook in self._hooks:  # an interrupt may have come before the handle of one was noted
+        for module, hook in self._hooks:  # an interrupt may have come before the handle of a hook was noted
             _take_out(module, hook)
         _unhooked_copies.discard(self, self._classes)
         if self._let_go is not None:
-            self._let_go.detach()  # else each pause of an attachment would leave one until the model dies
+            self._let_go.detach()  # otherwise each pause of an attachment would leave a finalizer while the model lives
         self._classes, self._let_go = [], None
 
     def keep(self, modules: Container[int]) -> None:
@@ -202,25 +212,25 @@ def _in_order(hooks: OrderedDict[int, Any], order: int) -> None:
 
 
 def attachments_of(model: nn.Module) -> list[Running]:
-    """Return what is attached to a model, in the order of attaching."""
+    """Return the attachments of a model, in the order of attaching."""
     hooks = model.__dict__["_forward_pre_hooks"].values()
     found = {hook.running.order: hook.running for hook in hooks if issubclass(type(hook), Hook)}
     return [found[order] for order in sorted(found) if found[order].model is model]
 
 
 class _UnhookedCopies:
-    """The classes of watched modules, changed so that copies and pickles leave byname's hooks out.
+    """The classes of hooked modules, registered in ``copyreg`` so that copies and pickles leave byname's hooks out.
 
-    ``copyreg`` is the one place that `copy`, `pickle` and ``torch.save`` all ask. It goes by class, so an entry is made
-    while a model with such a module is watched, and leaves other modules of the class as they are.
+    `copy`, `pickle` and ``torch.save`` all look into ``copyreg``. Its entries belong to classes, so a class has one
+    while a module of it is hooked. Other modules of the class are copied as before.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the collector may let go of a model at any moment
+        self._lock = threading.RLock()  # reentrant: the garbage collector may free a model, and so call this, any time
         self._users: dict[type[nn.Module], set[int]] = {}
 
     def add(self, user: Hooks, classes: list[type[nn.Module]]) -> weakref.finalize[Any, Hooks] | None:
-        """Return the finalizer that discards them when the attachment is freed together with its model."""
+        """Register the classes; return the finalizer that discards them when the attachment is freed with its model."""
         if not classes:
             return None
         let_go = weakref.finalize(user, self._discard, id(user), classes)
@@ -255,7 +265,7 @@ _REGISTRIES = {
 
 
 def _without_hooks(module: nn.Module) -> Any:
-    """Return what a copy or a pickle of a module is made from."""
+    """Return the reduced value of a module, for a copy or a pickle, without byname's hooks and forwards."""
     reduced: Any = module.__reduce_ex__(2)
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced

@@ -1,4 +1,4 @@
-"""In place: the tensor that a function changes, and how to write another value into it for a right backward."""
+"""In place: the tensor that a function changes in place, and overwriting it so that the backward stays right."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["called", "changed_by", "overwrite"]
 
 
 def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the one tensor that a function changes, and its caller may go on with; else None."""
+    """Return the tensor that a call changes in place, which its caller may use afterwards; None if there is none."""
     target = target_of(args, kwargs, in_place=is_in_place(getattr(function, "__name__", "")))
     return target if is_tensor(target) else None
 
 
 def called(function: Any, changed: torch.Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Call a function that changes a tensor in place, such that the tensor may be overwritten afterwards.
+    """Call a function that changes a tensor in place, so that the tensor can be overwritten afterwards.
 
     Returns:
-        What the function returns, and the node of the tensor then.
+        The result of the function, and the ``grad_fn`` of the tensor after the call; None without grad mode.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs), None
     if not changed._is_view() or _packed_already():
         return function(*args, **kwargs), changed.grad_fn
-    # what a node saves is out of reach afterwards where the tensor is a view: it lies in a CopySlices (PyTorch 2.13)
+    # The node of a view lies inside a CopySlices, where nothing can reach what it saved (PyTorch 2.13): so pack it now.
     memory = changed.untyped_storage().data_ptr()
 
     def pack(saved: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -45,7 +45,7 @@ def called(function: Any, changed: torch.Tensor, args: Any, kwargs: Any) -> tupl
 
 def _unpacked(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
     saved, version = packed
-    if saved._version != version:  # what PyTorch says of a saved tensor for which there are no hooks
+    if saved._version != version:  # PyTorch raises the same error for a saved tensor without hooks
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"{list(saved.shape)} is at version {saved._version}; expected version {version} instead"
@@ -54,7 +54,7 @@ def _unpacked(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
 
 
 def _packed_already() -> bool:
-    """Return whether somebody else, such as a checkpoint, packs saved tensors; only the innermost hooks run."""
+    """Return whether saved-tensor hooks are active already, such as those of a checkpoint: only the innermost run."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
 
@@ -63,23 +63,23 @@ def _packed_already() -> bool:
 def overwrite(changed: torch.Tensor, value: torch.Tensor, first: Any = None) -> None:
     """Copy a value into a tensor that a function has just changed in place, as ``relu_`` does.
 
-    Whoever calls such a function may go on with the tensor and not look at what is returned. What autograd has saved of
-    the tensor since the function began is kept apart, else backward would find it modified.
+    The caller of such a function may use the tensor afterwards and ignore the result. Tensors on this memory that
+    autograd has saved since the function began are replaced by copies; otherwise backward would find them modified.
 
     Args:
         changed: the tensor, as the function has left it.
-        value: of the same shape; usually computed from it.
-        first: the tensor's node when the function had just ended.
+        value: a tensor of the same shape, usually computed from `changed`.
+        first: the ``grad_fn`` of the tensor when the function had just ended; by default its present one.
     """
     first = changed.grad_fn if first is None else first
     if torch.is_grad_enabled() and first is not None:
-        last = [node for node in (first, value.grad_fn) if node is not None]  # a gradient, of zeros, reaches both
+        last = [node for node in (first, value.grad_fn) if node is not None]  # a gradient, even if zero, reaches both
         _keep_saved(last, first, changed.untyped_storage().data_ptr())
     changed.copy_(value)
 
 
 def _keep_saved(last: list[Any], first: Any, memory: int) -> None:
-    """Make the nodes from a certain one on keep copies of what they saved in some memory."""
+    """Replace saved tensors on some memory by copies, in all nodes behind `last` that are not older than `first`."""
     oldest, waiting, seen = first._sequence_nr(), [*set(last)], set(last)
     while waiting:
         node = waiting.pop()

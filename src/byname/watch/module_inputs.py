@@ -1,4 +1,4 @@
-"""Module inputs: hooks that report what modules are called with, and change it, before their forwards run."""
+"""Module inputs: hooks that report the arguments of modules, and may replace them, before their forwards run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from byname.watch.hooks import Hooks
 __all__ = ["hook_inputs"]
 
 Given = dict[int | str, Any]
-"""The arguments of a call, positional ones by their number, the others by their name."""
+"""The arguments of a call, positional ones by their index, the others by their name."""
 
 
 def hook_inputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
-    """Hook modules so that what they are called with is delivered.
+    """Add hooks that report the arguments of modules.
 
     Args:
         hooks: the hooks of the attachment.
-        running: knows the calls.
-        spots: places of inputs, and where their values go.
+        running: the attachment.
+        spots: the places of inputs, each with the function that reports its values.
     """
     by_module: dict[int, tuple[nn.Module, list[tuple[Spot, Deliver]]]] = {}
     for spot, deliver in spots:
@@ -41,7 +41,7 @@ def _deliver(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Deliver the arguments to everybody who wants some; return what replaces them all, or None."""
+    """Report the arguments at each of the places; return what replaces them all, or None."""
     given: Given = dict(enumerate(args))
     given.update(kwargs)
     inputs = tuple(given.values())

@@ -1,7 +1,7 @@
-"""Module outputs: hooks that report what modules return, or wait for its gradient.
+"""Module outputs: hooks that report the outputs of modules, or hook these for their gradients.
 
-Every module of a model may have such a hook. The usual case is therefore written out in the hook itself; whatever is
-rare goes the longer way through a `byname.watch.delivery`.
+Every module of a model may have such a hook, so the usual case is written out in the hook itself. All other cases call
+the function of `byname.watch.delivery`, which is slower.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["Wanting", "hook_calls", "hook_ends", "hook_outputs"]
 _GONE = object()
 
 Wanting = Callable[[], Sequence[tuple[Spot, Deliver]]]
-"""Says who wants the output of a call that begins."""
+"""A function that returns the places that match a call, each with the function that reports the output."""
 
 
 def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
-    """Hook modules so that their outputs are delivered.
+    """Add hooks that report the outputs of modules.
 
     Args:
         hooks: the hooks of the attachment.
-        running: knows the calls.
-        spots: places of modules, and where their values go.
+        running: the attachment.
+        spots: the places of modules, each with the function that reports its values.
     """
     by_module: dict[int, tuple[nn.Module, list[tuple[Spot, Deliver]]]] = {}
     for spot, deliver in spots:
@@ -53,13 +53,13 @@ def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Del
 
 
 def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
-    """Hook a module so that whoever wants its output is found when its call begins.
+    """Add hooks that report the output of a module at the places that matched when the call began.
 
     Args:
         hooks: the hooks of the attachment.
-        running: knows the calls.
+        running: the attachment.
         module: the module.
-        wanting: is asked when a call begins.
+        wanting: a function that is called when a call begins, and returns the matching places.
     """
     calls = _Calls(running, wanting)
     hooks.before(module, calls.begin)
@@ -68,13 +68,13 @@ def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanti
 
 
 def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
-    """Hook a module so that whoever wants its output is found when its call ends.
+    """Add a hook that reports the output of a module at the places that match when the call ends.
 
     Args:
         hooks: the hooks of the attachment.
-        running: knows the calls.
+        running: the attachment.
         module: the module.
-        wanting: is asked when a call ends.
+        wanting: a function that is called when a call ends, and returns the matching places.
     """
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -101,8 +101,8 @@ class _OutputHook(Hook):
     """The hook that reports the whole output of a module.
 
     Attributes:
-        function: delivers on the longer way.
-        told: whether something was told of the place by then, so that nothing is left to note of it.
+        function: the general function, for all but the usual case.
+        told: whether the place has reported something, so that nothing is left to note about it.
     """
 
     __slots__ = ("module", "path", "told")
@@ -115,7 +115,7 @@ class _OutputHook(Hook):
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
-        """Run the hook; PyTorch gives no output if it was removed while the module ran."""
+        """Report the output; do nothing if the hook was removed meanwhile: PyTorch then passes no output."""
         running = self.running
         here = running.thread.here
         if (
@@ -135,7 +135,7 @@ class _OutputHook(Hook):
         event = Event(path, self.module, output, inputs, call, False, here.iteration, None, "module")
         try:
             here.busy.append(running)
-            callback = running.callback  # an attribute that is not called at once is found sooner
+            callback = running.callback  # reading the attribute before calling it is faster
             new = callback(event)
         except Exception as error:
             running.blame(event, error)
@@ -148,7 +148,7 @@ class _OutputHook(Hook):
         return _put(running, module, args, output, new)
 
     def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Handle what is rare."""
+        """Report the output in all but the usual case."""
         if output is _GONE:
             return None
         new = _deliver(self.running, (self.function,), module, args, kwargs, output)
@@ -164,7 +164,7 @@ def _deliver(
     kwargs: dict[str, Any],
     output: Any,
 ) -> Any:
-    """Deliver an output to everybody who wants it; return what replaces it."""
+    """Report an output at each of the places; return what replaces it."""
     new, inputs = output, (*args, *kwargs.values())
     for deliver in delivers:
         new = deliver(new, inputs)
@@ -172,7 +172,10 @@ def _deliver(
 
 
 def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
-    """Return what replaces an output; a module that works in place may be called for its effect alone."""
+    """Return what replaces an output.
+
+    The caller of a module that works in place may ignore the output and use its argument, so that is overwritten.
+    """
     in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
     if not in_place:
         return new
@@ -187,7 +190,7 @@ def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any
 
 
 class _Calls:
-    """The hooks that deliver the outputs of a module with what was noted when the call began."""
+    """The hooks that report the outputs of a module, with the result of ``before`` from the beginning of the call."""
 
     def __init__(self, running: Running, wanting: Wanting) -> None:
         self._running = running
@@ -195,7 +198,7 @@ class _Calls:
         self._here = _Here()
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Handle the beginning of a call."""
+        """Note the matching places when a call begins, and call ``before`` for each."""
         if self._here.begun and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
             self._here.begun.clear()
         found = self._wanting() if self._running.hears() else ()
@@ -209,11 +212,11 @@ class _Calls:
         return new if new is output else _put(self._running, module, args, output, new)
 
     def _unbegun(self) -> list[tuple[Deliver, Any]]:
-        """Who wants the output of a call that had begun when this was attached."""
+        """Return the functions that report the output of a call that had begun before the hooks were installed."""
         return [(deliver, None) for _, deliver in self._wanting()]
 
     def ended(self, *_: Any) -> None:
-        """Handle the end of a call, also by an error."""
+        """Forget the call when it has ended or raised."""
         if self._here.begun:
             self._here.begun.pop()
 
@@ -224,11 +227,11 @@ class _Here(threading.local):
 
 
 class _GradientHook(Hook):
-    """The hook that waits for the gradient of the whole output of a module.
+    """The hook that hooks the output of a module, if it is one tensor, to report its gradient.
 
     Attributes:
-        function: delivers on the longer way.
-        place: where the gradient is told.
+        function: the general function, for all but the usual case.
+        place: the place at which the gradient is reported.
     """
 
     __slots__ = ("place",)
@@ -239,7 +242,7 @@ class _GradientHook(Hook):
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
-        """Run the hook; PyTorch gives no output if it was removed while the module ran."""
+        """Hook the output; do nothing if this hook was removed meanwhile: PyTorch then passes no output."""
         running, place = self.running, self.place
         here = running.thread.here
         if (
@@ -280,12 +283,12 @@ class _GradientHook(Hook):
         return None
 
     def _longer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Handle what is rare."""
+        """Hook the output in all but the usual case."""
         return _deliver(self.running, (self.function,), module, args, kwargs, output)
 
 
 def _hook(output: Tensor, hook: ValueGradient) -> None:
-    """Hook a tensor, or append to the hook of a module inside this one that returned the same tensor."""
+    """Hook a tensor; if a module inside this one returned the same tensor and hooked it, append to that hook."""
     with HOOKING:
         hooks = output._backward_hooks
         last = hooks[next(reversed(hooks))] if hooks else None

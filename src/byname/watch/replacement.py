@@ -1,4 +1,4 @@
-"""Replacement: whether what an interjection returned fits: it must have the structure and shapes of the value."""
+"""Replacement: checks that a value from an interjection has the structure and shapes of the value that it replaces."""
 
 from __future__ import annotations
 
@@ -22,16 +22,25 @@ def same_kind(path: str, old: Any, new: Any) -> None:
     Args:
         path: the place, for the message.
         old: the value.
-        new: what is to take its place.
+        new: the replacement.
 
     Raises:
-        InterjectionError: if it cannot.
+        InterjectionError: the replacement differs from the value in structure, or in the shape of a tensor.
     """
     _compare(path, "", old, new)
 
 
 def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
-    """Refuse gradients that do not fit those they are to replace; None fits everywhere."""
+    """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient.
+
+    Args:
+        path: the place, for the message.
+        old: the gradients, None for an input without one.
+        new: the replacements.
+
+    Raises:
+        InterjectionError: a replacement does not fit.
+    """
     if not isinstance(new, tuple) or len(new) != len(old):
         hint = "" if old else ", since the place is no call. Change the value's gradient at its `.grad`"
         got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
@@ -54,9 +63,10 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
 
 
 def conversion(old: Any, new: Any) -> str:
-    """Return how a replacement differs in dtype or device; empty if it does not.
+    """Return a sentence about the first tensor that differs in dtype or device; an empty string if none does.
 
-    It may well be meant; the next operation may refuse it, though, in words that do not say where it comes from.
+    The user may have intended the difference. But if the next operation fails because of it, its error does not name
+    the replacement.
     """
     with DisableTorchFunction():
         for (at, was), (_, now) in zip(_tensors(old), _tensors(new), strict=False):
