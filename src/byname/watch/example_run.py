@@ -1,4 +1,4 @@
-"""Example run: what a run of an example shows of a model's calls, variables and functions."""
+"""Example run: the calls, variables and functions of a model, as one run of an example shows them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["ExampleRun"]
 
 
 class ExampleRun:
-    """One run of an example, of which no tensor is kept.
+    """One run of an example; no tensor of it is kept.
 
-    Where functions ran that are only in tables, such as the attention functions of `transformers`, the example runs a
-    second time for their variables.
+    Some functions are only found in a dict of functions, such as the attention functions of `transformers`. If such a
+    function ran, the example runs a second time for its variables.
 
     Args:
         root: the model.
         modules: its modules, by path.
         inventory: lists their methods and functions.
-        example: see `points`.
+        example: the arguments of the model, see `points`.
 
     Attributes:
-        flow: the calls.
+        flow: the calls, in order.
         first: the first call of each module that ran, by ``id``.
     """
 
@@ -72,7 +72,7 @@ class ExampleRun:
                 yield module, one.name, one.function, told, one.kind == "function"
 
     def _from_tables(self, module: nn.Module) -> Iterator[Code]:
-        """Yield the functions of a module that ran and that the inventory does not list; no other library's."""
+        """Yield the user's functions that ran in a module and that the inventory does not list."""
         key = id(module)
         listed = {one.name for one in self._code[key]}
         for name in self._functions_run.get(key, ()):
@@ -94,7 +94,7 @@ class ExampleRun:
 
     @cached_property
     def _operations(self) -> dict[tuple[int, str], dict[str, Point]]:
-        """The operations in functions, by the ``id`` of the module and the function, and then by their paths."""
+        """The operations in functions, by the ``id`` of the module and the name of the function, then by path."""
         found: dict[tuple[int, str], dict[str, Point]] = {}
         for call in self.flow.calls:
             for path in call.inside:
@@ -105,7 +105,7 @@ class ExampleRun:
 
     @cached_property
     def listed(self) -> set[str]:
-        """The paths of operations in functions that the table has: each in the innermost function that it lists."""
+        """The paths of the operations in functions that the table lists: one each, in the innermost listed function."""
         names = {key: {one.name for one in code} for key, code in self._code.items()}
         found = set()
         for call in self.flow.calls:
@@ -114,7 +114,7 @@ class ExampleRun:
         return found
 
     def called(self, call: Call, calls: int) -> Point:
-        """Return the row of a module or operation, from its first call."""
+        """Return the row of a module or operation, from its first call and the number of its calls."""
         shape = call.shapes[0] if call.shapes else None
         owner, path = type(call.module).__name__, call.path or "forward"
         return Point(path, call.kind, call.operation, owner, shape, calls, call.shapes, _site(call.line), ran=True)
@@ -129,7 +129,7 @@ class ExampleRun:
                 yield replace(row, path=place, kind="input", operation="", shape=shape, shapes=shapes)
 
     def state(self, path: str, module: nn.Module) -> Iterator[Point]:
-        """Yield the parameters and buffers of a module; others may use them where it does not run."""
+        """Yield the parameters and buffers of a module; they count as run if any module uses them."""
         tensors = [one for kind in ("parameter", "buffer") for one in state_of(module, kind).values()]
         for point, tensor in zip(self._inventory.state(path, module), tensors, strict=True):
             yield replace(point, ran=id(module) in self.first or id(tensor) in self._used)
@@ -152,7 +152,7 @@ class ExampleRun:
         yield from (row for path, row in operations.items() if path not in variables)
 
     def _counted(self, point: Point, module: nn.Module, code: Code, path: str) -> Point:
-        """Return the row of a variable, or of what a function returns, with what was seen of it."""
+        """Return the row of a variable or return value, with the shapes and calls that were observed."""
         within = under(path, code.name)
         name = RETURN if point.path == within else point.path.removeprefix(f"{within}.")
         seen = self._tally.of(module, code.name, name)

@@ -1,7 +1,7 @@
-"""Explicit attention: a call of ``scaled_dot_product_attention`` as matmul, softmax, matmul, with places in between.
+"""Explicit attention: ``scaled_dot_product_attention`` as matmul, softmax and matmul, with places in between.
 
-The kernels that PyTorch chooses compute all in one step, and have no scores that could be seen. What is computed here
-is the same up to rounding; dropout draws other random numbers than a kernel that has its own.
+The kernels that PyTorch chooses compute everything in one step, and have no scores that could be observed. The result
+here is the same up to rounding. Dropout draws other random numbers than a kernel that draws its own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from byname.model.spot import Meaning
 __all__ = ["checked_attention", "explicit_attention"]
 
 See = Callable[[str, Tensor], Tensor]
-"""``(part, value)``: returns what takes the place of the scores or of the pattern."""
+"""A function ``(part, value)`` that returns the replacement of the scores or of the pattern."""
 
 
 def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
     """Return whether attention may run step by step.
 
     Raises:
-        BadArgumentError: the option is neither None nor ``"explicit"``, or is missing where a step is wanted.
+        BadArgumentError: the option is neither None nor ``"explicit"``, or is missing although a step is requested.
     """
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
@@ -53,7 +53,7 @@ def explicit_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return what `torch.nn.functional.scaled_dot_product_attention` returns, up to rounding.
+    """Return the result of `torch.nn.functional.scaled_dot_product_attention`, up to rounding.
 
     >>> query = torch.randn(1, 2, 3, 4)
     >>> shapes = []
@@ -62,9 +62,10 @@ def explicit_attention(
     (True, [('scores', torch.Size([1, 2, 3, 3])), ('pattern', torch.Size([1, 2, 3, 3]))])
 
     Args:
-        see: is called with ``"scores"``, the scaled and masked products that enter the softmax, of shape
-            ``(..., heads, queries, keys)``, and with ``"pattern"``, the probabilities before dropout.
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as there.
+        see: a function that is called with ``"scores"`` and the scaled and masked products before the softmax, of
+            shape ``(..., heads, queries, keys)``. It is called again with ``"pattern"`` and the probabilities before
+            dropout. The results replace these tensors.
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as in PyTorch's function.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -88,7 +89,7 @@ def _masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 
 
 def _probabilities(scores: Tensor) -> Tensor:
-    """Return the softmax over the keys, computed in float32 at least; zeros for a query that may see no key."""
+    """Return the softmax over the keys, computed in at least float32; zeros for a query whose keys are all masked."""
     half = scores.dtype in (torch.float16, torch.bfloat16)
     found = torch.softmax(scores, -1, dtype=torch.float32 if half else None).to(scores.dtype)
     return found.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)

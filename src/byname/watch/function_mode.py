@@ -1,7 +1,8 @@
-"""Function mode: observes the results of PyTorch functions, and is on only while the modules that call them run.
+"""Function mode: observes the results of PyTorch functions, and is active only while the modules that call them run.
 
-Each module that owns a wanted operation opens a frame when its forward begins, in which its calls are counted by name.
-Modules inside it that own none close the mode meanwhile: what they call is not the owner's, and costs nothing.
+A module that calls requested operations is their owner. Its forward opens a frame, which counts the calls by name. The
+mode is off while a module inside the owner runs that is no owner itself: its calls do not belong to the owner, and so
+cost nothing.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ Parts = Mapping[str, Sequence[Deliver]]
 
 
 class Found(NamedTuple):
-    """Who wants to know of an operation.
+    """An operation, and the functions that report it.
 
     Attributes:
         path: the path of the operation.
-        delivers: who wants to know of its result.
-        in_place: whether it works in place by its name.
-        parts: who wants to know of steps inside of it, by their names; it then runs step by step.
+        delivers: the functions that report its result.
+        in_place: whether its name says that it works in place.
+        parts: the functions that report steps inside of it, by the names of the steps; it then runs step by step.
     """
 
     path: str
@@ -61,7 +62,9 @@ class Found(NamedTuple):
 
 
 Decide = Callable[["Owner", str, str, Any], Sequence[Deliver]]
-"""``(owner, path, name, function)``: who wants to know of an operation; asked once for each path."""
+"""A function ``(owner, path, name, function)`` that returns the functions that report an operation.
+
+It is called once for each path."""
 
 
 class Owner:
@@ -70,12 +73,13 @@ class Owner:
     Attributes:
         module: the module.
         path: its path, empty for the model itself.
-        taken: the names after its path that mean something else than an operation.
-        ran: whether its forward has begun since it is listened to.
-        idle: whether nothing of it is wanted any more.
+        taken: the names after its path that are not names of operations.
+        ran: whether its forward has begun since it was hooked.
+        idle: whether none of its operations is requested any more.
         explicit: whether calls of attention may run step by step.
-        functions: the functions that it calls of which operations are wanted, by their names.
-        decided: who wants to know of the k-th call of a name, for those seen so far; in a function, of the k-th there.
+        functions: the functions that it calls and whose operations are requested, by name.
+        decided: the functions that report the k-th call of a name in the module, or in a function that it calls, as
+            far as they are known.
     """
 
     __slots__ = ("decided", "explicit", "functions", "idle", "module", "path", "ran", "taken")
@@ -97,7 +101,7 @@ class _Frame:
     Attributes:
         owner: the owner.
         counts: how often each name was called.
-        known: whether the call can be seen on the stack of Python; not where somebody has replaced PyTorch's code.
+        known: whether the call is visible on Python's stack; it is not if another library replaced PyTorch's code.
     """
 
     __slots__ = ("counts", "known", "owner")
@@ -112,13 +116,13 @@ class _Mode(TorchFunctionMode):
     """The function mode of one thread.
 
     Attributes:
-        frame: the run of an owner that calls now; None while a module runs that owns nothing wanted.
-        frames: those around it.
+        frame: the running forward of an owner; None while a module runs that is no owner.
+        frames: for each module around it: the module, and the frame and the flag `on` before it began.
         order: the number of the attachment.
-        thread: the thread whose stack it is for.
-        on: whether it is on that stack; PyTorch takes it off while it handles a call.
-        names: the names of functions met so far.
-        gone: whether its attachment was removed: it must not come back on the stack.
+        thread: the identifier of the thread.
+        on: whether it is on the mode stack of that thread. PyTorch pops it while it handles a call.
+        names: the names of the functions called so far.
+        gone: whether its attachment was removed, so that it must not be pushed again.
     """
 
     def __init__(self, functions: Functions) -> None:
@@ -137,11 +141,11 @@ class _Mode(TorchFunctionMode):
         frame = self.frame
         if frame is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if type(func) in PLAIN_FUNCTIONS:  # else it may have a hash of its own
+        if type(func) in PLAIN_FUNCTIONS:  # another callable may define a hash of its own
             name = self.names.get(func, _UNKNOWN)
             if name is _UNKNOWN:
                 name = operation_name(func)
-                if is_torchs(func):  # a function of the user's may hold anything: it is not kept
+                if is_torchs(func):  # a user's function may reference anything, so it is not kept
                     self.names[func] = name
         else:
             name = operation_name(func)
@@ -153,7 +157,7 @@ class _Mode(TorchFunctionMode):
         owner = frame.owner
         found = owner.decided.get((name, k))
         if found is None or found.delivers or found.parts:
-            if frame.known and not runs(owner.module):  # an interrupt has ended it, of which PyTorch tells no hook
+            if frame.known and not runs(owner.module):  # an interrupt has ended it; PyTorch then calls no hook
                 self.frame = None
                 return func(*args, **kwargs) if kwargs else func(*args)
             if found is None:
@@ -177,8 +181,8 @@ class Functions:
     """The operations that one attachment observes.
 
     Args:
-        running: knows the calls.
-        decide: says who wants to know of an operation.
+        running: the attachment.
+        decide: returns the functions that report an operation.
     """
 
     def __init__(self, running: Running, decide: Decide) -> None:
@@ -186,15 +190,15 @@ class Functions:
         self._decide = decide
         self._here = _Here()
         self._listening = False
-        self._modes: list[weakref.ref[_Mode]] = []  # a thread that has ended takes its mode with it
+        self._modes: list[weakref.ref[_Mode]] = []  # weak: when a thread ends, its mode is freed
 
     def hook(self, hooks: Hooks, owners: Sequence[Owner], others: Sequence[nn.Module]) -> None:
         """Hook the modules that own operations, and those inside them that own none.
 
         Args:
             hooks: the hooks of the attachment.
-            owners: modules whose operations are wanted.
-            others: modules that may run inside of owners.
+            owners: the owners of requested operations.
+            others: modules that may run inside owners, and are none.
         """
         self._listening = True
         for owner in owners:
@@ -205,7 +209,7 @@ class Functions:
             hooks.after(module, self._close, always=True, first=True)
 
     def remove(self) -> None:
-        """Nothing is heard any more, also where a forward still runs; the stacks are as before once it has ended."""
+        """Stop reporting, also in a forward that is running; its thread's mode stack is restored once it has ended."""
         self._listening = False
         for mode in self._known_modes():
             running = mode.frames[0][0] if mode.frames else self.running.model
@@ -214,7 +218,7 @@ class Functions:
             here = mode.thread == threading.get_ident()
             if mode.on and not (here and (FUNCTIONS.holds(mode) or not runs(running))):
                 _take_off_later(running, mode)
-            elif here:  # an interrupt may have come before it was known to be on
+            elif here:  # an interrupt may have come before `on` was set
                 _take_off(mode)
         self._modes.clear()
 
@@ -226,12 +230,12 @@ class Functions:
         return [mode for one in [*self._modes] if (mode := one()) is not None]
 
     def in_other_threads(self) -> bool:
-        """Return whether owners run in other threads, too."""
+        """Return whether owners are running in other threads."""
         mine = self._here.mode
         return any(mode.frames for mode in self._known_modes() if mode is not mine)
 
     def reset(self) -> None:
-        """An outermost forward begins or has ended: what is left of an earlier one, by an interrupt say, goes."""
+        """Discard frames that an earlier forward has left, for example because of an interrupt."""
         mode = self._here.mode
         if mode is not None and (mode.frames or mode.on):
             mode.frames.clear()
@@ -239,7 +243,7 @@ class Functions:
             _take_off(mode)
 
     def decide(self, owner: Owner, name: str, k: int, func: Any) -> Found:
-        """Return who observes the k-th call of a name in a module."""
+        """Return the path of the k-th call of a name in a module, and the functions that report it."""
         path = operation_path(owner.path, name, k, owner.taken)
         wanted = self._decide(owner, path, name, func)
         parts = None
@@ -249,7 +253,7 @@ class Functions:
         return Found(path, wanted, in_place, parts if parts and any(parts.values()) else None)
 
     def with_called(self, frame: _Frame, found: Found, name: str, func: Any) -> Found:
-        """Return who observes a call as an operation of the module, or of functions that run inside it."""
+        """Return the call with the functions that report it as an operation of a function inside the module as well."""
         owner, counts = frame.owner, frame.counts
         path, delivers, in_place, parts = found
         for function in functions_running(owner.functions, sys._getframe(2)):
@@ -266,7 +270,7 @@ class Functions:
         return Found(path, delivers, in_place, parts)
 
     def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an observed operation and report its result."""
+        """Run an observed operation and report its result; return the result, or what replaces it."""
         path, delivers, in_place, parts = found
         if parts is not None:
             func = _step_by_step(parts)
@@ -283,7 +287,7 @@ class Functions:
             return result
         if changed is None or changed is not told:
             return value
-        overwrite(changed, value, node)  # who calls a function that works in place may not look at what it returns
+        overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
         return result
 
     def _opening(self, owner: Owner) -> Callable[..., None]:
@@ -317,9 +321,9 @@ class Functions:
             (not mode.frames or mode.frames[-1][0] is not module)
             and all(one is not module for one, _, _ in mode.frames)
         ):
-            return  # a hook of somebody else's has raised before ours began
+            return  # another hook raised before ours ran
         inner: nn.Module | None = None
-        while inner is not module:  # runs inside, whose hooks have been taken off meanwhile, have ended too
+        while inner is not module:  # modules inside it, whose hooks were removed meanwhile, have ended as well
             inner, mode.frame, on = mode.frames.pop()
         if on and not mode.on:
             _put_on(mode)
@@ -336,7 +340,7 @@ class Functions:
 
 
 def _step_by_step(parts: Parts) -> Any:
-    """Return a function that computes attention in steps, and delivers those that are wanted."""
+    """Return a function that computes attention in steps, and reports the requested ones."""
 
     def see(part: str, value: Any) -> Any:
         for deliver in parts[part]:
@@ -347,7 +351,7 @@ def _step_by_step(parts: Parts) -> Any:
 
 
 def _put_on(mode: _Mode) -> None:
-    """Puts a mode on the stack, below those of ours that were attached later: they see what it has made of a result."""
+    """Push a mode on the stack, below byname's modes of later attachments: these get the replaced results."""
     above = []
     while FUNCTIONS.depth():
         top = FUNCTIONS.at(FUNCTIONS.depth() - 1)
@@ -364,7 +368,7 @@ def _put_on(mode: _Mode) -> None:
 
 
 def _take_off_later(module: nn.Module, mode: _Mode) -> None:
-    """Takes a mode off when a module that runs now has ended: PyTorch is about to put it back, or another thread."""
+    """Remove a mode from the stack once a running module has ended: PyTorch, or another thread, may yet push it."""
 
     def ended(*_: Any) -> None:
         if threading.get_ident() == mode.thread:

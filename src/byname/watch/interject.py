@@ -1,4 +1,4 @@
-"""Interject: code that runs at any place of a model, and reads or replaces the value there."""
+"""Interject: run code at any place of a model; the code reads or replaces the value there."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def interject(
 ) -> Handle:
     """Run an interjection at places of a model. The model stays the same object.
 
-    Several interjections at one place run in the order in which they were put in; each sees what those before it have
-    made of the value.
+    Several interjections at one place run in the order in which they were attached. Each gets the value that the one
+    before it returned.
 
         >>> import torch, byname
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -49,7 +49,7 @@ def interject(
         [('0', 'Linear', (4, 3)), ('1', 'ReLU', (4, 3))]
         >>> handle.remove()
 
-        What is returned takes the value's place, here of a gradient:
+        The returned value replaces the value at the place, here a gradient:
 
         >>> with byname.interject(model, "0.grad", lambda name, module, gradient: gradient * 0):
         ...     model(torch.ones(4, 2)).sum().backward()
@@ -60,18 +60,18 @@ def interject(
         model: any module.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
         interjection: a `ForwardInterjection`, `WrappedForwardInterjection` or `WrappedForwardBackwardInterjection`, or
-            a function ``f(name, module, value)``. What it calls itself, be it of PyTorch or of the model, is not heard.
+            a function ``f(name, module, value)``. Modules and operations that it calls itself are not observed.
         example: arguments to run the model with once; see `byname.points`.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
-        A handle that removes it, disables it, and tells the places.
+        A handle that removes or disables the interjection, and has the places.
 
     Raises:
-        NotAnInterjectionError: if it is something else, before anything is put in.
-        NoMatchError: if no place matches.
-        InterjectionError: in the forward or backward, if what it returns cannot take the value's place. An error of the
-            interjection itself comes out as it is, with the place added as a note; the model stays usable.
+        NotAnInterjectionError: `interjection` is something else; nothing was attached.
+        NoMatchError: no place matches.
+        InterjectionError: raised in the forward or backward if the returned value does not fit. An error that the
+            interjection itself raises is not wrapped; the place is added as a note. The model stays usable.
     """
     put_in = _put_in(checked_interjection(interjection))
     begins = put_in.begins if isinstance(put_in, _PutInBothWays) else None
@@ -84,19 +84,19 @@ def interject(
 
 
 _CALLED = ("module", "input")
-"""Kinds of places at calls of modules."""
+"""The kinds of places that are calls of modules."""
 
 
 class _PutIn:
-    """The callback for a function: it calls the function with a value, and checks what the function returns.
+    """The callback for a function: it calls the function with a value, and checks the returned value.
 
     Args:
-        interjection: what was put in.
+        interjection: the interjection.
         process: the function.
 
     Attributes:
         handle: the handle of the attachment.
-        label: what the interjection calls itself.
+        label: the name of the interjection.
     """
 
     handle: Handle
@@ -106,7 +106,7 @@ class _PutIn:
         self._process = process
 
     def __call__(self, event: Event) -> Any:
-        """Handle a value."""
+        """Call the function with the value of an event; return its result."""
         process, value = self._process, event.value
         new = process(event.path, event.module if event.kind in _CALLED else None, value)
         if new is not None and new is not value:
@@ -129,10 +129,12 @@ class _PutInBothWays(_PutInWrapped):
     """The callback for an interjection that also gets the gradients.
 
     Args:
-        backward: the function that is given them.
+        interjection: the interjection.
+        process: its function for values.
+        backward: its function for gradients.
 
     Attributes:
-        wanted: whether gradients are to be told.
+        wanted: whether gradients are to be reported.
     """
 
     def __init__(self, interjection: Interjection, process: Callable[..., Any], backward: Callable[..., Any]) -> None:
@@ -154,7 +156,7 @@ class _PutInBothWays(_PutInWrapped):
         self._lasting.clear()
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the inputs of a call."""
+        """Note the inputs of a call that begins; return them for `follow`, or None without grad mode."""
         if torch.is_grad_enabled():
             return before(_tensors((*inputs, *kwargs.values()) if kwargs else inputs))
         return None
@@ -164,7 +166,7 @@ class _PutInBothWays(_PutInWrapped):
         return super().__call__(event)
 
     def _await_gradients(self, event: Event, module: nn.Module | None) -> None:
-        """Wait for the gradients of a call, or for that of another value."""
+        """Hook the graph for the gradients of a call, or for that of another value."""
         if torch._C._current_graph_task_id() != -1 and not event.recomputed:
             self.handle.note(
                 f"`{event.path}` is itself a gradient: `process` is given it, `process_backward` is not called"
@@ -215,11 +217,16 @@ class _Gradients:
         return None if new is None else tuple(new)
 
     def missed(self) -> None:
-        """Note that a gradient was out of reach."""
+        """Note that a gradient could not be observed completely."""
         self._owner.handle.note(missed_at(self._path))
 
     def of_value(self, number: int, of: int) -> Callable[[Tensor], None]:
-        """Return the receiver of the gradient of one tensor in a value that is not the output of a call."""
+        """Return the hook for one tensor in a value that is not the output of a call.
+
+        Args:
+            number: the number of the tensor.
+            of: the number of tensors in the value.
+        """
 
         def receive(gradient: Tensor) -> None:
             self((), tuple(gradient if one == number else None for one in range(of)))
@@ -263,12 +270,12 @@ class ForwardInterjection(ABC):
         """Handle a value.
 
         Args:
-            name: the place, without wildcards: one interjection may be at several.
-            module: the module that was called; None where the place is no call of a module.
-            inputs: the value: what the call returned, what a variable holds.
+            name: the place, without wildcards; one interjection may be at several places.
+            module: the module that was called; None if the place is no call of a module.
+            inputs: the value, such as the result of a call or the value of a variable.
 
         Returns:
-            What takes the value's place, of the same shape and structure; None keeps it.
+            The replacement, of the same shape and structure; None keeps the value.
         """
 
 
@@ -293,21 +300,21 @@ class WrappedForwardInterjection(ABC):
 
         Args:
             name: the place.
-            module: the module that was called; None where the place is no call of a module.
-            inputs: what the call was given: positional arguments, then those given by keyword. A call that works in
-                place has changed them by now. Empty where the place is no call.
-            outputs: what it returned; for other places the value.
+            module: the module that was called; None if the place is no call of a module.
+            inputs: the arguments of the call: the positional ones, then those given by keyword. A call that works in
+                place has already changed them. Empty if the place is no call.
+            outputs: the result of the call; for other places the value.
 
         Returns:
-            What takes the place of `outputs`, of the same shape and structure; None keeps it.
+            The replacement of `outputs`, of the same shape and structure; None keeps it.
         """
 
 
 class WrappedForwardBackwardInterjection(WrappedForwardInterjection):
     """An interjection that also gets the gradients of a call, and may replace those of its inputs.
 
-    They are this call's own: what it adds to the gradient of an input that other calls use, too. For the whole gradient
-    of a value interject at the place's ``.grad``.
+    These are the contributions of this call alone, even if other calls use the same input. For the whole gradient of a
+    value, interject at the place with ``.grad``.
 
     >>> import torch, byname
     >>> class Reverse(byname.WrappedForwardBackwardInterjection):
@@ -329,20 +336,20 @@ class WrappedForwardBackwardInterjection(WrappedForwardInterjection):
     def process_backward(
         self, name: str, module: nn.Module | None, grad_input: Gradients, grad_output: Gradients
     ) -> Gradients | None:
-        """Handle a call's gradients, once in each backward that reaches it.
+        """Handle the gradients of a call, once in each backward that reaches it.
 
         Args:
             name: the place.
-            module: the module that was called; None where the place is no call of a module.
-            grad_input: the call's own gradient of each tensor that went in, those in containers too, in order; None
-                where nothing flows. A tensor that went in twice has it all in the first position. Empty where the place
-                is no call.
-            grad_output: what came to each tensor that the call returned. Of an input that is returned as it is there is
-                only one gradient, the whole one of that value.
+            module: the module that was called; None if the place is no call of a module.
+            grad_input: the contribution of the call to the gradient of each input tensor, in order, those in containers
+                included; None if no gradient flows there. If a tensor was given twice, all of its gradient is at its
+                first position. Empty if the place is no call.
+            grad_output: the gradient of each tensor that the call returned. An input that is returned unchanged has
+                only one gradient, that of the value as a whole.
 
         Returns:
-            What takes the place of `grad_input`: a tuple as long, of the same shapes; None keeps all of it, None in one
-            position keeps that one.
+            The replacement of `grad_input`: a tuple of the same length and shapes. None keeps all gradients, an item
+            None keeps one.
         """
 
 
@@ -352,10 +359,10 @@ _KINDS = (ForwardInterjection, WrappedForwardInterjection)
 
 
 def checked_interjection(interjection: Any) -> Interjection:
-    """Return the interjection, if it is one.
+    """Return the interjection if it is valid.
 
     Raises:
-        NotAnInterjectionError: if it is something else, or cannot be called with what it would be given.
+        NotAnInterjectionError: it is something else, or cannot be called with the arguments that it would get.
     """
     if isinstance(interjection, type):
         what = "an interjection" if issubclass(interjection, _KINDS) else "a class"
@@ -383,7 +390,7 @@ def checked_interjection(interjection: Any) -> Interjection:
 def _accepts(function: Callable[..., Any], wanted: str, arguments: int) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # what is written in C may not tell
+    except (TypeError, ValueError):  # a function in C may have no signature
         return
     try:
         signature.bind(*[None] * arguments)

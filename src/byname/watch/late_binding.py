@@ -1,7 +1,7 @@
-"""Late binding: which calls a selector or a path means, found by an example or in the first forward.
+"""Late binding: the calls that a selector or a path matches, found in an example run or in the first forward.
 
-Without an example every module that may come into question is listened to until the first forward has ended; from then
-on only those in which something matched, and those that have not run yet.
+Without an example, every module that may match is hooked until the first forward has ended. From then on only modules
+with a match, and those that have not run yet, keep their hooks.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class Binding:
     """The operations and selected calls that one attachment observes.
 
     Args:
-        model: the watched model.
-        running: knows the calls.
-        meaning: what the paths mean. Names of operations may have wildcards; modules in it are not told of twice.
-        selectors: what else is wanted.
+        model: the observed model.
+        running: the attachment.
+        meaning: the places that the paths match. Names of operations may have wildcards. Its modules are not reported
+            a second time for a selector.
+        selectors: the selectors.
         explicit: whether calls of attention may run step by step.
+
+    Attributes:
+        missing: a function that is called before the error for an operation or selector without a match is raised.
     """
 
     def __init__(
@@ -95,36 +99,36 @@ class Binding:
         self._wide = False
 
     def _own(self, module: nn.Module) -> None:
-        """Listen to the functions that a module calls."""
+        """Observe the functions that a module calls."""
         if id(module) not in self._owners:
             self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
-        """The modules that there are, by ``id``; not looked for where nothing is wanted of what they call."""
+        """The path and the module for each ``id``; made only if operations or selectors are requested."""
         return {id(module): (path, module) for path, module in modules_by_path(self._model).items()}
 
     @property
     def wanted(self) -> bool:
-        """Whether it has anything to observe."""
+        """Whether any operation or selected call is requested."""
         return bool(self._patterns or self._exact or self._modules or self._online)
 
     @property
     def listens_to_functions(self) -> bool:
-        """Whether a function mode will be on."""
+        """Whether a function mode will be active."""
         return bool(self._owners)
 
     @property
     def hooked(self) -> list[nn.Module]:
-        """The modules that get hooks because they are selected, or may be."""
+        """The modules that get hooks because a selector matches them, or may match them."""
         asked = {*self._modules, *self._asked_of}
         return [module for key, (_, module) in self._paths.items() if key in asked] if asked else []
 
     def bind(self, example: Any) -> None:
-        """Find out what is meant by one run of an example.
+        """Find the matching calls by one run of an example.
 
         Raises:
-            NoMatchError: if one of the selectors or paths matches nothing.
+            NoMatchError: one of the selectors or paths matches nothing.
         """
         if self._bound:
             return
@@ -137,17 +141,17 @@ class Binding:
         for selector in self._selectors:
             self._match(selector, flow)
         for pattern, spots in self._patterns.items():
-            in_function = any(spot.method for spot in spots)  # of which the example's run does not tell
+            in_function = any(spot.method for spot in spots)  # the example run does not show operations in functions
             if pattern not in self._matched and not in_function:
                 raise NoMatchError(self._unmatched(pattern))
         self._selectors, self._online, self._bound = [], [], True
 
     def choose_online(self) -> None:
-        """Prepare to find it out in the first forward.
+        """Prepare to find the matching calls in the first forward.
 
         Raises:
-            NoMatchError: if a selector that can mean nothing but modules means none of them.
-            BadArgumentError: if a selector can only be told when a run is over.
+            NoMatchError: a selector that can only match modules matches none of them.
+            BadArgumentError: a selector can only be resolved at the end of a run, and so needs an example.
         """
         self._online = [(selector, selector.online()) for selector in self._selectors]
         modules = self._module_calls() if self._online else []
@@ -167,12 +171,12 @@ class Binding:
         self._asked_of = asked
 
     def _module_calls(self) -> list[Call]:
-        """Return a call of each module that can be called; no more is known of it."""
+        """Return a call of each module that can be called, without inputs and outputs."""
         modules = [(path, module) for path, module in self._paths.values() if is_called(module)]
         return [Call(path, type(module).__name__, "module", module) for path, module in modules]
 
     def _own_all_that(self, selector: Selector) -> None:
-        """Listens to the functions that modules call, other than those of ``torch.nn``, which are steps as a whole."""
+        """Observe the functions that modules call; leaf modules only if the selector asks for functions inside them."""
         for path, module in self._paths.values():
             if not is_elementary(module) or selector.reaches_into(path):
                 self._own(module)
@@ -189,9 +193,10 @@ class Binding:
         self._hooks.install()
 
     def _hook_asked(self) -> None:
-        """Hook the modules that may be selected; where nothing can be told as a call begins, one hook at its end does.
+        """Hook the modules that a selector may match.
 
-        A module of ``torch.nn`` calls no other one, so the order of the places is the same.
+        One hook at the end of the call is enough for a leaf module if all selectors go by class and there is no
+        ``before``. A leaf module calls no other module, so the order of the places stays the same.
         """
         by_class = self._running.before is None and all(goes_by_class(selector) for selector, _ in self._online)
         for path, module in self._paths.values() if self._online else ():
@@ -203,12 +208,12 @@ class Binding:
         """Return the owners and all modules inside them, by ``id``."""
         inside: dict[int, nn.Module] = {}
         for key, owner in self._owners.items():
-            if key not in inside:  # else what is inside of it is there, too
+            if key not in inside:  # otherwise the modules inside it are there already
                 inside.update((id(one), one) for one in modules_in(owner.module))
         return inside
 
     def _hook_chosen(self) -> None:
-        """Hook the modules that are known to be selected."""
+        """Hook the modules that a selector has matched."""
         self._outputs.remove()
         self._outputs = Hooks(self._model, self._running)
         hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
@@ -224,7 +229,7 @@ class Binding:
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._model, self._running)
 
     def leave_out(self, arriving: nn.Module) -> None:
-        """What a module calls that has come since is not what the owner around it calls."""
+        """Hook modules that were added since, so that their calls are not counted for the owner around them."""
         if self._owners:
             self._left_out.remove()
             inside = {id(one): one for module in (self._model, arriving) for one in modules_in(module)}
@@ -234,14 +239,14 @@ class Binding:
             self._left_out.install()
 
     def begin(self) -> None:
-        """Handle the beginning of an outermost forward."""
+        """Discard what an earlier forward may have left, when an outermost forward begins."""
         self._functions.reset()
 
     def end(self) -> None:
-        """Handle the end of an outermost forward that did not raise; after the first it is known what is meant.
+        """Remove the hooks that are not needed, after an outermost forward that did not raise.
 
         Raises:
-            NoMatchError: if one of the selectors or paths matched nothing.
+            NoMatchError: one of the selectors or paths matched nothing in the first forward.
         """
         if self._bound:
             if self._wide:
@@ -266,8 +271,8 @@ class Binding:
         raise NoMatchError(f"{why}. It is removed again")
 
     def _narrow(self) -> None:
-        """Listens from now on only where something matched, and where nothing has run yet."""
-        if self._functions.in_other_threads():  # they need the hooks that they have begun with
+        """Keep only the hooks of modules with a match, and of those that have not run yet."""
+        if self._functions.in_other_threads():  # forwards there need the hooks with which they have begun
             return
         self._wide = False
         for key, owner in self._owners.items():
@@ -279,9 +284,9 @@ class Binding:
             self._hook_chosen()
 
     def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
-        """Return who observes an operation."""
+        """Return the functions that report an operation."""
         call = Call(path, name, "operation", owner.module, function=function)
-        self._called.setdefault(path, replace(call, function=None))  # which may be the user's, and hold anything
+        self._called.setdefault(path, replace(call, function=None))  # a user's function may reference anything
         spots = self._match_patterns(call)
         if path in self._exact:
             spots.append(self._exact[path])
@@ -293,7 +298,7 @@ class Binding:
         return [delivery(self._running, spot) for spot in each_once(spots)[0]]
 
     def _match_patterns(self, call: Call) -> list[Spot]:
-        """The places that patterns of paths make of one operation."""
+        """Return the places of one operation, one for each requested path that matches it."""
         function, name = self._label(call)
         found = []
         for pattern, spot in self._of_module.get(id(call.module), ()):
@@ -304,7 +309,7 @@ class Binding:
         return found
 
     def _label(self, call: Call) -> tuple[str, str]:
-        """Return the function of the module in which an operation is counted, empty for the module, and its name."""
+        """Return the name of the function in which an operation is counted, empty for the module, and its own name."""
         prefix = self._paths[id(call.module)][0]
         function, _, name = call.path[len(prefix) + 1 if prefix else 0 :].rpartition(".")
         return function, name
@@ -315,7 +320,10 @@ class Binding:
         return bool(function) and not function.startswith(ATTENTION)
 
     def _wanting(self, call: Call) -> list[Selector]:
-        """The selectors that match a call, each asked once for every place; those in a function are the module's."""
+        """Return the selectors that match a call; none for an operation counted in a function.
+
+        Each selector is asked once for each place. The module's own place of the operation is asked for as well.
+        """
         if (self._bound and not self._online) or self._in_function(call):
             return []
         inside = call.kind == "operation" and is_elementary(call.module)
@@ -345,7 +353,7 @@ class Binding:
                 self._own(call.module)
 
     def _note_calls(self, call: Call, wanted: set[int], every: int) -> None:
-        """Notes which calls of a place are meant, where it is called several times and not all are."""
+        """Note the numbers of the selected calls of a place, unless all of its calls are selected."""
         path, only = call.path or "forward", self._running.only
         chosen = path in self._exact if call.kind == "operation" else id(call.module) in self._modules
         if path in only:
@@ -356,7 +364,7 @@ class Binding:
             del only[path]
 
     def _asked(self, path: str, module: nn.Module) -> Wanting:
-        """Whether a selector matches a module, found out when it first runs."""
+        """Return a function that returns the places of a module; its first call asks the selectors."""
 
         def wanting() -> Sequence[tuple[Spot, Deliver]]:
             found = self._modules.get(id(module))
@@ -392,4 +400,4 @@ class Binding:
 
 
 _NAMED = 6
-"""Places that are named where none is like the one asked for."""
+"""The number of places that an error names if none is similar to the requested one."""

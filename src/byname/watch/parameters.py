@@ -1,7 +1,7 @@
-"""Parameters and buffers: observed when a forward begins and when it ends; gradients once they are complete.
+"""Parameters: parameters and buffers, reported when a forward begins or ends; their gradients once accumulated.
 
-What a callback returns for a parameter stands in its place for that one forward, so that gradients flow to it and, if
-it was computed from the parameter, on to that. What it returns for a buffer is copied into the buffer, and stays.
+A tensor that a callback returns for a parameter replaces it during that one forward. Gradients flow to this tensor and,
+if it was computed from the parameter, on to the parameter. A tensor returned for a buffer is copied into the buffer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StandIn:
     """A tensor that replaces a parameter while a forward runs.
 
     Attributes:
-        registry: where the parameter belongs.
-        name: its name there.
+        registry: the ``_parameters`` of the module.
+        name: the name of the parameter there.
         value: the parameter.
-        new: what stands in its place.
-        saved: the hook for when the module's state is taken.
+        new: the tensor that replaces it.
+        saved: the handle of a ``state_dict`` pre-hook of the module, which puts the parameter back.
     """
 
     registry: dict[str, Any]
@@ -46,9 +46,8 @@ class States:
     """The parameters and buffers that one attachment observes.
 
     Args:
-        running: knows the iterations.
-        spots: the places, and where their values go.
-        reads: whether nothing is put in the place of parameters; they are then told when a forward ends.
+        running: the attachment. If it only reads, parameters are reported when a forward ends, not when it begins.
+        spots: the places, each with the function that reports its values.
     """
 
     def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
@@ -63,7 +62,7 @@ class States:
         self._changing = threading.Lock()
 
     def install(self) -> None:
-        """Begin to wait for gradients."""
+        """Hook the parameters whose gradients are requested."""
         self._awaiting = True
         self._await_all()
 
@@ -73,7 +72,7 @@ class States:
             self._await(spot, standing_in)
 
     def _await(self, spot: Spot, standing_in: list[StandIn]) -> None:
-        """Wait for the gradient of the present parameter, which may have been exchanged or frozen."""
+        """Hook the parameter that is at a place now; it may have been replaced or frozen since the last forward."""
         parameter = _own(spot.module.__dict__["_parameters"].get(spot.name), standing_in)
         awaited, _ = self._awaited.get(spot.full, (None, None))
         if parameter is awaited and parameter is not None:
@@ -88,18 +87,18 @@ class States:
                 f"`{spot.full}`: no gradient flows there, the parameter does not require one"
             )
         else:
-            with self._changing:  # forwards of several threads may begin at once, or after the removal by another
+            with self._changing:  # forwards may begin in several threads at once, or after another thread's `remove`
                 known, hook = self._awaited.get(spot.full, (None, None))
                 if self._awaiting and known is not parameter:
                     if hook is not None:
                         hook.remove()
                     receive = self._receiving[spot.full] = self._receiver(spot)
                     new = accumulating(parameter)
-                    self._awaited[spot.full] = parameter, new  # before it is there, so that it is taken off in any case
+                    self._awaited[spot.full] = parameter, new  # noted first, so that `remove` finds it in any case
                     accumulate(new, parameter, _while_held(receive))
 
     def remove(self) -> None:
-        """Stop waiting, and put every parameter back."""
+        """Remove the hooks, and put every parameter back."""
         self.put_back()
         with self._changing:
             self._awaiting = False
@@ -109,7 +108,7 @@ class States:
             self._awaited.clear()
 
     def begin(self) -> None:
-        """Handle the beginning of an outermost forward."""
+        """Hook and report the parameters, and replace them, when an outermost forward begins."""
         self.put_back()
         self._await_all()
         for spot, deliver in self._at_begin:
@@ -124,30 +123,30 @@ class States:
                 registry[spot.name] = new
 
     def put_back(self) -> None:
-        """Handle the end of an outermost forward, also by an error."""
+        """Put the replaced parameters back, when an outermost forward has ended or raised."""
         mine = self._running.standing_in
         while mine:
             one = mine[-1]
             one.saved.remove()
             if one.registry.get(one.name) is one.new:
                 one.registry[one.name] = one.value
-            else:  # a later attachment has put another in the place of ours, and will put ours back: it must not
+            else:  # a later attachment has replaced our tensor and would put it back; give it the parameter instead
                 for other in attachments_of(self._running.model):
                     for later in other.standing_in:
                         later.value = one.value if later.value is one.new else later.value
             mine.pop()
 
     def _saved(self, *_: Any) -> None:
-        """Put the model's own parameters back before its state is read: an interrupt may have left others there."""
+        """Put the parameters back before ``state_dict`` reads them: an interrupt may have left replacements there."""
         if not runs(self._running.model):
             self.put_back()
 
     def _standing_in(self) -> list[StandIn]:
-        """Yield what attachments have put in the place of parameters, the latest first."""
+        """Return the replacements of parameters by all attachments of the model, the latest first."""
         return [one for other in reversed(attachments_of(self._running.model)) for one in reversed(other.standing_in)]
 
     def end(self) -> None:
-        """Handle the end of an outermost forward that did not raise."""
+        """Report buffers, or parameters that are only read, after an outermost forward that did not raise."""
         standing_in = self._standing_in() if self._at_end else []
         for spot, deliver in self._at_end:
             held = spot.module.__dict__["_buffers" if spot.kind == "buffer" else "_parameters"].get(spot.name)
@@ -173,8 +172,8 @@ class States:
 
 
 def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
-    """Return the model's own parameter, which an attachment may have replaced for the moment."""
-    for one in standing_in:  # the latest has put its own in the place of what the others had put there
+    """Return the model's own parameter, which attachments may have replaced; the latest replacement comes first."""
+    for one in standing_in:
         if value is one.new:
             value = one.value
     return value
@@ -183,7 +182,7 @@ def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
 def _while_held(
     receive: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """Return a receiver that holds this one weakly: the collector does not see through these hooks (PyTorch 2.13)."""
+    """Return a hook that holds a function weakly: the garbage collector cannot see into these hooks (PyTorch 2.13)."""
     held = weakref.ref(receive)
 
     def receive_held(gradient: torch.Tensor) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ __all__ = ["Points", "points"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Points(Rows[Point]):
-    """The places of a model, in the order of the run if an example was given, else in the order of the modules.
+    """The places of a model, in the order of the run if an example was given, otherwise in the order of the modules.
 
     Attributes:
         items: the places.
@@ -49,7 +49,12 @@ class Points(Rows[Point]):
         return [_row(point) for point in self.items]
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
-        """Return the table with its first rows, and below it that of the places which the example did not come to."""
+        """Return the first rows as a table, and a second table of the places that did not run in the example.
+
+        Args:
+            most: the number of rows of each table.
+            width: in characters; by default that of the terminal on standard output, or 160 if that is no terminal.
+        """
         (title, ran), *others = self._tables()
         more = [text(rows, title=name, spare=self._spare(), width=width, most=most) for name, rows in others]
         table = text(ran, title=title, spare=self._spare(), width=width, most=most)
@@ -61,7 +66,7 @@ class Points(Rows[Point]):
         return "".join([*tables, to_html(last, title=title, notes=self.notes)])
 
     def _tables(self) -> list[tuple[str, list[Row]]]:
-        """Return a title and the rows as they are shown, for what ran and, where there is any, for what did not."""
+        """Return title and printed rows of the table of what ran and, if anything did not run, of a second table."""
         ran = [point for point in self.items if point.ran is not False]
         apart = [point for point in self.items if point.ran is False]
         tables = [(self._title(), [_shown(point) for point in ran])]
@@ -85,13 +90,13 @@ def _row(point: Point) -> Row:
 
 
 def _shown(point: Point) -> Row:
-    """Return a row with its source cut to a length that a line of a terminal has room for."""
+    """Return a row with its source shortened to fit into a line of a terminal."""
     source = point.source
     return {**_row(point), "source": source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
 
 
 _LONG = 48
-"""The number of characters of source that is printed; ``rows()`` has more."""
+"""The number of characters of source that are printed; ``rows()`` has all of it."""
 
 
 def _kinds(points: Sequence[Point]) -> str:
@@ -102,10 +107,10 @@ def _kinds(points: Sequence[Point]) -> str:
 def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Points:
     """Return the places of a model that can be watched and changed.
 
-    Without an example nothing runs: the table has modules, parameters, buffers, and the variables of methods and of the
+    Without an example nothing runs. The table has modules, parameters, buffers, and the variables of methods and of the
     functions that they call, with the lines that assign them. With an example it also has inputs, operations, the lines
-    of calls, shapes and numbers of calls, and what did not run is printed apart; the model, the example and the random
-    state stay unchanged.
+    of calls, shapes and numbers of calls. Places that did not run are printed in a second table. The model, the example
+    and the random state stay unchanged.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -125,7 +130,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
         NoMatchError: nothing matches `where`; the message names close matches.
         BadPathError: a path is malformed.
         BadExampleError: `example` is not one of these forms.
-        BadArgumentError: `where` is invalid, or goes by the order of the run and there is no example.
+        BadArgumentError: `where` is invalid, or asks for the order of the run and there is no example.
         NotAModuleError: `model` is not a module.
     """
     root = unwrapped(model)
@@ -142,7 +147,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
 
 
 def _in_order(listing: _Listing, wanted: list[Point]) -> list[Point]:
-    """Return the wanted places, each once, in the order of the listing; places outside of the listing come last."""
+    """Return the requested places, each once, in the order of the listing; places outside of the listing come last."""
     order = {point.path: number for number, point in enumerate(listing.every)}
     each = {point.path: point for point in wanted}
     return sorted(each.values(), key=lambda point: order.get(point.path, len(order)))
@@ -153,8 +158,8 @@ class _Listing:
 
     Attributes:
         every: all places, in order.
-        places: without those that are listed only where they are asked for: the operations inside leaf modules, and
-            those of a function that another function around it has too.
+        places: the places that are listed by default. Operations inside leaf modules are not, nor is an operation in an
+            outer function that an inner function lists already.
     """
 
     def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any) -> None:
@@ -176,12 +181,12 @@ class _Listing:
         self.places = [point for point in self.every if point.path not in self._inside | self._around]
 
     def _list_others(self, modules: dict[str, nn.Module]) -> None:
-        """List the modules that did not run, or of which that is not known."""
+        """List the modules that did not run, or all modules if there is no example."""
         listed = {point.path for point in self.every}
         for path, module in modules.items():
             if path in self._modules and (path or "forward") not in listed:
                 self._list_module(path, module)
-            elif path not in self._modules:  # a list of modules, say, which has no forward
+            elif path not in self._modules:  # for example a ModuleList, which has no forward
                 self.every += self._inventory.state(path, module)
                 self._list_code(path, module)
 
@@ -211,7 +216,11 @@ class _Listing:
             self.every += self._inventory.places(path, module, code)
 
     def notes(self, *, left_out: bool = False) -> list[str]:
-        """Return notes about the places that are not listed."""
+        """Return notes about the places that are not listed.
+
+        Args:
+            left_out: whether to note the operations inside leaf modules.
+        """
         if self._flow is None:
             return ["operations, inputs, shapes and functions in tables are known with example="]
         if not left_out or not self._inside:
@@ -238,10 +247,10 @@ class _Listing:
         return found or [self._of_spot(spot) for spot in resolve(pattern, self._root).spots]
 
     def _is_hidden(self, point: Point, pattern: Place) -> bool:
-        """Return whether a pattern that matches the path of a place does not mean it.
+        """Return whether a place is left out although a pattern matches its path.
 
-        It does not mean an input without its name, nor an operation inside a module that it matches itself, nor those
-        of a function around the one that calls it.
+        A pattern with wildcards matches an input only if it ends in ``input``, and no operation of an outer function
+        that an inner one lists already. No pattern matches both a leaf module and the operations inside it.
         """
         if point.kind == "input":
             return pattern.wild and pattern.segments[-1] != Name("input")
@@ -253,7 +262,11 @@ class _Listing:
         return len(owner) in ends_of(pattern.segments, owner)
 
     def _of_spot(self, spot: Spot) -> Point:
-        """Return the place of a path that has no row: another name of a place, an item of a value, a gradient."""
+        """Return the place of a path that has no row: another name of a place, an item of a value, or a gradient.
+
+        Raises:
+            NoMatchError: the place is an operation that did not run.
+        """
         if self._flow is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
             raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close or 'none'}")

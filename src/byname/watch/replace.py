@@ -1,4 +1,4 @@
-"""Replace: modules of a model exchanged for others, and put back."""
+"""Replace: replace modules of a model by others, and put the old ones back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[[nn.Module], nn.Module | None]
 
 
 def replace(model: nn.Module, where: Any, make: Make) -> Handle:
-    """Replace modules of a model by others, in the model itself.
+    """Replace modules of a model, in the model itself.
 
         >>> import torch, byname
         >>> from torch import nn
@@ -33,23 +33,23 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
         >>> model[1]
         ReLU()
 
-    A module that is in several places is made once, and the new one put in all of them. Of modules that are inside of
-    one another only the outermost is replaced: what is inside of it goes with it. An optimizer that was built before
-    knows the old parameters only. Several handles may be removed in any order.
+    If a module is at several places, one new module is made and put at all of them. If matched modules contain one
+    another, only the outermost is replaced, and those inside go with it. An optimizer that was built before has only
+    the old parameters. Several handles may be removed in any order.
 
     Args:
         model: any module; it cannot be replaced itself.
         where: a path, a selector of modules, a class of modules, a module of the model, or a sequence of these.
-        make: ``make(old) -> new`` is called once for each module, before anything is changed; None, or the old module,
-            keeps it. The new module gets the training flag of the old one.
+        make: a function ``make(old) -> new`` that is called once for each module, before anything is changed. If it
+            returns None or the old module, that stays. The new module gets the training flag of the old one.
 
     Returns:
-        What puts the very same old modules back; ``paths`` are the places where there is a new one.
+        The handle that puts the very same old modules back. Its ``paths`` are the places that have a new module.
 
     Raises:
-        NoMatchError: if nothing matches.
-        BadArgumentError: if ``make`` returns something else than a module, or if ``where`` means the model itself, or
-            what is no module: a function is replaced by an interjection, see `byname.rewrite` and `byname.interject`.
+        NoMatchError: nothing matches.
+        BadArgumentError: ``make`` returns something else than a module, or ``where`` matches the model itself or a
+            place that is no module. An interjection replaces a function, see `byname.rewrite` and `byname.interject`.
     """
     model = unwrapped(model)
     if not callable(make) or isinstance(make, nn.Module):
@@ -81,11 +81,11 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
 
 
 def modules_meant(model: nn.Module, where: Any) -> list[nn.Module]:
-    """Return the modules that a place, a selector, a class or several of these mean, in the order of registration.
+    """Return the modules that a place, a selector, a class or several of these match, in the order of registration.
 
     Raises:
-        NoMatchError: if nothing matches.
-        BadArgumentError: if it means what is no module.
+        NoMatchError: nothing matches.
+        BadArgumentError: a matched place is no module.
     """
     found: dict[int, nn.Module] = {}
     for one in parts_of(where):
@@ -103,7 +103,12 @@ def modules_meant(model: nn.Module, where: Any) -> list[nn.Module]:
 
 
 def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Module]:
-    """Return the modules that a selector means, by path, as they are registered; the model does not run."""
+    """Return the modules that a selector matches, by path; the model does not run.
+
+    Raises:
+        NoMatchError: the selector matches no module.
+        BadArgumentError: the selector depends on a run.
+    """
     if selector.needs_example:
         raise BadArgumentError(
             f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
@@ -139,7 +144,7 @@ def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
 
 
 def _notes(swaps: list[Swap]) -> Iterator[str]:
-    """Return sentences that are worth knowing."""
+    """Return notes: that nothing was replaced, or that a new module may not be trained or called."""
     if not swaps:
         yield "make kept every module"
     if any(_parameters(swap.new) - _parameters(swap.old) for swap in swaps):
@@ -170,8 +175,13 @@ class Swap:
 
     Args:
         model: the model.
-        old: a module of it.
-        new: another.
+        old: a module of the model.
+        new: the module that replaces it.
+
+    Attributes:
+        places: for each place of the old module, the path, the parent module and the name in it.
+        notes: the notes of the handle.
+        order: the number of the replacement; later ones are above earlier ones.
     """
 
     def __init__(self, model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -187,7 +197,7 @@ class Swap:
         return tuple(path for path, _, _ in self.places)
 
     def install(self) -> None:
-        """Put the new module in."""
+        """Put the new module at each place."""
         for _, holder, name in self.places:
             of_holder = _layers.setdefault(holder, {})
             layers = of_holder.get(name)
@@ -197,11 +207,11 @@ class Swap:
             layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order), self)
 
     def remove(self) -> None:
-        """Put back the old module, or what an earlier replacement has put there."""
+        """Put back the old module, or the module of an earlier replacement."""
         for path, holder, name in self.places:
             of_holder = _layers.get(holder, {})
             layers = of_holder.get(name)
-            if layers is None:  # it was not put in, or taken out by a call that did not come to its end
+            if layers is None:  # not installed, or removed already by a call that was interrupted
                 continue
             if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self], self):
                 self.notes[f"`{path}` holds a module that was put there by other means, and keeps it"] = None
@@ -210,22 +220,28 @@ class Swap:
 
 
 class _Layers:
-    """The modules that were put in one place: the first one, and each later replacement."""
+    """The modules of one place: the original one, `base`, and its replacements in order."""
 
     def __init__(self, base: nn.Module | None) -> None:
         self.base = base
         self.swaps: list[Swap] = []
 
     def change(self, holder: nn.Module, name: str, swaps: list[Swap], by: Swap) -> bool:
-        """Set the replacements of the place; return False if somebody else has put another module there.
+        """Set the replacements of the place; return False if other code has put another module there.
 
-        Called once more where it was stopped, it does the rest; so it takes back what was put in and not noted yet.
+        After an interrupt the call can be repeated. Then it also puts back a module that was installed but not noted.
+
+        Args:
+            holder: the parent module.
+            name: the name in it.
+            swaps: the replacements, in order.
+            by: the replacement that is installed or removed now.
         """
         after = self._top(swaps)
         known = (self._top(self.swaps), after, by.new)
         ours = name in holder._modules and any(holder._modules[name] is one for one in known)
         if ours and holder._modules[name] is not after:
-            nn.Module.register_module(holder, name, after)  # as if it was assigned: whoever listens for that is told
+            nn.Module.register_module(holder, name, after)  # as an assignment does, so that registration hooks run
             holder._modules[name] = after
         self.swaps = swaps
         return ours
@@ -235,14 +251,14 @@ class _Layers:
 
 
 _layers: WeakKeyDictionary[nn.Module, dict[str, _Layers]] = WeakKeyDictionary()
-"""By the module that holds the place, and the name in it: handles of one place must know of one another to be removed
-in any order. An entry goes with the last of them."""
+"""For each parent module, the layers by name. All handles of one place share them, so they can be removed in any order;
+the last one removes the entry."""
 
 _orders = itertools.count()
 
 
 def _places_of(model: nn.Module, module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield where a model holds a module: the path, the parent module, and the name in it."""
+    """Yield the path, the parent module and the name in it, for each place of a module."""
     for path, holder in modules_by_path(model).items():
         for name, child in holder._modules.items():
             if child is module:

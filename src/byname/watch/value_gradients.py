@@ -1,7 +1,7 @@
-"""Value gradients: the whole gradient of a value, by a hook of the tensor or of the base that it is a view of.
+"""Value gradients: the whole gradient of a value, by a hook on the tensor or on the base that it is a view of.
 
-Full backward hooks of modules are not used: they make the output a view of a custom function, on which PyTorch refuses
-in-place activations (pytorch#61519). A hook on the tensor leaves the forward as it is.
+Full backward hooks of modules are not used. They turn the output into a view that a custom function made, on which
+PyTorch refuses in-place activations (pytorch#61519). A hook on the tensor does not change the forward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
-"""Is given a gradient; what it returns, unless None, takes the gradient's place."""
+"""A function that is called with a gradient. Unless it returns None, its result replaces the gradient."""
 
 
 HOOKING = threading.RLock()
@@ -52,9 +52,9 @@ class Removable:
     """A hook that can be removed.
 
     Attributes:
-        handle: PyTorch's own; None as long as the hook is not there.
-        lasting: whether it is on a leaf, which outlives the graph: it stays until it is removed. Any other hook goes
-            with the graph.
+        handle: PyTorch's handle of the hook; None before the hook is registered.
+        lasting: whether the hook is on a leaf, which outlives the graph; it then stays until it is removed. Any other
+            hook is freed with the graph.
     """
 
     __slots__ = ("_attribute", "_leaf", "handle", "lasting")
@@ -66,7 +66,7 @@ class Removable:
         self.lasting = leaf is not None
 
     def leaves(self) -> list[Tensor]:
-        """The leaf that it is on, if there is one, and it is still alive."""
+        """Return the leaf that has the hook, in a list; an empty list if it is no leaf, or was freed."""
         leaf = None if self._leaf is None else self._leaf()
         return [] if leaf is None else [leaf]
 
@@ -76,7 +76,7 @@ class Removable:
         with HOOKING:
             if self.handle is not None:
                 self.handle.remove()
-            if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be walking through the hooks now
+            if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be iterating over the hooks now
                 return
             with DisableTorchFunction():
                 if getattr(leaf, self._attribute) == {}:
@@ -84,18 +84,19 @@ class Removable:
 
 
 def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None) -> Removable | None:
-    """Report the whole gradient of a value as soon as a backward has it; what is returned replaces it.
+    """Report the whole gradient of a value as soon as a backward has computed it.
 
-    What is done to the value in place later does not matter: it is the gradient of the value as it is now. One case is
-    out of reach: a view of a tensor that something else may use too, if the memory of both is changed in place later.
+    Later in-place changes of the value do not matter: the gradient is that of the value as it is now. One case cannot
+    be observed: the value is a view, something else may use its base, and their memory is changed in place later.
 
     Args:
         value: any tensor.
-        receive: is called with the gradient in every backward that reaches the value.
-        missed: is called in a backward that had a gradient out of reach.
+        receive: a function that is called with the gradient in every backward that reaches the value. Unless it returns
+            None, its result replaces the gradient.
+        missed: a function that is called in a backward whose gradient could not be observed completely.
 
     Returns:
-        What takes the hook off, or None if no gradient flows to the value because it does not require one.
+        The hook, or None if the value does not require grad.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = x * 3
@@ -121,14 +122,15 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
 
 
 def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
-    """Report ``.grad`` each time a backward has added to it; what is returned replaces it.
+    """Report ``.grad`` each time a backward has added to it.
 
     Args:
         parameter: a leaf that requires grad.
-        receive: is called with ``.grad``, which may hold the sum of several backwards.
+        receive: a function that is called with ``.grad``, which may be the sum of several backwards. Unless it returns
+            None, its result replaces ``.grad``.
 
     Returns:
-        What takes the hook off.
+        The hook.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> hook = on_accumulated(weight, lambda gradient: gradient.clamp(max=1))
@@ -142,12 +144,12 @@ def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
 
 
 def accumulating(parameter: Tensor) -> Removable:
-    """What takes the hook of `accumulate` off, also where that is interrupted."""
+    """Return the hook that `accumulate` will register; it can be removed even if that call is interrupted."""
     return Removable(None, parameter, "_post_accumulate_grad_hooks")
 
 
 def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
-    """Puts the hook on, see `on_accumulated`."""
+    """Register a hook that `accumulating` has returned; see `on_accumulated`."""
 
     def accumulated(parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -160,10 +162,14 @@ def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
 
 
 def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:
-    """The hooks whose leaves live on, but for those that are all under a new hook, too: these are taken off.
+    """Remove the hooks whose living leaves all have a new hook as well; return the other hooks.
 
-    A leaf that goes in again and again, such as a parameter, has one hook; a leaf of each iteration has its own, for a
-    backward may come after several forwards.
+    So a leaf that is used in each iteration, such as a parameter, has one hook. If each iteration has a leaf of its
+    own, all of them keep their hooks, since a backward may follow several forwards.
+
+    Args:
+        hooks: the earlier hooks at a place.
+        by: the new hook.
     """
     now = {id(leaf) for leaf in by.leaves()}
     kept = []
@@ -176,7 +182,7 @@ def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:
 
 
 def missed_at(path: str) -> str:
-    """Return the note about a gradient that was out of reach."""
+    """Return the note on a gradient that could not be observed completely."""
     return (
         f"`{path}`: it is a view of a tensor that was changed in place afterwards; what has come to it through the "
         "change is not in its gradient"
@@ -184,7 +190,7 @@ def missed_at(path: str) -> str:
 
 
 def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
-    """Notices when a gradient reaches the base of a view whose memory has been changed in place since."""
+    """Call a function when a gradient reaches the base of a view whose memory was changed in place since now."""
     base = view._base
     if base is None or base.grad_fn is None or type(view) is not Tensor:
         return
@@ -200,12 +206,16 @@ def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
 
 
 def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
-    """The tensor of which a value has just been made a view, if the program has no other way to get at that tensor.
+    """Return the hidden base of a value and the view geometry: a base that only this view, made just now, references.
 
-    ``nn.Linear`` gives such a view for an input of three dimensions. When it is changed in place later, by an in-place
-    ``relu`` say, PyTorch has the gradient go past the view's own node to the base (seen in PyTorch 2.13), and a hook
-    on the view stays silent. Since nothing else can use the base, its gradient is the view's. It is not reached where
-    ``autograd.grad`` is asked for the gradient of that very view and of nothing before it.
+    ``nn.Linear`` returns such a view for an input of three dimensions. If the view is changed in place later, for
+    example by an in-place ``relu``, PyTorch sends the gradient to the node of the base and bypasses that of the view
+    (seen in PyTorch 2.13). A hook on the view is then not called. Since nothing else can use the base, its gradient is
+    that of the view. It is not computed if ``autograd.grad`` asks for the gradient of this very view and no earlier
+    one.
+
+    Returns:
+        None if there is no such base.
     """
     if type(value) is not Tensor or value._base is None or _holders_of_the_base(value) != _of_a_hidden_base():
         return None
@@ -218,12 +228,12 @@ def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
 
 
 class LatestReshaped:
-    """The latest hook of a hidden base in one thread: an outer module may return the very view of an inner one.
+    """The latest hook on a hidden base in one thread: an outer module may return the very view of an inner one.
 
     Attributes:
-        view: the view.
-        version: how often it was changed in place when the base was hooked.
-        hook: the hook, which goes with the graph.
+        view: a weak reference to the view.
+        version: the version of the view when the base was hooked.
+        hook: a weak reference to the hook, which is freed with the graph.
     """
 
     __slots__ = ("hook", "version", "view")
@@ -232,22 +242,22 @@ class LatestReshaped:
         self.forget()
 
     def forget(self) -> None:
-        """Something else was hooked to the base."""
+        """Forget the hook, since another hook was added."""
         self.view: Callable[[], Tensor | None] = _nothing
         self.version = 0
         self.hook: Callable[[], Any] = _nothing
 
     def note(self, view: Tensor, hook: Any) -> None:
-        """The base of a view was hooked."""
+        """Note the hook on the base of a view."""
         self.view, self.version, self.hook = weakref.ref(view), view._version, weakref.ref(hook)
 
     def of(self, view: Tensor) -> Any:
-        """The hook, if it is that of a view as it is now."""
+        """Return the hook if it belongs to this view, unchanged since; otherwise None."""
         return self.hook() if self.view() is view and self.version == view._version else None
 
 
 def _nothing() -> None:
-    """It has gone."""
+    """Return None, as a weak reference to a freed object does."""
 
 
 class _OfThread(threading.local):
@@ -259,9 +269,9 @@ of_thread = _OfThread()
 
 
 def node_reshaped(view: Tensor) -> tuple[Any, int] | None:
-    """The node of the hidden base of a view, if one ``view`` leads from one to the other, and which output it is.
+    """Return the node of the hidden base of a view and the number of its output, if one ``view`` made it; else None.
 
-    That is what `hidden_base` finds most often, found sooner. No function mode may be on.
+    This is the most frequent case of `hidden_base`, found faster. No function mode may be active.
     """
     node, base = view.grad_fn, view._base
     if node is None or base is None or type(node) is not _class_of_views():
@@ -282,19 +292,19 @@ def _class_of_views() -> type:
 
 
 def _holders_of_the_base(view: Tensor) -> tuple[int, int]:
-    """How many references there are to the base of a view, from C++ and from Python, this function's included."""
+    """Return the number of references to the base of a view, from C++ and from Python, this function's included."""
     base = view._base
     return base._use_count(), sys.getrefcount(base)  # type: ignore[union-attr]
 
 
 @functools.cache
 def _of_a_hidden_base() -> tuple[int, int]:
-    """The same for a base that only its view holds: how PyTorch counts differs between versions."""
+    """Return these numbers for a base that only its view references; they differ between versions of PyTorch."""
     return _holders_of_the_base(torch.zeros(2).clone().view(2))
 
 
 def _just_made(node: Any, behind: Any) -> bool:
-    """Whether the last nodes of this thread are those that lead from one node straight to the other, and no more."""
+    """Return whether the latest nodes that this thread made form a chain from one node back to the other."""
     newest = _sequence_number()
     for back in range(1, _MOST_VIEWS):
         if node._sequence_nr() != newest - back:
@@ -309,13 +319,13 @@ def _just_made(node: Any, behind: Any) -> bool:
 
 
 _MOST_VIEWS = 8
-"""A view of a view of a view: longer chains are not looked into."""
+"""Chains of views, a view of a view and so on, are followed if they have fewer nodes than this."""
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class _Through:
-    """A hook for the gradients that come to the node of a base, one of which is the view's."""
+    """A pre-hook of the node of a base: it reports the view's part of one of the gradients that the node gets."""
 
     __slots__ = ("receive", "slot", "window")
 
@@ -338,11 +348,11 @@ class _Through:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a view lies in its base, without either of them.
+    """The view geometry: the elements of a base that a view has. It holds neither tensor.
 
     Attributes:
-        size, strides, offset: the view's geometry, the offset counted from where the base begins.
-        base_size, base_strides: the base's.
+        size, strides, offset: those of the view; the offset is counted from that of the base.
+        base_size, base_strides: those of the base.
     """
 
     size: torch.Size
@@ -352,24 +362,24 @@ class Window:
     base_strides: tuple[int, ...]
 
     def cut(self, gradient: Tensor) -> Tensor:
-        """The view's part of the gradient of the base."""
+        """Return the part of a gradient of the base that belongs to the view."""
         if gradient.stride() != self.base_strides:
             gradient = self._laid_out(gradient)
         return gradient.as_strided(self.size, self.strides, gradient.storage_offset() + self.offset)
 
     def pasted(self, gradient: Tensor, new: Tensor) -> Tensor:
-        """The gradient of the base with the view's part replaced; the one given is left as it is."""
+        """Return a copy of a gradient of the base, with the part of the view replaced."""
         whole = self._laid_out(gradient)
         whole.as_strided(self.size, self.strides, self.offset).copy_(new)
         return whole
 
     def _laid_out(self, gradient: Tensor) -> Tensor:
-        """A copy in the layout of the base, as autograd itself makes one for changes in place of a view."""
+        """Return a copy in the layout of the base, as autograd itself makes one when a view was changed in place."""
         return gradient.new_empty_strided(self.base_size, self.base_strides).copy_(gradient)
 
 
 class Reshaped:
-    """The same for a view that has all elements of its base in the same order, as ``nn.Linear`` makes one."""
+    """The view geometry of a view that has all elements of its base in the same order, as ``nn.Linear`` returns it."""
 
     __slots__ = ("base_size", "size")
 
@@ -378,16 +388,16 @@ class Reshaped:
         self.base_size = base_size
 
     def cut(self, gradient: Tensor) -> Tensor:
-        """The gradient of the base in the shape of the view."""
+        """Return a gradient of the base in the shape of the view."""
         return gradient.reshape(self.size)
 
     def pasted(self, gradient: Tensor, new: Tensor) -> Tensor:
-        """The view's gradient in the shape of the base."""
+        """Return the new gradient of the view in the shape of the base."""
         return new.reshape(self.base_size)
 
 
 def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
-    """Where a view lies in its base, or None where its elements are not plainly some of the base's, each once."""
+    """Return the view geometry; None unless the elements of the view are plain elements of the base, each once."""
     if view.dtype != base.dtype or view.layout != torch.strided or base.layout != torch.strided:
         return None
     if view.is_conj() or view.is_neg() or base.is_conj():
@@ -401,7 +411,7 @@ def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
 
 
 def whole_window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
-    """The same, None also where the view has not all elements of its base."""
+    """Return the view geometry of a view that has all elements of its base; otherwise None."""
     return window_of(view, base) if view.numel() == base.numel() else None
 
 
@@ -410,7 +420,7 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def _apart(tensor: Tensor) -> bool:
-    """Return whether no two elements share memory, as far as sizes and strides tell."""
+    """Return whether sizes and strides show that no two elements share memory."""
     reached = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -1,1 +1,1 @@
-"""Local variables of a method, reported by rewriting its source."""
+"""Variables: local variables of a method, reported by rewriting its source."""

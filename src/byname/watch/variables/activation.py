@@ -1,4 +1,4 @@
-"""Activation: one run of a rewritten function. Its code tells a `Run`, and that tells the receivers."""
+"""Activation: one run of a rewritten function. Its code reports to a `Run`, which calls the receivers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Receive = Callable[["Activation", str, Any, str], Any]
 
 @dataclass(slots=True, eq=False)
 class Activation:
-    """One run of a function (a frame), as one receiver sees it.
+    """One run of a function (a frame), for one receiver.
 
     Attributes:
-        scope: ``""`` for the function listened to, ``"inner"`` for one nested in it.
-        parent: the run of the function around it, for a nested one.
-        memory: for the receiver; dropped with the frame.
+        scope: ``""`` for the observed function, ``"inner"`` for a function ``inner`` nested in it.
+        parent: for a nested function, the activation of the function around it.
+        memory: a dict for the receiver; freed with the frame.
     """
 
     scope: str = ""
@@ -34,7 +34,7 @@ class Activation:
 
 
 class Listener(Protocol):
-    """Who listens: what a `Run` has to know of it."""
+    """The attributes of `subscribe.Listening` that a `Run` uses."""
 
     active: bool
     exits: bool
@@ -43,14 +43,17 @@ class Listener(Protocol):
 
 
 class Run:
-    """One run of a rewritten function that somebody listens to; a hidden local variable of its frame.
+    """One observed run of a rewritten function; a hidden local variable of its frame.
 
-    It holds none of the variables' values. Nothing here is traced by ``torch.compile``: a compiled function is
-    interrupted for it. A small model pays for every call in here, and there are several for each value.
+    It holds no value of a variable. ``torch.compile`` traces nothing here: it breaks the graph at these calls. The
+    methods are short because each value costs several of their calls, which small models notice.
+
+    Args:
+        listeners: the receivers, each with its activation.
 
     Attributes:
-        exits: whether somebody wants to know the last values.
-        known: the variables that are bound, and the version of each that is a tensor.
+        exits: whether a receiver wants the last values.
+        known: the bound variables, with a weak reference and the version of each tensor; None for another value.
     """
 
     __slots__ = ("_listeners", "exits", "known")
@@ -62,12 +65,12 @@ class Run:
 
     @dynamo_skip
     def nested(self, scope: str) -> Run:
-        """The run of a function defined in this one."""
+        """Return the run of a function that is defined in this one."""
         return Run([(listener, Activation(scope, activation)) for listener, activation in self._listeners])
 
     @dynamo_skip
     def tell(self, variable: str, value: Any, moment: str) -> Any:
-        """Tells every receiver, in the order in which they came; gives back what the last of them made of the value."""
+        """Call the receivers of a variable, in order; return the value that the last one returned."""
         for listener, activation in self._listeners:
             if listener.active and variable in listener.variables:
                 value = listener.receive(activation, variable, value, moment)
@@ -77,36 +80,39 @@ class Run:
 
     @dynamo_skip
     def show(self, variable: str, value: Any, moment: str) -> None:
-        """Tells every receiver who wants to know, where nothing can be replaced."""
+        """Call the receivers of a variable that cannot be replaced any more."""
         for listener, activation in self._listeners:
             if listener.active and variable in listener.variables and (listener.exits or moment != "exit"):
                 listener.receive(activation, variable, value, moment)
 
     @dynamo_skip
     def last(self, variable: str, value: Any, returned: Any) -> tuple[Any, Any]:
-        """A change noticed on leaving; where the variable's value is what is returned, its replacement is returned."""
+        """Report a variable whose tensor changed in place before a return; return its value and the return value.
+
+        If the function returns this very tensor, a replacement is returned instead.
+        """
         new = self.tell(variable, value, "changed")
         return new, new if returned is value else returned
 
     @dynamo_skip
     def forget(self, variable: str) -> None:
-        """The variable was deleted."""
+        """Note that a variable was deleted."""
         self.known.pop(variable, None)
 
     @dynamo_skip
     def has(self, variable: str) -> bool:
-        """Whether the variable is bound."""
+        """Return whether a variable is bound."""
         return variable in self.known
 
     @dynamo_skip
     def has_moved(self, variable: str) -> bool:
-        """Whether the variable's tensor was changed in place since it was last told."""
+        """Return whether the tensor of a variable was changed in place since it was last reported."""
         known = self.known.get(variable)
         return known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]
 
     @dynamo_skip
     def moved(self) -> bool:
-        """Whether that is so for any variable."""
+        """Return whether the tensor of any variable was changed in place since it was last reported."""
         for known in tuple(self.known.values()):
             if known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
                 return True
@@ -114,17 +120,17 @@ class Run:
 
 
 def version_of(value: Any) -> int | None:
-    """How often a tensor was changed in place; None for what is no tensor, or keeps no count."""
+    """Return the version of a tensor, the number of its in-place changes; None for a value without a version."""
     kind = type(value)
     plain = kind is Tensor or kind is Parameter
     if not plain and not issubclass(kind, Tensor):
         return None
     try:
-        if plain and not _mode_is_on():  # then nobody's code runs for it, and the context takes longer than all else
+        if plain and not _mode_is_on():  # no user code runs for it, and the context manager would take most of the time
             return value._version  # type: ignore[no-any-return]
         with DisableTorchFunction():
             return int(value._version)
-    except RuntimeError:  # an inference tensor keeps no count
+    except RuntimeError:  # an inference tensor has no version
         return None
 
 

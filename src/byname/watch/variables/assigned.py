@@ -1,4 +1,4 @@
-"""Assigned: local variables, observed by listening to the methods that assign them, for chosen instances."""
+"""Assigned: the local variables that an attachment observes, through subscriptions to their functions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Assigned:
     """The local variables, arguments and return values that one attachment observes.
 
     Args:
-        running: knows the calls.
-        spots: the places, and where their values go.
+        running: the attachment.
+        spots: the places, each with the function that reports its values.
     """
 
     def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
@@ -47,7 +47,12 @@ class Assigned:
             receivers.setdefault(spot.name, []).append(make(spot, deliver, self._changes))
 
     def install(self) -> None:
-        """Begin to listen."""
+        """Subscribe to the functions.
+
+        Raises:
+            NoMatchError: a module no longer has the function.
+            BadArgumentError: the variables of a function cannot be read.
+        """
         for module, method, receivers in self._wanted.values():
             function = code_of_place(module, method)
             if function is None:
@@ -74,7 +79,7 @@ class Assigned:
                 )
 
     def remove(self) -> None:
-        """Stop listening."""
+        """Remove the subscriptions, and note functions that somebody else has replaced meanwhile."""
         undo = Undo()
         for one in self._listenings:
             undo.add(one.remove)
@@ -89,12 +94,12 @@ class Assigned:
         self._receiving.clear()
 
     def look(self) -> None:
-        """Notes whose code somebody else has replaced, since when nothing of it is told."""
+        """Note the functions whose code somebody else has replaced: they report nothing since."""
         for one in {one.function: one for one in self._listenings}.values():
             self._running.notes.update(dict.fromkeys(one.notes))
 
     def _look_at(self, module: nn.Module, method: str, listening: Listening) -> None:
-        """Notes where somebody else has put another function in the place of a method."""
+        """Note a method that somebody else has replaced by another function."""
         try:
             now = code_of_place(module, method)
         except BadArgumentError:  # it has no Python code
@@ -107,22 +112,22 @@ class Assigned:
 
 
 class _Changes:
-    """Notes of a variable that was changed several times in one call: who asks for an argument may mean only once."""
+    """Notes variables that were changed several times in one call: the user may have meant an argument only."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self._notes: dict[str, tuple[int, str]] = {}
 
     def of(self, activation: Activation, path: str, moment: str, old: Any, version: int | None, new: Any) -> None:
-        """A value has passed a callback.
+        """Count a change, if the callback has replaced a value or changed it in place.
 
         Args:
-            activation: the call in which it was told.
+            activation: the call in which the value was reported.
             path: the place.
-            moment: ``entry`` for an argument as it came.
+            moment: the moment of the report; ``entry`` for the value of an argument.
             old: the value.
-            version: how often its tensor was changed in place before.
-            new: what takes its place.
+            version: the version of its tensor before the callback.
+            new: the value that the callback returned.
         """
         if new is old and version == version_of(old):
             return
@@ -147,10 +152,15 @@ def _changed_again(path: str, count: int, entered: bool) -> str:
 
 
 class _Receiver:
-    """Passes on what one path wants to know of a variable.
+    """Reports the values of a variable at one place.
+
+    Args:
+        spot: the place.
+        deliver: the function that reports its values.
+        changes: counts the changes.
 
     Attributes:
-        at_exit: whether it wants to know the last value.
+        at_exit: whether the last value has to be reported to it.
     """
 
     def __init__(self, spot: Spot, deliver: Deliver, changes: _Changes) -> None:
@@ -188,7 +198,7 @@ class _Receiver:
 
 
 class _OneAssignment(_Receiver):
-    """Passes on one assignment of a variable in each call, counted from its entry value or its first assignment."""
+    """Reports one assignment of a variable in each call; the value of an argument, or the first assignment, is 0."""
 
     def __init__(self, spot: Spot, deliver: Deliver, changes: _Changes) -> None:
         super().__init__(spot, deliver, changes)
@@ -233,7 +243,7 @@ def _assigned_so_often(spot: Spot, count: int) -> str:
 
 
 def _while_held(receive: Receive) -> Receive:
-    """The same receiver, which the code that was put into a class does not keep, and so not the model either."""
+    """Return a receiver that holds this one weakly, so that the code in the class does not keep the model alive."""
     held = weakref.ref(receive)
 
     def receive_held(activation: Activation, variable: str, value: Any, moment: str) -> Any:
@@ -244,11 +254,14 @@ def _while_held(receive: Receive) -> Receive:
 
 
 class _Received:
-    """Hands a variable of one method to all who want it.
+    """The receiver of the variables of one method; it calls those of the places.
+
+    Args:
+        receivers: the receivers of the places, by the name of the variable.
 
     Attributes:
-        replaces: whether what is returned takes the place of the value.
-        ran: whether anything was told.
+        replaces: whether a returned value replaces the value of the variable.
+        ran: whether anything was reported.
     """
 
     def __init__(self, receivers: dict[str, list[_Receiver]]) -> None:
@@ -278,17 +291,17 @@ class _Received:
 
 
 def _seen(value: Any) -> Any:
-    """What to compare an item with later, without keeping it alive."""
+    """Return a key to compare an item with later; it does not keep the item alive."""
     if is_tensor(value):
         return weakref.ref(value), _version(value)
     try:
         return weakref.ref(value), 0
-    except TypeError:  # a number, a text or another value that has no identity worth speaking of
+    except TypeError:  # no weak references; a number or a string is compared by value
         return (value, 0) if isinstance(value, int | float | complex | str | bytes | None) else (type(value), id(value))
 
 
 def _version(value: Any) -> int:
-    """How often a tensor was changed in place; those made under ``inference_mode`` do not count it."""
+    """Return the version of a tensor; 0 for another value and for a tensor made under ``inference_mode``."""
     return value._version if is_tensor(value) and not value.is_inference() else 0
 
 

@@ -1,4 +1,4 @@
-"""Compile: code that reports a function's variables, from the function's own source, rewritten and compiled."""
+"""Compile: rewrite and compile the source of a function, so that it reports its variables."""
 
 from __future__ import annotations
 import __future__
@@ -22,20 +22,24 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 _SHELL = "_byname_shell"
-"""The function around the recompiled one, where it has variables from outside."""
+"""The name of a function around the recompiled one, if that has free variables."""
 
 
 def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | None:
-    """The code of a function that reports these variables; None where there is no source that can be believed.
+    """Return code that reports these variables; None if the source is missing or may not be that of the code.
 
-    It has the file name, lines and columns of the original, its name and its variables from outside, so that it can
-    take the original's place in a function. What was made once is kept: an attachment may be switched off and on again
-    all the time, and the making takes milliseconds.
+    The new code has the file name, lines, columns, name and free variables of the original, so that it can replace it
+    in a function. It is cached, since compiling takes milliseconds and an attachment may be disabled and enabled often.
+
+    Args:
+        code: the original code.
+        wanted: the variables, as in `transform.rewrite`.
+        key: the number by which the new code finds its subscriptions.
     """
     try:
         with one_at_a_time:
             made = _recompiled(ThisCode(code), frozenset(wanted))
-    except _NoSourceError:  # which is not kept: the source may be found later
+    except _NoSourceError:  # not cached, since the source may be found later
         return None
     consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]
     fitted = made.replace(co_consts=tuple(consts))
@@ -44,16 +48,16 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
 
 
 _KEY = 0x6279_6E61_6D65_0001
-"""Stands for the key in code that is kept."""
+"""A placeholder for the key in cached code."""
 
 
 class _NoSourceError(Exception):
-    """There is no source that can be believed."""
+    """The source is missing, or may not be that of the code."""
 
 
 @lru_cache(maxsize=256)
 def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
-    """The code that reports these variables, but for its key."""
+    """Return the code that reports these variables, with the placeholder instead of its key."""
     code = this.code
     assert code is not None
     definition = definition_of(code)
@@ -64,10 +68,10 @@ def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
     rewrite(node, wanted, _KEY)
     tree = _in_its_shell(node, code, _class_around(definition))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the user's file was compiled, and warned about, when the program began
+        warnings.simplefilter("ignore")  # Python gave the warnings already when it compiled the user's file
         try:
             made: Any = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
-        except SyntaxError as error:  # too many blocks inside of each other
+        except SyntaxError as error:  # too many nested blocks
             raise _NoSourceError from error
     inner = _find(made, code)
     if inner is None or inner.co_freevars != code.co_freevars:
@@ -76,7 +80,7 @@ def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
 
 
 def _note(made: CodeType, original: CodeType) -> None:
-    """Notes which code the new one stands for, and so for the functions inside."""
+    """Note in ``stands_for`` the original of the new code, and the originals of the functions inside it."""
     stands_for[made] = original
     inside = {(one.co_name, one.co_firstlineno): one for one in original.co_consts if isinstance(one, CodeType)}
     for one in (const for const in made.co_consts if isinstance(const, CodeType)):
@@ -85,7 +89,7 @@ def _note(made: CodeType, original: CodeType) -> None:
 
 
 def _copy(node: Any) -> Any:
-    """A copy of a tree without what others have written on its nodes."""
+    """Return a copy of a syntax tree without the attributes that other code has set on its nodes."""
     if isinstance(node, list):
         return [_copy(part) for part in node]
     if not isinstance(node, ast.AST):
@@ -95,7 +99,7 @@ def _copy(node: Any) -> Any:
 
 
 def _without_signature(node: Function) -> None:
-    """Takes away what was evaluated at the definition; the decorators stay, for they hold the first line."""
+    """Remove defaults and annotations, which a definition evaluates; keep decorators, which have the first line."""
     node.args.defaults = []
     node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
     node.returns = None
@@ -107,7 +111,7 @@ def _without_signature(node: Function) -> None:
 
 
 def _class_around(node: Any) -> str | None:
-    """The class whose name is in the function's private names, and to which its ``super()`` refers."""
+    """Return the name of the class around a function, for its private names and ``super()``; None without a class."""
     while not isinstance(node, ast.Module):
         node = node.parent
         if isinstance(node, ast.ClassDef):
@@ -129,7 +133,7 @@ def _in_its_shell(node: Function, code: CodeType, owner: str | None) -> ast.Modu
 
 
 def _parsed(text: str, body: list[ast.stmt], place: dict[str, int]) -> Any:
-    """A statement at a place, with a body."""
+    """Return the statement in a text, at the position `place` of the source, with a body."""
     statement: Any = ast.parse(text).body[0]
     for part in ast.walk(statement):
         if "lineno" in part._attributes:
@@ -140,7 +144,7 @@ def _parsed(text: str, body: list[ast.stmt], place: dict[str, int]) -> Any:
 
 
 def _find(made: CodeType, original: CodeType) -> CodeType | None:
-    """The function's code inside of what was compiled."""
+    """Return the code of the function inside compiled code, or None."""
     for inner in (const for const in made.co_consts if isinstance(const, CodeType)):
         if inner.co_name == original.co_name and inner.co_flags & inspect.CO_OPTIMIZED:
             return inner
@@ -150,7 +154,7 @@ def _find(made: CodeType, original: CodeType) -> CodeType | None:
 
 
 def _fitted(made: CodeType, original: CodeType) -> CodeType:
-    """The new code under the qualified name of the original, and so the functions inside."""
+    """Return the new code with the qualified name of the original; the same for the functions inside it."""
     nested = (made.co_flags & ~inspect.CO_NESTED) | (original.co_flags & inspect.CO_NESTED)
     return _renamed(made, made.co_qualname, original.co_qualname).replace(co_flags=nested)
 

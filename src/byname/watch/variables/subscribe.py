@@ -1,8 +1,8 @@
-"""Subscribe: a method's code is replaced by code that reports its local variables.
+"""Subscribe: replace the code of a method by code that reports its local variables.
 
-The code of a method belongs to its class, and to the whole process: who listens to which function is known once for the
-process, in ``_TAPS``, from where the rewritten code asks for it each time it begins to run. Only runs whose first
-argument is the very object listened to are told; of a function that is no method, those that this module calls.
+The code of a method belongs to its class, and so to the whole process. One table for the process, ``_TAPS``, has the
+receivers of each function; the rewritten code looks there each time it begins to run. A run of a method is reported if
+its first argument is the observed object. A run of another function is reported if the observed module calls it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from byname.watch.variables.without_source import bare, can_be_traced, handing_o
 __all__ = ["Listening", "listen"]
 
 RETURN = "return"
-"""The pseudo variable that holds what a function returns."""
+"""The name that stands for the return value of a function among its variables."""
 
 
 def listen(
@@ -46,27 +46,36 @@ def listen(
 ) -> Listening:
     """Report the variables of a function each time it runs with `owner` as its first argument.
 
-    ``receive(activation, variable, value, moment)`` is called in the thread of the function, and what it returns takes
-    the place of the value. The moment is ``"entry"`` (an argument as it came), ``"assigned"``, ``"stored"`` (an item or
-    attribute of the variable was assigned or deleted), ``"changed"`` (the variable's tensor was changed in place),
-    ``"exit"`` (the last value before the function returns; replacing has no effect any more) or ``"returned"``. An
-    exception that it raises reaches the function. A run that ends by an exception has no exit; a return that a
-    ``finally`` overrides by another one is told of too.
+    ``receive(activation, variable, value, moment)`` is called in the thread of the function, and its result replaces
+    the value. The moments are:
 
-    Several may listen to one function; they are told in their `order`, or in that in which they came. A run that has
-    begun is not told of to those who come later.
+    - ``"entry"``: the value of an argument;
+    - ``"assigned"``;
+    - ``"stored"``: an item or attribute of the variable was assigned or deleted;
+    - ``"changed"``: the tensor of the variable was changed in place;
+    - ``"exit"``: the last value before the function returns; replacing it has no effect;
+    - ``"returned"``: the return value.
+
+    An exception of the receiver is raised in the function. A run that ends by an exception has no ``"exit"``. A return
+    value is reported even if the ``return`` of a ``finally`` overrides it.
+
+    One function may have several receivers; they are called by `order`, then in the order of subscribing. A run that
+    had begun before a receiver subscribed is not reported to it.
 
     Args:
         function: a Python function, from `method_of`.
-        owner: the object whose runs count, by identity; held weakly where it can be.
-        variables: names from `variables_of`; ``return`` or ``inner.return`` for what is returned.
+        owner: the object whose runs are reported, compared by identity; held weakly if possible.
+        variables: names from `variables_of`; ``return`` or ``inner.return`` for a return value.
         receive: the receiver.
-        order: who has a lower one is told earlier.
-        exits: whether the last values are to be told.
-        by_caller: the runs that count are those that `owner`, a module, calls; whatever their first argument.
+        order: receivers with a lower order are called earlier.
+        exits: whether to report the last values.
+        by_caller: whether to report the runs that `owner`, a module, calls, whatever their first argument.
+
+    Returns:
+        The subscription, which can be removed.
 
     Raises:
-        BadArgumentError: a variable that the function does not have.
+        BadArgumentError: the function has no such variable, or its variables cannot be read.
 
     Example:
         >>> class Twice:
@@ -88,15 +97,19 @@ def listen(
 
 
 class Listening:
-    """Somebody who listens from `begin` on; also a context manager that stops on leaving. See `listen`.
+    """A subscription to variables of a function, active from `begin` on; also a context manager that removes it.
+
+    The arguments are those of `listen`.
 
     Attributes:
-        function: the function listened to.
-        variables: what is told.
-        order: who has a lower one is told earlier.
-        exits: whether the last values are told.
-        by_caller: whether the runs that count are those that the owner calls.
+        function: the observed function.
+        variables: the names of the reported variables.
+        order: subscriptions with a lower order are called earlier.
+        exits: whether the last values are reported.
+        by_caller: whether the runs that the owner calls are reported.
+        every_run: whether all runs are reported, since the function does not get the owner as its first argument.
         active: whether it has not been removed.
+        key: the ``id`` of the owner.
     """
 
     def __init__(
@@ -128,32 +141,32 @@ class Listening:
         self._notes: list[str] = []
 
     def begin(self) -> None:
-        """Begin to listen."""
+        """Begin to report; raise a `BadArgumentError` if the variables cannot be read."""
         with _CHANGING:
             self._tap = _tap_of(self.function)
             self._tap.add(self)
 
     @property
     def replaces(self) -> bool:
-        """Whether what the receiver returns takes the place of the value: not where the function has no source."""
+        """Whether the result of the receiver replaces the value; False if the function has no source."""
         return self._tap is None or self._tap.plain is None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of it, in words."""
+        """Sentences about the subscription: whether other code has replaced the function's code meanwhile."""
         tap = self._tap
         if self.active and tap is not None and tap.function.__code__ is not tap.installed:
             return (*self._notes, tap.replaced)
         return tuple(self._notes)
 
     def is_about(self, first: object) -> bool:
-        """Whether a run with this first argument, or called by this module, is told of."""
+        """Return whether a run with this first argument, or called by this module, is reported."""
         return self._owner() is first or self.every_run
 
     def remove(self) -> None:
-        """Stops telling; the last to leave puts the function's own code back. Does nothing the second time.
+        """Stop reporting; the last subscription of a function restores its code. A second call does nothing.
 
-        Where somebody else has put other code into the function meanwhile, theirs stays, and `notes` says so.
+        If other code was put into the function meanwhile, that stays, and `notes` says so.
         """
         if not self._left:
             if self._leave():
@@ -161,7 +174,7 @@ class Listening:
             self._left = True
 
     def _leave(self) -> bool:
-        """Whether this was the last to leave."""
+        """Unsubscribe; return whether this was the last subscription of the function."""
         with _CHANGING:
             if self.active:
                 self._notes = [*self.notes]
@@ -179,7 +192,19 @@ class Listening:
 
 
 class _Tap:
-    """A function whose code was replaced, and who listens to it."""
+    """A function whose code was replaced, and its subscriptions.
+
+    Attributes:
+        function: the function.
+        original, installed: its own code and the rewritten one.
+        key: the number by which the rewritten code finds this object.
+        listenings: all subscriptions, if one of them wants every run; otherwise empty.
+        told: the names of the variables that the installed code reports.
+        plain: a copy of a function without source, with its own code; None for a function with source.
+        by_owner: the subscriptions, by the ``id`` of the owner.
+        every_run: whether one of the subscriptions wants every run.
+        by_caller: whether one of the subscriptions goes by the calling module.
+    """
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
@@ -193,13 +218,13 @@ class _Tap:
         self.by_caller = False
 
     def add(self, listening: Listening) -> None:
-        """Lets one more listen; the code is made anew when it does not yet tell of all that is wanted."""
+        """Add a subscription; rewrite the code again if it does not yet report all of the variables."""
         try:
             _TAPS[self.key] = self
             self._listen(listening.key, sorted([*self.by_owner.get(listening.key, ()), listening], key=_order))
             if not listening.variables <= self.told:
                 self._install(self.told | listening.variables)
-        except BaseException:  # code of ours that nobody knows of would be taken for the function's own
+        except BaseException:  # otherwise installed code without subscriptions would pass for the function's own
             self.discard(listening)
             raise
 
@@ -222,7 +247,7 @@ class _Tap:
             raise BadArgumentError(f"{name} has no source: {nested[0]!r}, of a nested function, cannot be read")
 
     def _listen(self, key: int, listenings: Sequence[Listening]) -> None:
-        """Notes who listens to one owner. There may be thousands, and runs in other threads meanwhile."""
+        """Set the subscriptions of one owner. There may be thousands of owners, and runs in other threads meanwhile."""
         if listenings:
             self.by_owner[key] = tuple(listenings)
         else:
@@ -244,25 +269,25 @@ class _Tap:
 
     @property
     def replaced(self) -> str:
-        """What to say where somebody else has put other code into the function."""
+        """The note for a function whose code somebody else has replaced."""
         return (
             f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile, and tells of no "
             "variables; it is left as it is"
         )
 
     def enter(self, first: object) -> Run | None:
-        """A run begins, with this first argument."""
+        """Return a `Run` for a run that begins with this first argument; None if it is not observed."""
         if self.by_caller:
             return self._enter_called(first)
         candidates = self.listenings if self.every_run else self.by_owner.get(id(first), ())
-        if len(candidates) == 1:  # nearly always, and each value of a small model pays for what is done here
+        if len(candidates) == 1:  # the usual case, written out since small models notice the time that this takes
             one = candidates[0]
             return Run(((one, Activation()),)) if one.is_about(first) else None
         concerned = [(one, Activation()) for one in candidates if one.is_about(first)]
         return Run(concerned) if concerned else None
 
     def _enter_called(self, first: object) -> Run | None:
-        """A run begins that counts for the module that calls the function."""
+        """Return a `Run` for a run that is observed because of its calling module or its first argument; else None."""
         caller = running_module()
         if self.every_run:
             candidates = self.listenings
@@ -272,7 +297,7 @@ class _Tap:
         return Run([(one, Activation()) for one in sorted(concerned, key=_order)]) if concerned else None
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """A function without source is called."""
+        """Call a function without source and report its variables; return its result."""
         assert self.plain is not None
         run = self.enter(arguments[0] if arguments else None)
         if run is None:
@@ -288,16 +313,16 @@ def _order(listening: Listening) -> int:
 
 _TAPS: dict[int, _Tap] = {}
 _FUNCTIONS: weakref.WeakValueDictionary[int, FunctionType] = weakref.WeakValueDictionary()
-"""The functions without source, for calls that began just before the last listener left."""
+"""The functions without source, for calls that began just before the last subscription was removed."""
 
 _KEYS: weakref.WeakKeyDictionary[FunctionType, int] = weakref.WeakKeyDictionary()
-"""One for each function, however often it is listened to: what is kept by key does not grow with that."""
+"""One key for each function, however often it is subscribed to, so that tables by key do not grow."""
 _NEXT = itertools.count()
 _CHANGING = threading.RLock()
 
 
 def _key_of(function: FunctionType) -> int:
-    """The number by which rewritten code knows its function."""
+    """Return the number that stands for a function in its rewritten code."""
     with _CHANGING:
         if function not in _KEYS:
             _KEYS[function] = next(_NEXT)
@@ -306,27 +331,27 @@ def _key_of(function: FunctionType) -> int:
 
 @dynamo_skip
 def _enter(key: int, first: object) -> Run | None:
-    """What rewritten code calls when it begins to run: None when nobody listens to this run."""
+    """Return the `Run` of a function that begins; rewritten code calls this. None if this run is not observed."""
     tap = _TAPS.get(key)
     if tap is None or not (id(first) in tap.by_owner or tap.every_run or tap.by_caller):
         return None
     return tap.enter(first)
 
 
-_enter._torchdynamo_disable_msg = (  # type: ignore[attr-defined]  # PyTorch shows it where a graph must be whole
+_enter._torchdynamo_disable_msg = (  # type: ignore[attr-defined]  # PyTorch shows it in the error under fullgraph=True
     "byname listens to local variables of this function; remove its handle, or compile without fullgraph=True"
 )
 
 
 @dynamo_skip
 def _traced(key: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function without source calls in its place."""
+    """Run a function without source; the code that was installed in it calls this."""
     tap = _TAPS.get(key)
     return _FUNCTIONS[key](*arguments, **keywords) if tap is None else tap.call(arguments, keywords)
 
 
 def _shown(names: Any) -> Any:
-    """What ``locals()`` or ``dir()`` gives, without the hidden variables of rewritten code."""
+    """Return the result of ``locals()`` or ``dir()`` without the hidden variables of rewritten code."""
     if isinstance(names, list):
         return [name for name in names if not name.startswith(HIDDEN)]
     for name in [name for name in names if name.startswith(HIDDEN)]:
@@ -335,12 +360,12 @@ def _shown(names: Any) -> Any:
 
 
 def forget_compiled() -> None:
-    """Has compiled functions compiled again: the compiler does not notice that code which it inlined was replaced.
+    """Discard the compiled code of functions, since the compiler does not notice that inlined code was replaced.
 
-    Its guards look at the code of the function that was compiled, not at that of the methods it calls (PyTorch 2.13).
+    Its guards check the code of the compiled function, not the code of the methods that it calls (PyTorch 2.13).
     """
     compiler: Any = sys.modules.get("torch._dynamo")
-    if compiler is not None and not EAGERLY.on:  # nothing is compiled then before the code is back in its place
+    if compiler is not None and not EAGERLY.on:  # under EAGERLY nothing is compiled before the code is restored
         getattr(compiler, "reset_code_caches", compiler.reset)()
 
 
@@ -360,9 +385,9 @@ def _check(function: FunctionType, variables: Sequence[str]) -> None:
 
 
 def _weakly(owner: Any, listening: Listening) -> Any:
-    """A reference to the owner; when it dies nobody can be told of any more.
+    """Return a weak reference to the owner, which unsubscribes when the owner is freed.
 
-    Compiled code is left as it is then: the collector may run at any moment, also while the compiler does.
+    Compiled code is not discarded then, since the garbage collector may run at any time, also while the compiler runs.
     """
     itself = weakref.ref(listening)
 
@@ -373,5 +398,5 @@ def _weakly(owner: Any, listening: Listening) -> Any:
 
     try:
         return weakref.ref(owner, gone)
-    except TypeError:  # such as an object with slots
+    except TypeError:  # no weak references, such as to an object with slots
         return lambda: owner

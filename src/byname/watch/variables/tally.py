@@ -1,4 +1,4 @@
-"""Tally: how many values each variable of a model gets in one run, and the shapes of the tensors in the first."""
+"""Tally: the number of values that each variable gets in one run, and the shapes of the tensors in the first value."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from byname.watch.variables.subscribe import RETURN, Listening
 __all__ = ["Seen", "Tally", "Wanted"]
 
 Wanted = tuple[nn.Module, str, FunctionType, list[str], bool]
-"""A module; the name of a method of it, or of a function that it calls; that function; its variables that are wanted,
-``return`` for what it returns; and whether it is a function that the module calls."""
+"""The variables to count in one function. The items: a module; the name of one of its methods, or of a function that it
+calls; the function object; the names of the variables, ``return`` for the return value; and whether the module calls
+the
+function, rather than having it as a method."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of one variable, or of what a function returns.
+    """The facts about one variable or return value.
 
     Attributes:
         calls: the number of its values.
-        shapes: the shapes of the tensors in the first one.
-        line: for what a function returns, the instruction that called the function.
+        shapes: the shapes of the tensors in the first value.
+        line: for a return value, the instruction that called the function.
     """
 
     calls: int = 0
@@ -45,7 +47,7 @@ class Seen:
 
 
 class Tally:
-    """Counts values, as `attach` would tell of them. Keeps none."""
+    """Counts the values that `attach` would report, and keeps none of them."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str, str], Seen] = {}
@@ -53,7 +55,7 @@ class Tally:
 
     @contextmanager
     def listening(self, wanted: Iterable[Wanted]) -> Iterator[None]:
-        """Count the variables of some functions inside the block."""
+        """Count the values of these variables inside the block."""
         with EAGERLY.held():
             undo = Undo()
             try:
@@ -71,13 +73,13 @@ class Tally:
                 undo()
 
     def of(self, module: nn.Module, name: str, variable: str) -> Seen | None:
-        """Return what is known of a variable of a method or function; None if it was not listened to."""
+        """Return the facts about a variable of a method or function; None if it was not observed."""
         if (id(module), name) not in self._heard:
             return None
         return self._seen.get((id(module), name, variable), _NEVER)
 
     def _receiver(self, module: nn.Module, name: str, function: FunctionType) -> Any:
-        """Return a function that counts a value and gives it back."""
+        """Return the receiver for a function; it counts a value and returns it."""
         key, every = id(module), self._seen
 
         def receive(activation: Any, variable: str, value: Any, moment: str) -> Any:
@@ -98,7 +100,7 @@ _NEVER = Seen()
 
 
 def _line_of_the_call(function: FunctionType, frame: FrameType | None) -> Instruction | None:
-    """Return the instruction of the model that called a function, which runs in a frame or around it."""
+    """Return the instruction of the model that called a function; the frame is that of the function or inside it."""
     own = stands_for[function.__code__]
     while frame is not None and stands_for[frame.f_code] is not own:
         frame = frame.f_back

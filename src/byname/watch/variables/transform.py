@@ -1,4 +1,4 @@
-"""Transform: the syntax tree of a function, with a report after every statement that binds a variable.
+"""Transform: change the syntax tree of a function so that each statement that binds a variable is followed by a report.
 
 ``h = f(x)`` becomes::
 
@@ -6,9 +6,9 @@
     if _byname_run_0 is not None:
         h = _byname_run_0.tell("h", h, "assigned")
 
-where ``_byname_run_0`` is a hidden local variable: None unless this run of the function is listened to (see `Run` in
-`byname.watch.variables.activation`). What the user wrote stays as it is, at its line and columns; what is added stands
-at the place of what it reports.
+where ``_byname_run_0`` is a hidden local variable, None unless this run of the function is observed (see `Run` in
+`byname.watch.variables.activation`). The user's statements keep their lines and columns. An added statement has the
+position of the statement that it reports.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def rewrite(node: Function, wanted: Iterable[str], key: int) -> None:
     """Change the tree of a function, in place, so that it reports the requested variables.
 
     Args:
-        node: the function; a tree of its own, that nobody else holds.
-        wanted: ``h``, ``inner.u``, ``return``, ``inner.return``.
-        key: what the function gives to `byname.watch.variables.activation.enter` to find who listens.
+        node: the function; a tree that nothing else uses.
+        wanted: the variables: ``h``, ``inner.u``, ``return``, ``inner.return``.
+        key: the number that the function passes to ``byname._enter`` to find its subscriptions.
     """
     scope = scope_of(node, None, 0)
     _Rewriting(scope, frozenset(wanted), key).function(node)
@@ -85,7 +85,7 @@ class _Rewriting:
         node.body = [*node.body[:documented], *start, *body]
 
     def _entry(self, node: Function) -> list[ast.stmt]:
-        """The hidden variable: asked for at the outermost function, from the run around it in a nested one."""
+        """Return statements that set the hidden variable; a nested function gets it from the run around it."""
         if self.scope.parent is None:
             run = self.scope.run
             text = f"import byname as {run}\n{run} = {run}._enter({self.key}, {first_of(node)})"
@@ -100,7 +100,7 @@ class _Rewriting:
             yield from self._tell(name, "entry", places[name])
 
     def _inner(self, node: Function | ast.ClassDef) -> None:
-        """A function or class inside: rewritten where something in it is wanted, or binds what is wanted here."""
+        """Rewrite a nested function or class that has requested variables, or binds or changes one of this scope."""
         scope = scope_of(node, self.scope, self.depth + 1)
         inner = _Rewriting(scope, self.all_wanted, self.key, self.depth + 1)
         if not self._concerns(node, scope):
@@ -150,7 +150,7 @@ class _Rewriting:
         return [statement, *reports]
 
     def _with(self, statement: ast.With | ast.AsyncWith) -> list[ast.stmt]:
-        """``with a as x, b as y`` binds x before b is evaluated: a ``with`` of its own for all that bind."""
+        """Split ``with a as x, b as y`` into two statements, since x must be reported before b is evaluated."""
         first, rest = statement.items[0], statement.items[1:]
         if rest and first.optional_vars is not None and any(self._bound(first)):
             inner = ast.copy_location(type(statement)(items=rest, body=statement.body), rest[0].context_expr)
@@ -159,7 +159,7 @@ class _Rewriting:
         return self._compound(statement)
 
     def _compound(self, statement: Any) -> list[ast.stmt]:
-        """A statement with blocks: what its head binds is reported where its blocks begin."""
+        """Rewrite a statement with blocks; variables that its head binds are reported where its blocks begin."""
         bound = list(self._bound(statement))
         for field in _BLOCKS:
             if block := getattr(statement, field, None):
@@ -174,7 +174,7 @@ class _Rewriting:
         return [statement, *self._look(statement)]
 
     def _case(self, case: ast.match_case, statement: ast.stmt) -> None:
-        """What a pattern captures is reported before its guard is asked."""
+        """Rewrite a case; the names that its pattern captures are reported before its guard is evaluated."""
         reports = list(self._bound(case))
         if case.guard is not None and reports:
             names = [name for name in dict.fromkeys(bound_by(case)) if self.scope.binds(name)]
@@ -187,13 +187,13 @@ class _Rewriting:
         case.body = [*reports, *self._look(statement), *self.block(case.body)]
 
     def _told(self, name: str, place: ast.AST) -> ast.expr:
-        """An expression that reports a variable and is true."""
+        """Return an expression that reports a variable and evaluates to True."""
         owner, variable = self._wanted(name, self.scope) or (self.scope, name)
         text = f"({owner.run} is None or (({name} := {owner.run}.tell({variable!r}, {name}, 'assigned')), True)[1])"
         return _expression(text, place)
 
     def _expressions(self, statement: ast.stmt) -> None:
-        """The walruses in a statement, or in the head of one with a body."""
+        """Rewrite the ``:=`` in a statement, or in the head of a statement with a body."""
         for head in heads(statement):
             self.within.put(statement, head, self.within.visit(head))
 
@@ -209,7 +209,7 @@ class _Rewriting:
         return _parsed(f"if {run} is not None: {text}", place)
 
     def _bound(self, statement: Any) -> Iterator[ast.stmt]:
-        """Reports of what a statement, or its head, binds, stores into and deletes."""
+        """Yield reports of the variables that a statement, or its head, binds, stores into and deletes."""
         reported: set[str] = set()
         for part in targets(statement):
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Del):
@@ -230,7 +230,7 @@ class _Rewriting:
         return _parsed(f"if {run} is not None: {run}.forget({variable!r})", target)
 
     def _look(self, statement: ast.stmt) -> list[ast.stmt]:
-        """Reports the tensors that were changed in place, after what can have changed one."""
+        """Return reports of tensors changed in place, for a statement that may have changed one."""
         run, wanted, names = self.scope.run, self.scope.wanted, self.last
         changing = isinstance(statement, CHANGING_STATEMENTS) or any(may_change(head) for head in heads(statement))
         if not names or not changing:
@@ -242,7 +242,7 @@ class _Rewriting:
         return _parsed("\n".join(lines), _line_of(statement))
 
     def _leaving(self, statement: ast.Return) -> list[ast.stmt]:
-        """A return: the value is made, then the last changes, the last values and the value itself are reported."""
+        """Return the statements for a ``return``: compute the value; report last changes, last values and the value."""
         run, wanted = self.scope.run, self.scope.wanted
         lines = []
         for name in self.last:
@@ -262,13 +262,13 @@ class _Rewriting:
 
 
 class _Expressions(ast.NodeTransformer):
-    """The walruses of expressions, reported where they stand, and ``locals()`` without the hidden variables."""
+    """Rewrites expressions: ``:=`` reports its variable, and ``locals()`` does not show the hidden variables."""
 
     def __init__(self, rewriting: _Rewriting) -> None:
         self.rewriting = rewriting
 
     def put(self, owner: ast.AST, old: ast.AST, new: ast.AST) -> None:
-        """Puts a node into the place of another one."""
+        """Replace a child node of `owner` by another one."""
         for field, value in ast.iter_fields(owner):
             if value is old:
                 setattr(owner, field, new)
@@ -276,11 +276,11 @@ class _Expressions(ast.NodeTransformer):
                 value[:] = [new if one is old else one for one in value]
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        """A lambda's body is another scope, which has no statements to report from."""
+        """Leave a lambda as it is: its body is another scope, without statements that could report."""
         return node
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
-        """``(h := v)`` becomes: h, if assigning it was all, else h as the receiver has it."""
+        """Replace ``(h := v)`` by an expression that assigns h, and then reports it if the run is observed."""
         self.generic_visit(node)
         name = node.target.id
         found = self.rewriting._wanted(name, self.rewriting.scope) if self.rewriting.scope.binds(name) else None
@@ -295,7 +295,7 @@ class _Expressions(ast.NodeTransformer):
         return choice  # type: ignore[no-any-return]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """The user's ``locals()``, ``vars()`` and ``dir()`` do not show what was added."""
+        """Remove the hidden variables from the results of the user's ``locals()``, ``vars()`` and ``dir()``."""
         self.generic_visit(node)
         plain = isinstance(node.func, ast.Name) and node.func.id in ("locals", "vars", "dir")
         if not plain or node.args or node.keywords:
@@ -309,7 +309,7 @@ class _Expressions(ast.NodeTransformer):
 
 
 def _line_of(node: Any) -> ast.AST:
-    """The first line of a definition or a statement, as a place."""
+    """Return a node that has the position of the first line of a definition or statement."""
     place = ast.Constant(None)
     place.lineno = place.end_lineno = node.lineno
     place.col_offset = node.col_offset
@@ -327,12 +327,12 @@ def _expression(text: str, place: ast.AST) -> ast.expr:
 
 
 def _moved_to(node: Any, place: Any) -> Any:
-    """Puts a tree that was just parsed at a place. Much of the time of a rewriting is spent here."""
+    """Set the position of all nodes of a new tree. Much of the time of a rewriting is spent here."""
     place_of = {name: getattr(place, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
     waiting = [node]
     while waiting:
         part = waiting.pop()
-        for field in part._fields:  # not its __dict__: all trees share their contexts, on which others may write
+        for field in part._fields:  # not its __dict__: all trees share context nodes, on which other code may set any
             value = getattr(part, field)
             if isinstance(value, list):
                 waiting += [one for one in value if isinstance(one, ast.AST)]
@@ -344,7 +344,7 @@ def _moved_to(node: Any, place: Any) -> Any:
 
 
 def targets(statement: Any) -> Iterator[Any]:
-    """What a statement or its head binds: names, items and attributes, patterns, imports, a handler's name."""
+    """Yield the targets of a statement or its head: names, items, attributes, patterns, imports, a handler."""
     if isinstance(statement, ast.Assign | ast.Delete):
         for target in statement.targets:
             yield from _flat(target)
@@ -376,7 +376,7 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _captures(pattern: ast.AST) -> Iterator[ast.AST]:
-    """The patterns that capture, in the order in which they do."""
+    """Yield the patterns that capture a name, in the order in which they do."""
     for part in ast.iter_child_nodes(pattern):
         yield from _captures(part)
     if captured_by(pattern):
@@ -384,7 +384,7 @@ def _captures(pattern: ast.AST) -> Iterator[ast.AST]:
 
 
 def name_of(part: Any) -> str:
-    """The name that a target, an import, a handler or a pattern binds."""
+    """Return the name that a target, an import, a handler or a pattern binds; empty if there is none."""
     if isinstance(part, ast.Name):
         return part.id
     if isinstance(part, ast.alias):
@@ -393,7 +393,7 @@ def name_of(part: Any) -> str:
 
 
 def root_of(part: ast.AST) -> str | None:
-    """The variable whose item or attribute is assigned or deleted: ``cache`` of ``cache['k'].x = 1``."""
+    """Return the variable whose item or attribute is assigned or deleted: ``cache`` of ``cache['k'].x = 1``."""
     if not isinstance(part, ast.Attribute | ast.Subscript) or isinstance(part.ctx, ast.Load):
         return None
     node: ast.expr = part
@@ -406,7 +406,7 @@ _CHANGING = (ast.Call, ast.AugAssign, ast.Await, ast.Yield, ast.YieldFrom)
 
 
 def may_change(head: ast.AST) -> bool:
-    """Whether evaluating this can change a tensor in place: it calls something, or stores into something."""
+    """Return whether evaluating a node may change a tensor in place: it contains a call or stores into an object."""
     if isinstance(head, ast.Lambda):
         return False
     stores = isinstance(head, ast.Attribute | ast.Subscript) and not isinstance(head.ctx, ast.Load)
@@ -417,17 +417,17 @@ CHANGING_STATEMENTS = (ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.Async
 
 
 def names_of_handlers(node: Function) -> set[str]:
-    """The names that Python itself deletes where an ``except`` block ends; exceptions are no tensors."""
+    """Return the names that Python deletes at the end of ``except`` blocks; they hold exceptions, not tensors."""
     return {part.name for part in ast.walk(node) if isinstance(part, ast.ExceptHandler) and part.name}
 
 
 def has_blocks(statement: ast.stmt) -> bool:
-    """Whether other statements stand inside of this one."""
+    """Return whether a statement contains other statements."""
     return hasattr(statement, "body") or hasattr(statement, "cases")
 
 
 def yields(node: Function) -> bool:
-    """Whether a function is a generator: a yield of its own, not of a function inside."""
+    """Return whether a function is a generator; a ``yield`` in a nested function does not count."""
     waiting: list[ast.AST] = [*node.body]
     while waiting:
         part = waiting.pop()
@@ -439,7 +439,7 @@ def yields(node: Function) -> bool:
 
 
 def first_of(node: Function) -> str:
-    """What stands for the first argument in the function's own code."""
+    """Return an expression, as text, for the first argument of a function."""
     one = node.args
     positional = [*one.posonlyargs, *one.args]
     if positional:

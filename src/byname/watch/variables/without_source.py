@@ -1,11 +1,11 @@
-"""Without source: the variables of a function without source, read by tracing the runs that count.
+"""Without source: the variables of a function without source, read by tracing its observed runs.
 
-The function gets a code of the same signature that hands the call over; the function's own code then runs in a copy,
-with a trace function that looks at this one frame, and that passes everything on to a tracer that was there before (a
-debugger's, a coverage tool's). Runs of other instances, and other threads, are not traced.
+The function gets code of the same signature that passes the call on to byname. A copy of the function then runs its own
+code under a trace function, which looks at this one frame. The trace function also calls the one that was set before,
+such as that of a debugger or a coverage tool. Runs of other instances, and other threads, are not traced.
 
-What is seen is what the variables are between two lines: not an assignment of the very object that was there before,
-and of several on one line only the last. Nothing can be replaced, and nested functions are not seen.
+The tracer reads the variables between two lines. So it misses an assignment of the very object that the variable had
+before, and all but the last assignment in one line. It replaces nothing and does not see nested functions.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Trace = Callable[[FrameType, str, Any], Any]
 
 
 def can_be_traced(code: CodeType) -> bool:
-    """Whether the whole run happens during the call; generators and coroutines run later."""
+    """Return whether the whole run happens during the call; a generator or a coroutine runs later."""
     later = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     return not code.co_flags & later
 
 
 def bare(function: FunctionType, code: CodeType) -> FunctionType:
-    """The function with its own code, for whoever calls it by another way."""
+    """Return a copy of a function with this code, its own."""
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 def handing_over(code: CodeType, key: int) -> CodeType:
-    """Code of the same signature and the same variables from outside, which calls ``byname._traced``."""
+    """Return code that calls ``byname._traced``; its signature and free variables are those of `code`."""
     positional, keywords = _arguments(code)
     outside = code.co_freevars
     shell = "\n".join(
@@ -72,7 +72,7 @@ def _a_name(name: str) -> str:
 
 
 def _split(code: CodeType) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Positional arguments, keyword-only ones, and those with stars."""
+    """Return the names of the positional arguments, the keyword-only ones, ``*args`` and ``**kwargs``."""
     names, at = list(code.co_varnames), code.co_argcount
     positional, only = names[:at], names[at : at + code.co_kwonlyargcount]
     rest = names[at + code.co_kwonlyargcount :]
@@ -96,18 +96,25 @@ def _arguments(code: CodeType) -> tuple[str, str]:
 
 
 def traced(function: FunctionType, run: Run, wanted: Sequence[str], arguments: Any, keywords: Any) -> Any:
-    """Calls a function and tells of its variables."""
+    """Call a function and report its variables; return its result.
+
+    Args:
+        function: the copy from `bare`.
+        run: the observed run, to which the variables are reported.
+        wanted: the names of the variables, in the order of the reports.
+        arguments, keywords: the arguments of the call.
+    """
     tracer = _Tracer(function.__code__, run, wanted)
     sys.settrace(tracer.called)
     try:
         return function(*arguments, **keywords)
     finally:
-        if sys.gettrace() == tracer.called:  # else the function itself began to be debugged
+        if sys.gettrace() == tracer.called:  # otherwise the function has set another trace function, as a debugger does
             sys.settrace(tracer.before)
 
 
 class _Tracer:
-    """Looks at one frame of a function, and passes everything on to the tracer that was there before."""
+    """Reports the variables of one frame, and also calls the trace function that was set before."""
 
     def __init__(self, code: CodeType, run: Run, wanted: Sequence[str]) -> None:
         self.code, self.run, self.wanted = code, run, wanted
@@ -117,7 +124,7 @@ class _Tracer:
         self.seen: dict[str, tuple[Any, int | None]] = {}
 
     def called(self, frame: FrameType, event: str, value: Any) -> Trace | None:
-        """A function is called; the first one with the code is the one."""
+        """Trace a call; the first call of the function's code is the observed frame."""
         theirs = self.before(frame, event, value) if self.before is not None else None
         if self.frame is not None or frame.f_code is not self.code:
             self._stay()
@@ -136,7 +143,7 @@ class _Tracer:
         return happened
 
     def _stay(self) -> None:
-        """Some tracers written in C put themselves into our place when they are called."""
+        """Set this trace function again: some trace functions written in C set themselves when they are called."""
         if self.before is not None and sys.gettrace() == self.before:
             sys.settrace(self.called)
 
@@ -173,7 +180,7 @@ class _Tracer:
                 self.run.show(name, value, moment)
             elif version != its_version:
                 self.run.show(name, value, "changed")
-            # A tensor is held weakly; a number has to be held, or another one could come to have its place.
+            # A tensor is held weakly. Another value must be held, since a new object could get its address.
             self.seen[name] = (value if version is None else weakref.ref(value), version_of(value))
 
 
