@@ -1,1 +1,1 @@
-"""Drawing: a model, from its structure or from one run of it, as boxes and lines, as SVG and DOT."""
+"""Drawing: pictures of a model, from its modules or from one run of it: boxes and lines as SVG, DOT or Mermaid."""

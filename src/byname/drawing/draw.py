@@ -1,4 +1,4 @@
-"""Draw: `draw` and the picture that it returns, of a model's modules and the tensors that pass between them."""
+"""Draw: `draw`, and the picture that it returns: the modules of a model and the tensors that pass between them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Drawing", "compose", "draw", "scene_of"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Drawing:
-    """A picture of a model. It shows itself in a notebook; `save` writes it to a file. It holds no module, no tensor.
+    """A picture of a model. A notebook displays it; `save` writes it to a file. It holds no module and no tensor.
 
     Attributes:
         scene: the boxes and lines as plain data.
@@ -52,7 +52,7 @@ class Drawing:
 
     @property
     def mermaid(self) -> str:
-        """The picture as a flowchart of Mermaid, which GitHub draws in a block of Markdown."""
+        """The picture as a Mermaid flowchart, which GitHub renders in Markdown."""
         return to_mermaid(self.scene)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -101,9 +101,9 @@ def draw(
         depth: the number of nested modules that are opened; 0 draws the model as one box. By default, the greatest
             depth with up to 400 boxes.
         detail: also draw operations that only move, select or reshape elements (``view``, ``transpose``, ``[...]``).
-        open: modules that are drawn open, with what is around them, however deep they are: a path, a class, a selector,
-            or a sequence of these.
-        closed: modules that are drawn as one box, said in the same way.
+        open: modules that are drawn open at any depth, together with the modules around them: a path, a class, a
+            selector, or a sequence of these.
+        closed: modules that are drawn as one box, given in the same way.
 
     Raises:
         NotAModuleError: `model` is not a module.
@@ -134,13 +134,13 @@ def draw(
 
 
 def _paths(model: nn.Module, where: Any) -> set[str]:
-    """Return the paths of the modules that are meant."""
+    """Return all paths of the modules that a ``where`` matches; none for None."""
     meant = {id(module) for module in modules_meant(model, where)} if where is not None else set()
     return {path for path, module in modules_by_path(model).items() if id(module) in meant}
 
 
 def _sizes(example: Any) -> list[Shape]:
-    """The shapes of the tensors in an example, in order, each tensor once."""
+    """Return the shapes of the tensors in an example, in order, each tensor once."""
     tensors = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}
     return [shape for shape in tensors.values() if shape is not None]
 
@@ -154,13 +154,13 @@ def scene_of(
     depth: int | None = None,
     detail: bool = False,
 ) -> Scene:
-    """The picture of a model, from one run of it or from its modules alone.
+    """Return the boxes and lines for a model, from one run of it or from its modules alone.
 
     Args:
         model, depth, detail: as for `draw`.
-        flow: the run.
-        sizes: shapes of the inputs, in order, as far as they are known.
-        marks: what is attached, by the path of the place.
+        flow: the run, or None.
+        sizes: the shapes of the inputs, in order, if they are known.
+        marks: the names of the attached callbacks, by the path of the place.
     """
     return compose(view(_plan_of(model, flow, sizes, marks or {}, detail), depth), type(model).__name__)
 
@@ -177,7 +177,7 @@ def _plan_of(
 
 
 def compose(view: View, title: str) -> Scene:
-    """The picture of a view."""
+    """Return the boxes and lines of a view, with their positions."""
     nested = nest(view) if view.plan.flowing else outline(view)
     shown = [number for number in view.shown if number]
     numbers = {number: place for place, number in enumerate(shown)}

@@ -1,7 +1,7 @@
-"""Layered: one level of boxes in rows, each below what it follows, with few lines that cross.
+"""Layered: one level of boxes in rows, each box below its sources, with few crossing lines.
 
-The way of Sugiyama, Tagawa and Toda (1981): rows, then the order in each row, then the columns. A line that passes rows
-gets a place in each of them, so that no line crosses a box.
+This is the method of Sugiyama, Tagawa and Toda (1981): find the rows, then the order in each row, then the columns. A
+line that passes through rows gets a position in each of them, so that no line crosses a box.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ __all__ = ["Edge", "Level", "Node", "Point", "arrange", "crossings", "order_rows
 Point = tuple[float, float]
 
 ROW_GAP, LABEL_GAP, RIM_GAP = 14.0, 11.0, 6.0
-"""Between rows, more where shapes are written, and less beside a rim."""
+"""The gap between rows, the addition if shapes are written there, and the gap next to the rim of a box."""
 BOX_GAP, LINE_GAP = 22.0, 13.0
 SLOPE = 0.1
-"""How much further two rows stand apart for each unit that a line between them goes sideways, up to `MOST_SLOPE`."""
+"""The additional gap between two rows for each unit that a line between them goes sideways, up to `MOST_SLOPE`."""
 MOST_SLOPE = 36.0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box, or with no width and height a point where lines enter ("top") or leave ("bottom") the level.
+    """A box, or a point without size at which lines enter or leave the level.
 
     Attributes:
-        width, height: of the box.
-        shade: how far its shadow reaches to the right and downwards.
-        label: width of the text under it, right of its axis, or left of it where a line leaves to the right.
-        pin: "top", "bottom" or "".
+        width, height: the size of the box.
+        shade: the size of its shadow to the right and downwards.
+        label: the width of the text under it, right of its axis; left of it if a line leaves to the right.
+        pin: "top" for a point at which lines enter, "bottom" for one at which they leave; "" for a box.
     """
 
     width: float
@@ -45,7 +45,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A line between nodes, and how far from their axes it begins and ends. One that is weak gives way to others."""
+    """A line between nodes.
+
+    Attributes:
+        source, target: the numbers of the nodes.
+        start, end: the distances from their axes at which the line begins and ends.
+        weak: whether it pulls its ends less than other lines do.
+    """
 
     source: int
     target: int
@@ -56,7 +62,7 @@ class Edge:
 
 @dataclass(slots=True)
 class Level:
-    """Left and upper ends of the boxes, the whole size, and the points of each edge."""
+    """The layout of a level: the upper left corners of the nodes, the whole size, and the points of each edge."""
 
     corners: list[Point]
     width: float
@@ -66,7 +72,16 @@ class Level:
 
 @dataclass(slots=True)
 class _Draft:
-    """Nodes with the places that long edges take in the rows they pass."""
+    """The nodes of a level, and the positions of long edges in the rows that they pass.
+
+    Attributes:
+        row: the row of each node and position.
+        extents: the distances from its axis to its left and right end.
+        gaps: the gap that it needs on both sides.
+        up, down: the pulls of its neighbours above and below.
+        passes: the numbers of the positions, by source, start and row.
+        connected: the pairs that pull each other already.
+    """
 
     row: list[int]
     extents: list[tuple[float, float]]
@@ -83,7 +98,7 @@ class _Draft:
             self.down[upper].append(Pull(lower, end - start, weight))
 
     def place_in(self, row: int, source: int, start: float) -> int:
-        """Where the lines of one source pass a row."""
+        """Return the position at which the lines of one source pass a row; add it if it is new."""
         key = (source, start, row)
         if key not in self.passes:
             self.passes[key] = len(self.row)
@@ -96,7 +111,7 @@ class _Draft:
 
 
 def arrange(nodes: Sequence[Node], edges: Sequence[Edge]) -> Level:
-    """Places the nodes of a level and the lines between them.
+    """Return the layout of the nodes of a level and of the lines between them.
 
     >>> level = arrange([Node(40, 20), Node(60, 20)], [Edge(0, 1)])
     >>> level.corners[0][1] < level.corners[1][1]
@@ -121,7 +136,7 @@ def arrange(nodes: Sequence[Node], edges: Sequence[Edge]) -> Level:
 
 
 def _draft(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[_Draft, list[list[int]]]:
-    """Rows and neighbours, and for each edge the places it passes."""
+    """Return the draft with rows and neighbours, and for each edge the positions that it passes."""
     tops = {number for number, node in enumerate(nodes) if node.pin == "top"}
     bottoms = {number for number, node in enumerate(nodes) if node.pin == "bottom"}
     pairs = list(dict.fromkeys((edge.source, edge.target) for edge in edges))
@@ -138,7 +153,7 @@ def _draft(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[_Draft, list[l
 
 
 def _connect(draft: _Draft, edge: Edge, way: list[int]) -> None:
-    """Lets the ends of an edge and the places it passes pull each other: lines that pass rows run straight."""
+    """Make the ends of an edge and the positions that it passes pull each other; long lines pull strongly."""
     if draft.row[edge.target] <= draft.row[edge.source]:
         return
     if not way:
@@ -151,7 +166,7 @@ def _connect(draft: _Draft, edge: Edge, way: list[int]) -> None:
 
 
 def _bands(nodes: Sequence[Node], draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Point]:
-    """The upper and lower end of each row."""
+    """Return the upper and the lower end of each row."""
     bands: list[Point] = []
     y = 0.0
     for row in rows:
@@ -181,7 +196,7 @@ def _route(
     row: list[int],
     corners: list[Point],
 ) -> list[Point]:
-    """The points of a line: straight down through each row, aside between them."""
+    """Return the points of a line: it goes straight down through each row, and sideways between rows."""
     start, end = xs[edge.source] + edge.start, xs[edge.target] + edge.end
     points = [(start, corners[edge.source][1] + nodes[edge.source].height)]
     if row[edge.target] > row[edge.source]:
@@ -194,12 +209,15 @@ def _route(
 
 
 def ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int], bottom: set[int]) -> list[int]:
-    """The row of each node, from 0: the longest way from above, then nodes without anything above move down.
+    """Return the row of each node, from 0.
+
+    The row is the length of the longest path from above. Then nodes with fewer neighbours above than below, or with
+    none above, move down towards those below.
 
     Args:
         count: the number of nodes.
         edges: pairs (from, to); a cycle is cut at its node with the lowest number.
-        top, bottom: nodes that stand above or below all others.
+        top, bottom: the nodes that are above or below all others.
     """
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
@@ -224,7 +242,7 @@ def ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int], bottom: s
 
 
 def _sorted(count: int, above: list[list[int]], below: list[list[int]]) -> list[int]:
-    """The nodes in an order in which edges go forward, as far as there is one."""
+    """Return the nodes in an order in which edges go forward, except in cycles."""
     missing = [len(sources) for sources in above]
     ready = [node for node in range(count) if not missing[node]]
     order: list[int] = []
@@ -249,13 +267,20 @@ def _sorted(count: int, above: list[list[int]], below: list[list[int]]) -> list[
 
 SWEEPS = 10
 LARGE = 2000
-"""Edges from which on a level is ordered with fewer sweeps."""
+"""A level with more edges than this is ordered with fewer sweeps."""
 
 Neighbours = Sequence[Sequence[int]]
 
 
 def order_rows(rows: list[list[int]], above: Neighbours, below: Neighbours) -> list[list[int]]:
-    """Rows with their nodes in a better order: barycentres downwards and upwards, the best of all sweeps."""
+    """Return the rows with their nodes in an order with fewer crossings.
+
+    Sweeps downwards and upwards sort each row by barycentres; the best result of all sweeps is returned.
+
+    Args:
+        rows: the nodes of each row.
+        above, below: for each node, its neighbours above and below.
+    """
     best, fewest = [list(row) for row in rows], crossings(rows, below)
     many = sum(map(len, below)) > LARGE
     rows = [list(row) for row in rows]
@@ -275,7 +300,7 @@ def order_rows(rows: list[list[int]], above: Neighbours, below: Neighbours) -> l
 
 
 def _sort(row: list[int], fixed: list[int], neighbours: Neighbours) -> None:
-    """Sorts a row by the mean place of each node's neighbours in the fixed row; nodes without any stay in place."""
+    """Sort a row by the mean position of each node's neighbours in the fixed row; nodes without any stay in place."""
     place = {node: position for position, node in enumerate(fixed)}
     wish: dict[int, float] = {}
     for position, node in enumerate(row):
@@ -285,7 +310,7 @@ def _sort(row: list[int], fixed: list[int], neighbours: Neighbours) -> None:
 
 
 def crossings(rows: Sequence[Sequence[int]], below: Neighbours) -> int:
-    """How many pairs of edges cross between neighbouring rows."""
+    """Return the number of pairs of edges that cross between neighbouring rows."""
     total = 0
     for upper, lower in itertools.pairwise(rows):
         place = {node: position for position, node in enumerate(lower)}

@@ -1,4 +1,4 @@
-"""Mermaid: the picture as a flowchart in the language that GitHub, GitLab and many notebooks draw by themselves."""
+"""Mermaid: the picture as a flowchart in a language that GitHub, GitLab and many notebooks render themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _edge(line: Line) -> str:
 
 
 def _text(words: str) -> str:
-    """Return text as Mermaid wants it, in double quotes, with its own codes for what means something there.
+    """Return text for Mermaid, in double quotes, with codes for the characters that have a meaning there.
 
     >>> _text('a "b" <c>#1')
     '"a #quot;b#quot; #lt;c#gt;#35;1"'

@@ -1,8 +1,8 @@
 """Nested boxes: the layout of boxes inside boxes, and the sizes of the texts in them.
 
 The layout goes from the inside outwards: each open box is laid out as one level, and is then a single node of the level
-around it. A line leaves a box through its lower side and enters through its upper side; lines of one source share their
-way.
+around it. A line leaves a box through its lower side and enters through its upper side. Lines from one source share
+their path.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from byname.drawing.words import shape_text, subtitle, text_width, title
 __all__ = ["HEADER", "MARGIN", "PADDING", "SHADE", "Measure", "Nest", "Placed", "measure", "nest", "outline"]
 
 End = tuple[str, int]
-"""A node of a level: ("box", item), or ("in", source) and ("out", source) where the lines of a source pass its rim."""
+"""A node of a level: ("box", item); ("in", source) or ("out", source) is the point where its lines cross the rim."""
 
 Segment = tuple[int, End, End, int]
-"""A piece of a line: the box in which it runs, its ends, and the item at which the whole line begins."""
+"""A piece of a line: the box in which it lies, its two ends, and the item at which the whole line begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the box of an item stands."""
+    """The upper left corner and the size of the box of an item."""
 
     x: float
     y: float
@@ -37,7 +37,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Nest:
-    """The places of all boxes, the points of all links, and the texts of the boxes."""
+    """A layout: the positions of all boxes by item, the points of all links, and the texts of the boxes by item."""
 
     places: dict[int, Placed]
     routes: list[list[Point]]
@@ -45,13 +45,13 @@ class Nest:
 
 
 def nest(view: View) -> Nest:
-    """Places everything that a view shows."""
+    """Return the layout of a view."""
     return _Nester(view).nest()
 
 
 @dataclass(slots=True)
 class _Level:
-    """One open box while it is laid out."""
+    """One open box while it is laid out: the numbers of its nodes and edges, and the layout of its contents."""
 
     ends: dict[End, int] = field(default_factory=dict)
     edges: dict[tuple[End, End, int], int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Nester:
         return Nest(places, [self.route(way, places) for way in ways], self.measures)
 
     def way(self, link: Link) -> list[Segment]:
-        """The pieces of a link: out of the boxes around its source, across, and into those around its target."""
+        """Return the pieces of a link: out of the boxes around its source, across, and into those around its target."""
         up, down = list(self.plan.above(link.source)), list(self.plan.above(link.target))
         shared = set(up) & set(down)
         up, down = [one for one in up if one not in shared], [one for one in down if one not in shared]
@@ -101,7 +101,7 @@ class _Nester:
         return pieces
 
     def outward(self, inner: int, start: End) -> End:
-        """Seen from around, a line that has left a box begins at that box."""
+        """Return the end at which a line begins in the box around: for a line that has left a box, that box."""
         return ("box", inner) if start[0] == "out" else start
 
     def piece(self, box: int, start: End, end: End, source: int) -> Segment:
@@ -112,7 +112,7 @@ class _Nester:
         return box, start, end, source
 
     def lay_out(self, number: int) -> None:
-        """The size of a box, and for an open one the level in it."""
+        """Set the size of a box, and for an open box the layout of its contents."""
         measured = self.measures[number]
         if number not in self.view.open:
             self.sizes[number] = measured.width, measured.height
@@ -136,7 +136,7 @@ class _Nester:
         self.sizes[number] = width, drawn.height + above + below
 
     def lower(self, level: _Level) -> float:
-        """The room below what is in a box; less where lines leave it."""
+        """Return the room below the contents of a box; less if lines leave it."""
         return 2.0 if any(kind == "out" for kind, _ in level.ends) else PADDING
 
     def node(self, end: End) -> Node:
@@ -148,20 +148,20 @@ class _Nester:
         return Node(*self.sizes[number], shade=measured.shade, label=0.0 if is_open else measured.label)
 
     def aside(self, end: End, side: str, source: int) -> float:
-        """How far from the axis of a box a line of this source passes its rim."""
+        """Return the distance from the axis of a box at which a line of this source crosses its rim."""
         kind, number = end
         if kind != "box" or number not in self.view.open or (side, source) not in self.levels[number].ends:
             return 0.0
         return self.port(number, (side, source)) - self.sizes[number][0] / 2
 
     def port(self, number: int, end: End) -> float:
-        """The x, within a box, at which a line passes its rim."""
+        """Return the x, within a box, at which a line crosses its rim."""
         level = self.levels[number]
         assert level.drawn is not None
         return self.shift[number][0] + level.drawn.corners[level.ends[end]][0]
 
     def places(self) -> dict[int, Placed]:
-        """Where each box stands in the picture."""
+        """Return the position of each box in the picture."""
         places = {0: Placed(0.0, 0.0, *self.sizes[0])}
         for number in self.view.shown:
             level = self.levels[number]
@@ -178,7 +178,7 @@ class _Nester:
         return place.x + self.shift[number][0], place.y + self.shift[number][1]
 
     def route(self, way: list[Segment], places: dict[int, Placed]) -> list[Point]:
-        """The points of a whole line: its pieces one after the other, each on the rims of its boxes."""
+        """Return the points of a whole line: those of its pieces, one after the other."""
         points: list[Point] = []
         for box, start, end, source in way:
             level = self.levels[box]
@@ -190,7 +190,7 @@ class _Nester:
 
 
 def _corners(points: list[Point]) -> list[Point]:
-    """The points of a line without those that lie on the way straight down."""
+    """Return the points of a line without those inside its vertical parts."""
     kept: list[Point] = []
     for point in points:
         while len(kept) > 1 and kept[-2][0] == kept[-1][0] == point[0]:
@@ -201,18 +201,27 @@ def _corners(points: list[Point]) -> list[Point]:
 
 
 TITLE, SUBTITLE, LABEL = 12.0, 10.5, 9.5
-"""Sizes of the letters."""
+"""Font sizes."""
 
 HEADER, PADDING, MARGIN, SHADE = 24.0, 14.0, 16.0, 8.0
-"""Height of a box's title, room inside it, room around the picture, reach of the shadow of a repeat."""
+"""The height of the title of an open box, the room inside a box and around the picture, and the size of the shadow of
+a box that repeats."""
 
 PILL, CARD = 22.0, 36.0
-"""Heights of a box of one line and of one of two lines."""
+"""The heights of a closed box with one line of text and with two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The texts of a box and the room that they take: `width` and `height` of a closed one, `header` of an open one."""
+    """The texts of a box and their sizes.
+
+    Attributes:
+        title, subtitle: the first and the second line.
+        width, height: the size of the box if it is closed.
+        header: the width of its title if it is open.
+        label: the width of the text under it.
+        shade: the size of its shadow.
+    """
 
     title: str
     subtitle: str
@@ -224,7 +233,7 @@ class Measure:
 
 
 def measure(plan: Plan, item: Item, labelled: bool) -> Measure:
-    """The texts and sizes of an item; `labelled` says that the shape of what comes out is written under it."""
+    """Return the texts and sizes of an item; if `labelled`, the shape of its output is written under it."""
     first, second = title(plan, item), subtitle(plan, item)
     wide = text_width(first, TITLE, bold=True), text_width(second, SUBTITLE)
     marks = sum(text_width(mark, LABEL) + 22 for mark in item.marks)
@@ -246,7 +255,7 @@ GAP = 8.0
 
 
 def outline(view: View) -> Nest:
-    """Places the boxes of a view as a list: all boxes in one box have the same width."""
+    """Return the layout of a view without links: each box contains a column of boxes of the same width."""
     measures = {number: measure(view.plan, view.plan.items[number], labelled=False) for number in view.shown}
     sizes: dict[int, tuple[float, float]] = {}
     for number in reversed(view.shown):

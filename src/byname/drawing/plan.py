@@ -1,4 +1,4 @@
-"""Plan: the items to draw, from the modules or from one run, the wires between them, and marks of attachments."""
+"""Plan: the items to draw, from the modules or from one run; the wires between them; and the marks of attachments."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ __all__ = [
 Shape = tuple[int, ...]
 
 CALLED = ("module", "operation")
-"""The kinds of items that stand for calls; the others are where tensors come from or go to."""
+"""The kinds of items that are calls; tensors come from or go to the other kinds."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Neighbours that are alike: only the first is drawn.
+    """Equal neighbours, of which only the first is drawn.
 
     Attributes:
-        groups: the items of each repetition, in order; the first one is the one drawn.
-        wires: what goes from one repetition to the next, as the first one's items: (from, to).
+        groups: the items of each repetition, in order; the first repetition is drawn.
+        wires: the wires from each repetition to the next, as pairs of items (from, to) of the first repetition.
     """
 
     groups: list[list[int]]
@@ -61,20 +61,20 @@ class Item:
     """One thing to draw.
 
     Attributes:
-        number: its place in `Plan.items`.
-        kind: "page" (holds all), "module", "operation", "input", "output", "parameter", "constant", "unseen" (made
-            where nobody looked) or "repeat" (a row of items that repeats).
-        path: the place in the model; of an input its name.
-        operation: class of the module, name of the function.
-        parent: number of the item around it, -1 for the page.
+        number: its index in `Plan.items`.
+        kind: "page" (contains everything), "module", "operation", "input", "output", "parameter", "constant", "unseen"
+            (a tensor that no observed call made) or "repeat" (a sequence of items that repeats).
+        path: the place in the model; for an input its name.
+        operation: the class of the module, or the name of the function.
+        parent: the number of the item around it, -1 for the page.
         module: the module called, or the one that ran the operation.
-        call: how many calls of the same path came before.
-        number_of_call: its index in the flow; None for what is no call.
-        shapes: of what comes out.
-        children: numbers of the items in it, in order.
-        marks: what is attached to it, in words.
-        same: where the same module stands first, when it was registered in several places.
-        run: the repetitions that it is the first of.
+        call: the number of earlier calls of the same path.
+        number_of_call: its index in the flow; None if the item is no call.
+        shapes: the shapes of its outputs.
+        children: the numbers of the items in it, in order.
+        marks: the names of the callbacks attached to it.
+        same: the first path of the module, if the item is a further place of it.
+        run: the repetitions, if the item is the first of several.
     """
 
     number: int
@@ -94,12 +94,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor that comes out of one item and goes into another.
+    """A tensor that goes from one item to another.
 
     Attributes:
-        source, target: numbers of items.
-        shape: of the tensor as it arrives; None where nobody knows it.
-        via: names of operations on the way that are not drawn themselves.
+        source, target: the numbers of the items.
+        shape: the shape of the tensor as it arrives; None if it is unknown.
+        via: the names of operations on the way that are not drawn.
     """
 
     source: int
@@ -110,14 +110,14 @@ class Wire:
 
 @dataclass(slots=True)
 class Plan:
-    """Items and wires.
+    """The items and wires of a picture.
 
     Attributes:
-        items, wires: all of them, whether drawn or not.
-        flowing: whether wires are known; without an example there are none.
-        notes: what the picture does not show, in sentences.
-        calls: how often each place was called.
-        twins: of an item in a later repetition, the one that is drawn in its place.
+        items, wires: all of them, drawn or not.
+        flowing: whether the wires are known; without an example they are not.
+        notes: sentences about things that the picture does not show.
+        calls: the number of calls of each place.
+        twins: for each item of a later repetition, the item of the first one that is drawn instead.
     """
 
     items: list[Item]
@@ -128,7 +128,7 @@ class Plan:
     calls: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, path: str, operation: str, parent: int, module: nn.Module | None = None) -> Item:
-        """A new item inside another."""
+        """Add an item inside another one, and return it."""
         item = Item(len(self.items), kind, path, operation, parent, module)
         self.items.append(item)
         if parent >= 0:
@@ -136,7 +136,7 @@ class Plan:
         return item
 
     def inside(self, number: int) -> Iterator[int]:
-        """An item and all in it, each before what it holds."""
+        """Yield an item and all items inside it, each before its children."""
         waiting = [number]
         while waiting:
             one = waiting.pop()
@@ -144,18 +144,21 @@ class Plan:
             waiting += reversed(self.items[one].children)
 
     def above(self, number: int) -> Iterator[int]:
-        """An item, the one around it, and so on up to the page."""
+        """Yield an item, the item around it, and so on up to the page."""
         while number >= 0:
             yield number
             number = self.items[number].parent
 
 
 def read_flow(flow: Flow, sizes: Sequence[Shape] = ()) -> Plan:
-    """The calls of a run that are worth a box, and every tensor that goes from one to another.
+    """Return a plan of the calls of a run, and of the tensors that go from one call to another.
 
-    What a module of ``torch.nn`` does inside is not shown: it is one box. Where a tensor comes out of several calls as
-    the same object (an ``nn.Identity``, a dropout in eval mode), the latest one is taken for where it comes from.
-    `sizes` are the shapes of the tensors in the example, used where each of them is an input of the run.
+    A leaf module is one item without contents. If several calls return the same tensor object, as an ``nn.Identity`` or
+    a dropout in eval mode does, the tensor comes from the latest of them.
+
+    Args:
+        flow: the run.
+        sizes: the shapes of the tensors in the example; they are used if all of these tensors are inputs of the run.
     """
     inputs = sorted(number for number, name in flow.sources.items() if name.startswith("input"))
     known = dict(zip(inputs, sizes, strict=True)) if len(inputs) == len(sizes) else {}
@@ -211,11 +214,16 @@ class _Reader:
                 self.plan.wires.append(Wire(found[0].number, item.number, found[1]))
 
     def found(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
-        """The item that a tensor comes from, as seen by one that uses it."""
+        """Return the item that a tensor comes from, and its shape; None if that is unknown.
+
+        Args:
+            taken: the id of the tensor.
+            parent: the number of the item around the user of the tensor.
+        """
         return self.maker.get(taken) or self.source(taken, parent) or self.hidden(taken, parent)
 
     def hidden(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
-        """A tensor that was made where no call is seen, from others that are known."""
+        """Add an item for a tensor that no observed call made, if the tensors that it was made from are known."""
         origins = self.flow.unseen.get(taken)
         if not origins:
             return None
@@ -230,7 +238,7 @@ class _Reader:
         return self.maker[taken]
 
     def source(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
-        """Where a tensor comes from that no call made: an input stands above the model, a parameter by its user."""
+        """Return the item for an input, parameter or constant: an input is on the page, the others by their user."""
         name = self.flow.sources.get(taken)
         if name is None:
             return None
@@ -244,7 +252,7 @@ class _Reader:
         return self.sources[taken, where], shape
 
     def unseen(self, call: Call, item: Item) -> None:
-        """What comes out of a module although nothing seen in it, and nothing that went in, is that tensor."""
+        """Add an item for each output of a module that is neither an input nor made by an observed call inside it."""
         for made, shape in zip(call.outputs, call.shapes, strict=True):
             if self.found(made, item.number) is None:
                 maker = self.plan.add("unseen", f"{call.path}: a tensor", "not seen", item.number, call.module)
@@ -252,7 +260,7 @@ class _Reader:
                 self.maker[made] = maker, shape
 
     def results(self, roots: list[int]) -> None:
-        """One item for all that the model returns."""
+        """Add one item for all tensors that the model returns."""
         made = [
             pair
             for root in roots
@@ -268,7 +276,7 @@ class _Reader:
 
 
 def read_tree(model: nn.Module) -> Plan:
-    """The modules of a model in the order of registration; a shared one stands in each of its places, open in one."""
+    """Return a plan of the modules in the order of registration; a shared module is at all its places, open at one."""
     plan = Plan([], [], flowing=False, notes=["modules in the order of registration; what goes where needs example="])
     plan.add("page", "", "", -1)
     seen: dict[int, str] = {}
@@ -294,7 +302,10 @@ def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
 
 
 def fold(plan: Plan) -> None:
-    """Takes plumbing with one tensor in out of the plan: its wires go on to the next item and remember the name."""
+    """Remove from the plan operations with one input that only move or reshape; their names go into ``via`` of wires.
+
+    An operation with a mark stays, and so do the operations of a box that has nothing else to show.
+    """
     coming: defaultdict[int, list[Wire]] = defaultdict(list)
     going: defaultdict[int, list[Wire]] = defaultdict(list)
     for wire in plan.wires:
@@ -312,13 +323,13 @@ def fold(plan: Plan) -> None:
 
 
 def _has_company(plan: Plan, parent: int) -> bool:
-    """Return whether a box has contents besides plumbing; a box with plumbing only shows it."""
+    """Return whether a box contains more than parameters and operations that only move or reshape elements."""
     inside = (plan.items[child] for child in plan.items[parent].children)
     return any(child.kind == "module" or child.operation not in MOVES for child in inside if child.kind != "parameter")
 
 
 def _longer(plan: Plan, wire: Wire, gone: dict[int, Wire]) -> Wire:
-    """The wire from where its tensor really comes from."""
+    """Return the wire from the item before the removed operations, with their names."""
     source, via = wire.source, list(wire.via)
     while source in gone:
         via.append(plan.items[source].operation)
@@ -327,7 +338,7 @@ def _longer(plan: Plan, wire: Wire, gone: dict[int, Wire]) -> Wire:
 
 
 def marks_of(model: nn.Module) -> dict[str, list[str]]:
-    """What is attached to a model, by place. Operations are known once they have run."""
+    """Return the names of the attached callbacks, by place. The place of an operation is known once it has run."""
     marks: defaultdict[str, list[str]] = defaultdict(list)
     for one in attachments_of(model):
         for path in one.paths:
@@ -336,9 +347,9 @@ def marks_of(model: nn.Module) -> dict[str, list[str]]:
 
 
 def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
-    """Writes each mark on the items of its path; a place that has no box of its own is marked on the box around it.
+    """Add each mark to the items of its path, or to the item around a place that has none of its own.
 
-    The rest of the path then stands before the mark: ``forward.scores: probe`` on the box of the attention.
+    The rest of the path is then put before the mark: ``forward.scores: probe`` on the box of the attention.
     """
     places: defaultdict[str, list[Item]] = defaultdict(list)
     for item in plan.items:
@@ -354,7 +365,7 @@ def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
 
 
 def traits(item: Item) -> Hashable:
-    """Class, settings, parameters, shapes and marks of one item."""
+    """Return a key of an item: its class, settings, shapes of parameters, output shapes and marks."""
     own: Hashable = None
     if item.kind == "module" and item.module is not None:
         with DisableTorchFunction():
@@ -364,12 +375,15 @@ def traits(item: Item) -> Hashable:
 
 
 def settings(module: nn.Module) -> str:
-    """What PyTorch's own modules print of themselves, such as ``3, 8, kernel_size=(3, 3)``; no other code is run."""
+    """Return the ``extra_repr`` of a module of PyTorch, such as ``3, 8, kernel_size=(3, 3)``; empty for other modules.
+
+    No code of the user runs.
+    """
     if not type(module).__module__.startswith("torch.nn."):
         return ""
     try:
         return module.extra_repr()
-    except Exception:  # noqa: BLE001 - a module changed by hand may lack what its class prints; it is drawn all the same
+    except Exception:  # noqa: BLE001 - a modified module may lack attributes that its class prints; draw it anyway
         return ""
 
 
@@ -380,7 +394,7 @@ def shape_of(value: object) -> Shape | None:
     with DisableTorchFunction():
         try:
             return tuple(fact(value, "shape"))  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - lazy and nested tensors refuse to say
+        except Exception:  # noqa: BLE001 - lazy and nested tensors raise
             return None
 
 

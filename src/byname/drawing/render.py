@@ -1,4 +1,4 @@
-"""Render: a scene of boxes and lines, its colours, and the SVG or DOT that shows it."""
+"""Render: a scene of boxes and lines, its colours, and its form as SVG and DOT."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def escaped(text: str) -> str:
-    """Text as it may stand between tags and in attributes."""
+    """Return text escaped for XML, for use between tags and in attributes."""
     text = _FORBIDDEN.sub("\ufffd", text)
     for letter, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
         text = text.replace(letter, code)
@@ -41,7 +41,7 @@ def escaped(text: str) -> str:
 
 
 def to_svg(scene: Scene) -> str:
-    """Return the picture as one SVG element: open boxes from outside inwards, lines, then titles and closed boxes."""
+    """Return the picture as one SVG element: open boxes, the outermost first; lines; then titles and closed boxes."""
     notes = list(_wrapped(scene.notes, scene.width))
     height = scene.height + NOTE_HEIGHT * len(notes) + (8 if notes else 0)
     size = f"{_number(scene.width)} {_number(height)}"
@@ -68,7 +68,7 @@ def _summary(scene: Scene) -> str:
 
 
 def _frame(scene: Scene, box: Box) -> Iterator[str]:
-    """The rim of an open box; one that repeats casts the shadow of a stack."""
+    """Yield the rim of an open box; one that repeats has a shadow like a stack."""
     level = 0
     around = box.parent
     while around is not None:
@@ -93,7 +93,7 @@ def _rect(box: Box, fill: str, rim: str, radius: float, more: str = "") -> str:
 
 
 def _header(box: Box) -> Iterator[str]:
-    """The title of an open box, over the lines that enter it."""
+    """Yield the title of an open box, drawn over the lines that enter it."""
     x = _number(box.x)
     fill, rim = "#e4e7eb", "#9aa5b1" if box.repeats > 1 else "#cbd2d9"
     path = f"M{x} {_number(box.y + HEADER)}v-{HEADER - 6:g}q0 -6 6 -6h{_number(box.width - 12)}q6 0 6 6v{HEADER - 6:g}z"
@@ -106,7 +106,7 @@ def _header(box: Box) -> Iterator[str]:
 
 
 def _closed(scene: Scene, box: Box) -> Iterator[str]:
-    """A box that is drawn without what is in it."""
+    """Yield a closed box."""
     colours = paint(box.kind, box.operation)
     radius = 11 if box.kind in ("operation", "input", "output", "parameter", "constant", "unseen") else 5
     dashes = ' stroke-dasharray="3 2"' if box.kind in ("parameter", "constant", "unseen") else ""
@@ -123,7 +123,7 @@ def _closed(scene: Scene, box: Box) -> Iterator[str]:
 
 
 def _marks(box: Box, right: float, y: float) -> Iterator[str]:
-    """What is attached to a box, in its upper right corner."""
+    """Yield the marks of a box, in its upper right corner."""
     for mark in reversed(box.marks):
         width = text_width(shortened(mark), LABEL) + 18
         right -= width
@@ -149,7 +149,7 @@ def _line(scene: Scene, line: Line) -> str:
 
 
 def _curve(points: tuple[Point, ...]) -> str:
-    """A smooth way through the points: upright at each of them."""
+    """Return a smooth curve through the points, vertical at each of them."""
     (x, y), *others = points
     parts = [f"M{_number(x)} {_number(y)}"]
     for across, down in others:
@@ -163,7 +163,7 @@ def _curve(points: tuple[Point, ...]) -> str:
 
 
 def _labels(scene: Scene) -> Iterator[str]:
-    """The shape of what comes out of a closed box, where its line begins."""
+    """Yield the output shapes of closed boxes, next to where their lines begin, and notes on repeated lines."""
     asides: defaultdict[int, set[float]] = defaultdict(set)
     for line in scene.lines:
         asides[line.source].add(_aside(line))
@@ -181,7 +181,7 @@ def _labels(scene: Scene) -> Iterator[str]:
 
 
 def _aside(line: Line) -> float:
-    """Which way a line turns first: less than zero to the left, more to the right, zero when it runs straight down."""
+    """Return the direction in which a line turns first: negative is left, positive is right, 0 is a straight line."""
     start = line.points[0][0]
     return next((x - start for x, _ in line.points if abs(x - start) > 2), 0.0)
 
@@ -196,7 +196,7 @@ def _text(
 
 
 def _wrapped(notes: tuple[str, ...], width: float) -> Iterator[str]:
-    """Notes in lines that fit the picture."""
+    """Yield the notes in lines that fit into the width of the picture."""
     for note in notes:
         line = ""
         for word in note.split(" "):
@@ -221,20 +221,20 @@ class Box:
     """One box of a drawing.
 
     Attributes:
-        number: its place in `Scene.boxes`.
-        parent: number of the box around it; None for the outermost.
+        number: its index in `Scene.boxes`.
+        parent: the number of the box around it; None for an outermost box.
         kind: "module", "operation", "input", "output", "parameter", "constant", "unseen" or "repeat".
-        path: the place in the model, as `byname.interject` and the others take it; of an input its name.
-        operation: class of the module, or name of the function.
-        title: first line of text in it.
-        subtitle: second line; empty where there is none.
-        tooltip: all that is known of it, in lines.
-        shapes: of the tensors that come out.
-        calls: the calls it stands for, as numbers in the order in which they began; empty without an example.
-        repeats: how many neighbours of the same shape it stands for, itself included.
-        marks: what is attached to it.
-        open: whether what is in it is drawn.
-        x, y, width, height: upper left corner and size, in pixels.
+        path: the place in the model, as `byname.interject` takes it; for an input its name.
+        operation: the class of the module, or the name of the function.
+        title: the first line of text in it.
+        subtitle: the second line; may be empty.
+        tooltip: all known facts about it, in lines.
+        shapes: the shapes of its output tensors.
+        calls: the numbers of the calls that it represents, in the order in which they began; empty without an example.
+        repeats: the number of equal neighbours that it represents, itself included.
+        marks: the names of the callbacks attached to it.
+        open: whether its contents are drawn.
+        x, y, width, height: its upper left corner and size, in pixels.
     """
 
     number: int
@@ -258,14 +258,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line from one box to another: a tensor goes there.
+    """A line from one box to another, for the tensors that go there.
 
     Attributes:
-        source, target: numbers of boxes.
-        shapes: of the tensors that arrive; None in it for one that is not known.
-        repeated: from and to which repetitions it goes: "from each of 12", "to the first of 12"; mostly empty.
-        via: for each operation on the way that has no box of its own, its name.
-        points: where the line runs; first on the lower side of its source, last on the upper side of its target.
+        source, target: the numbers of the boxes.
+        shapes: the shapes of the tensors; None for an unknown shape.
+        via: the names of the operations on the way that have no boxes.
+        repeated: the repetitions at which it begins and ends: "from each of 12", "to the first of 12"; usually empty.
+        points: the points of the line, from the lower side of the source to the upper side of the target.
     """
 
     source: int
@@ -281,11 +281,11 @@ class Scene:
     """A whole picture.
 
     Attributes:
-        title: what is drawn.
-        boxes: each after the box around it.
-        lines: all lines.
-        notes: what the picture does not show, in sentences.
-        width, height: of the picture, in pixels.
+        title: the class of the model.
+        boxes: the boxes, each after the box around it.
+        lines: the lines.
+        notes: sentences about things that the picture does not show.
+        width, height: the size of the picture, in pixels.
     """
 
     title: str
@@ -302,7 +302,7 @@ INK, QUIET, LINE, MARK = "#1f2933", "#52606d", "#7b8794", "#c2185b"
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """Colours of a box: inside and rim."""
+    """The colours of a box, inside and rim."""
 
     fill: str
     rim: str
@@ -333,7 +333,7 @@ _ENDS = {
 
 
 def paint(kind: str, operation: str) -> Paint:
-    """The colours of a closed box."""
+    """Return the colours of a closed box, by its kind and the name of its operation."""
     if kind in _ENDS:
         return _ENDS[kind]
     name = operation.lower()
@@ -374,6 +374,6 @@ def _edge(line: Line) -> str:
 
 
 def quoted(words: str) -> str:
-    """Text as DOT wants it, in double quotes."""
+    """Return text for DOT, escaped and in double quotes."""
     escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
     return f'"{escaped}"'

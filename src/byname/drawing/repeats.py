@@ -1,7 +1,7 @@
-"""Repeats: finds neighbours that are alike, so that one of them is drawn for all.
+"""Repeats: find equal neighbours, so that one of them is drawn for all.
 
-Items are alike if they have equal class, settings, parameter shapes, output shapes and contents, and are wired alike
-inside, to their predecessor, to their successor and to all other items. Only their own names may differ.
+Items are equal if they have the same class, settings, parameter shapes, output shapes and contents. Their wires must
+also agree: inside, to their predecessor, to their successor and to all other items. Only their names may differ.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from byname.drawing.plan import CALLED, Item, Plan, Run, Wire, traits
 __all__ = ["collapse"]
 
 LONGEST_PERIOD = 12
-"""How many neighbours may make up one repetition."""
+"""The largest number of neighbours in one repetition."""
 
 FEWEST = 3
-"""Repetitions from which on only one is drawn."""
+"""The smallest number of repetitions for which only one is drawn."""
 
 WORTH = 8
-"""Items that must be saved by it."""
+"""The smallest number of items that must be saved."""
 
 
 def collapse(plan: Plan) -> None:
-    """Finds the repeats of a plan, from the outside inwards: the first repetition gets a `Run` and stays."""
+    """Find the repetitions in a plan, outermost first. The first repetition gets a `Run`; the others are removed."""
     alike = _Alike(plan)
     waiting = [0]
     while waiting:
@@ -42,7 +42,7 @@ def collapse(plan: Plan) -> None:
 
 
 def _mark(plan: Plan, parent: int, run: Run) -> int:
-    """The item that stands for a run: the first of all, or a new one around the first few."""
+    """Return the item that represents a run: the first one, or a new one around the items of the first repetition."""
     first, *others = run.groups[0]
     for group in run.groups[1:]:
         for original, other in zip(run.groups[0], group, strict=True):
@@ -59,7 +59,14 @@ def _mark(plan: Plan, parent: int, run: Run) -> int:
 
 @dataclass(slots=True)
 class _Group:
-    """How one candidate for a repetition is wired: what comes in, from where in the whole plan, and what goes out."""
+    """The wires of a candidate for a repetition.
+
+    Attributes:
+        coming: for each incoming wire, the kind of its source and the positions of its ends relative to the group.
+        sources: for each incoming wire, the position of its source in the plan.
+        going: the wires to items outside, except to the next group.
+        going_next: the wires to the next group.
+    """
 
     coming: list[tuple[Hashable, ...]]
     sources: list[int]
@@ -86,7 +93,7 @@ class _Alike:
         self.recognize()
 
     def recognize(self) -> None:
-        """Gives equal numbers to items that are alike, leaving aside what is wired to them from outside."""
+        """Give equal items the same number, without regard to wires from outside."""
         inner: defaultdict[int, list[tuple[Hashable, ...]]] = defaultdict(list)
         for wire in self.plan.wires:
             above = set(self.plan.above(wire.source))
@@ -101,7 +108,7 @@ class _Alike:
             self.kind[number] = self.kinds.setdefault(form, len(self.kinds))
 
     def runs(self, children: list[int]) -> Iterator[Run]:
-        """Children cut into runs; what does not repeat is a run of one."""
+        """Yield the children as runs; an item that does not repeat is a run with one group."""
         place = 0
         while place < len(children):
             period, times = self.longest(children, place)
@@ -113,7 +120,7 @@ class _Alike:
             place += period * times
 
     def longest(self, children: list[int], place: int) -> tuple[int, int]:
-        """The period and the number of repetitions that begin here; (1, 1) where nothing repeats."""
+        """Return the period and the number of the repetitions that begin at a position; (1, 1) if nothing repeats."""
         best = (1, 1)
         for period in range(1, min(LONGEST_PERIOD, (len(children) - place) // FEWEST) + 1):
             if self.kind[children[place]] == self.kind[children[place + period]]:
@@ -124,7 +131,13 @@ class _Alike:
         return best
 
     def times(self, children: list[int], place: int, period: int) -> int:
-        """How often in a row the same few items follow each other, wired in the same way."""
+        """Return how often a group of items repeats from a position on, with the same wires.
+
+        Args:
+            children: the items.
+            place: the position of the first group.
+            period: the number of items in a group.
+        """
         pattern = [self.kind[child] for child in children[place : place + period]]
         items = [self.plan.items[child] for child in children[place : place + period]]
         plain = all(item.kind in (*CALLED, "parameter", "constant") for item in items)
@@ -144,14 +157,14 @@ class _Alike:
         return [self.kind[child] for child in children[start : start + len(pattern)]] == pattern
 
     def span(self, children: list[int], start: int, period: int) -> range:
-        """The positions of all items of a group, in the order of the plan."""
+        """Return the positions of all items of a group, in the order of the plan."""
         group = children[max(start, 0) : start + period]
         if not group or start < 0:
             return range(0)
         return range(self.position[group[0]], self.position[group[-1]] + self.size[group[-1]])
 
     def group(self, children: list[int], start: int, period: int) -> _Group:
-        """How a group is wired: to itself, to the group before, to the group after, and to all else."""
+        """Return the wires of a group: inside it, to the group before, to the group after, and to other items."""
         before, here, after = (self.span(children, start + k * period, period) for k in (-1, 0, 1))
         found = _Group([], [], set(), set())
         for place in here:
@@ -173,7 +186,7 @@ class _Alike:
         return found
 
     def note_wires(self, run: Run) -> None:
-        """The wires from each repetition to the next, said of the items of the first."""
+        """Note the wires from each repetition to the next, as pairs of items of the first repetition."""
         first, second = (self.span(group, 0, len(group)) for group in run.groups[:2])
         for place in second:
             for wire in self.coming[self.order[place]]:
@@ -192,7 +205,10 @@ def _consistent(groups: list[_Group]) -> bool:
 
 
 def _entrance(first: _Group, second: _Group) -> bool:
-    """Whether the first group takes what the second takes, or anything where the second takes what the first gives."""
+    """Return whether the wires into the first two groups agree.
+
+    Where the second group takes an output of the first, the first may take anything from outside.
+    """
     pairs: Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]] = zip(first.coming, second.coming, strict=True)
     for (one, other), source, other_source in zip(pairs, first.sources, second.sources, strict=True):
         fits = {
@@ -206,7 +222,7 @@ def _entrance(first: _Group, second: _Group) -> bool:
 
 
 def _complete(groups: list[_Group]) -> bool:
-    """Whether the last group gives at least what the others give; without a chain, the very same."""
+    """Return whether the last group has at least the outgoing wires of the others; without a chain, exactly these."""
     first, last = groups[0], groups[-1]
     chained = any(wire[0] == "before" for wire in groups[1].coming)
     given = last.going | last.going_next
@@ -214,7 +230,7 @@ def _complete(groups: list[_Group]) -> bool:
 
 
 def _relative(plan: Plan, number: int) -> str:
-    """The name of an item within the one around it: blocks differ in their own names only."""
+    """Return the name of an item within the item around it: equal blocks differ only in their own names."""
     item = plan.items[number]
     around: Item = plan.items[item.parent]
     prefix = f"{around.path}." if around.path else ""

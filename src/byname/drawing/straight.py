@@ -1,4 +1,4 @@
-"""Straight: the positions of boxes from left to right, chosen so that lines have few kinks."""
+"""Straight: the horizontal positions of boxes, chosen so that lines have few kinks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Pull", "columns", "straighten"]
 
 PASSES = 10
 AT_ONCE, LARGE = 12, 500
-"""Of how many chains that cross others one is cut before looking again; a third of them where there are many chains."""
+"""One in `AT_ONCE` of the chains that cross is cut before the next look; from `LARGE` chains on, a third of them."""
 
 Rows = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A node wants to stand where `node` stands, plus `shift`, as strongly as `weight`."""
+    """The wish of a node for the position of `node` plus `shift`, with the strength `weight`."""
 
     node: int
     shift: float
@@ -30,13 +30,13 @@ Pulls = Sequence[Sequence[Pull]]
 
 @dataclass(slots=True)
 class _Chain:
-    """Nodes that move as one.
+    """Nodes that move together.
 
     Attributes:
-        members: each node, with its place relative to the first one.
-        x: where the first one stands.
-        before, after: chains to the left and to the right, and how far off they must stay.
-        pulls: chains that pull, by how far from their own x, and how strongly.
+        members: each node, with its position relative to the first one.
+        x: the position of the first node.
+        before, after: the chains to the left and to the right, with the distance that they must keep.
+        pulls: the other chains that pull, each with the wished distance from its x and the strength.
     """
 
     members: list[tuple[int, float]]
@@ -54,9 +54,17 @@ def straighten(
     gaps: Sequence[float],
     xs: list[float],
 ) -> None:
-    """Makes chains of nodes stand straight, near where they are, and moves each to where its neighbours pull it.
+    """Make chains of nodes straight, and move each chain to where its neighbours pull it.
 
-    A chain goes from a node to its only neighbour below, or to the middle one of an odd number, and so upwards.
+    A chain goes from a node to its only neighbour below, or to the middle one of an odd number. The neighbour must have
+    the node as its middle one above.
+
+    Args:
+        rows: the nodes of each row, from left to right.
+        extents: the distances from the axis of each node to its left and right end.
+        up, down: for each node, the pulls of its neighbours above and below.
+        gaps: the gap that each node needs on both sides.
+        xs: the position of each node; changed in place.
     """
     chains = [_Chain(members) for members in _members(rows, up, down, xs)]
     order = None
@@ -80,7 +88,7 @@ def straighten(
 
 
 def _move(chains: list[_Chain], chain: _Chain) -> None:
-    """Moves a chain to the mean of its wishes, as far as its neighbours leave room."""
+    """Move a chain to the weighted mean of its pulls, as far as its neighbours leave room."""
     weight = sum(pull[2] for pull in chain.pulls)
     if weight:
         wish = sum(strength * (chains[one].x + shift) for one, shift, strength in chain.pulls) / weight
@@ -90,7 +98,7 @@ def _move(chains: list[_Chain], chain: _Chain) -> None:
 
 
 def _members(rows: Rows, up: Pulls, down: Pulls, xs: Sequence[float]) -> list[list[tuple[int, float]]]:
-    """All nodes in chains, each node with its place relative to the first one."""
+    """Return all nodes in chains, each node with its position relative to the first node of its chain."""
     chain_of: dict[int, list[tuple[int, float]]] = {}
     chains: list[list[tuple[int, float]]] = []
     for node in (node for row in rows for node in row):
@@ -107,7 +115,7 @@ def _members(rows: Rows, up: Pulls, down: Pulls, xs: Sequence[float]) -> list[li
 
 
 def _middle(pulls: Sequence[Pull], xs: Sequence[float]) -> Pull | None:
-    """The middle one of the strongest pulls, if there is one."""
+    """Return the middle one of the strongest pulls; None if their number is even."""
     strongest = max((pull.weight for pull in pulls), default=0.0)
     among = sorted((pull for pull in pulls if pull.weight == strongest), key=lambda pull: xs[pull.node] + pull.shift)
     return among[len(among) // 2] if len(among) % 2 else None
@@ -116,7 +124,7 @@ def _middle(pulls: Sequence[Pull], xs: Sequence[float]) -> Pull | None:
 def _connected(
     chains: list[_Chain], rows: Rows, extents: Sequence[tuple[float, float]], gaps: Sequence[float]
 ) -> list[_Chain]:
-    """Notes which chains stand side by side in some row, and how far apart they must stay."""
+    """Note the chains that are neighbours in a row, and the distance that they must keep; return the chains."""
     spot = {node: (chain, number, aside) for number, chain in enumerate(chains) for node, aside in chain.members}
     for chain in chains:
         chain.before.clear()
@@ -134,7 +142,7 @@ def _pairs(row: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _sorted(linked: list[_Chain], chains: list[_Chain]) -> list[int] | None:
-    """The chains from left to right. Where two cross there is no such order: some are cut, and None returned."""
+    """Return the chains from left to right. If chains cross there is no such order: cut some and return None."""
     missing = [len(chain.before) for chain in linked]
     ready = [number for number, count in enumerate(missing) if not count]
     order: list[int] = []
@@ -159,17 +167,17 @@ def _sorted(linked: list[_Chain], chains: list[_Chain]) -> list[int] | None:
 
 
 def _crosses(chain: _Chain, stuck: set[int]) -> bool:
-    """Return whether a chain of several nodes stands between other chains of a cycle."""
+    """Return whether a chain of several nodes has chains of a cycle on both sides."""
     return len(chain.members) > 1 and bool(stuck & chain.before.keys()) and bool(stuck & chain.after.keys())
 
 
 def columns(rows: Rows, extents: Sequence[tuple[float, float]], gaps: Sequence[float]) -> list[float]:
-    """Return the x of each node's axis, with the nodes of a row side by side, around 0.
+    """Return the x of the axis of each node, with the nodes of a row side by side, centred at 0.
 
     Args:
         rows: the nodes of each row, from left to right.
-        extents: how far each node reaches to the left and to the right of its axis.
-        gaps: the room that each node wants on both sides.
+        extents: the distances from the axis of each node to its left and right end.
+        gaps: the gap that each node needs on both sides.
     """
     xs = [0.0] * len(extents)
     for row in rows:

@@ -1,4 +1,4 @@
-"""View: the part of a plan that is shown: boxes down to a depth, one repetition for all, and the links between them."""
+"""View: the part of a plan that is shown: boxes down to a depth, one of equal repetitions, and links between them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from byname.table import counted
 __all__ = ["Link", "View", "view"]
 
 MOST_BOXES = 400
-"""Boxes of a picture for which no depth was asked."""
+"""The largest number of boxes of a picture without a requested depth."""
 
 
 @dataclass(slots=True)
 class Link:
-    """All wires between two items that are shown.
+    """All wires between two shown items.
 
     Attributes:
-        source, target: numbers of items.
-        wires: each once, however often it repeats.
-        leaves: the repetitions that it comes from, as (first item of the run, number of the repetition).
-        enters: the repetitions that it goes into.
+        source, target: the numbers of the items.
+        wires: the wires; one that repeats is there once.
+        leaves: the repetitions that it comes from, as (item of the run, number of the repetition).
+        enters: the repetitions that it goes into, likewise.
     """
 
     source: int
@@ -40,7 +40,15 @@ class Link:
 
 @dataclass(slots=True)
 class View:
-    """The items shown, from the outside inwards, what each shown one stands for, and the links."""
+    """The shown part of a plan.
+
+    Attributes:
+        plan: the plan.
+        shown: the numbers of the shown items, each before those inside it.
+        stands_for: for each shown item, the numbers of the calls that it represents.
+        links: the links between shown items.
+        open: the shown items whose contents are shown.
+    """
 
     plan: Plan
     shown: list[int]
@@ -49,23 +57,23 @@ class View:
     open: set[int]
 
     def children(self, number: int) -> list[int]:
-        """What is shown in an item."""
+        """Return the items that are shown inside an item."""
         return self.plan.items[number].children if number in self.open else []
 
 
 def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), closed: Set[str] = frozenset()) -> View:
-    """Choose what is shown: all that is not deeper than `depth` modules; without it, what makes a readable picture.
+    """Return the part of a plan to show. Closed items get the marks of the items inside them.
 
     Args:
-        plan: what there is.
-        depth: of modules within each other.
-        opened: paths of modules that are open, and all around them, however deep they are.
-        closed: paths of modules that are one box.
+        plan: the plan.
+        depth: the number of nested modules that are opened; by default the greatest one with up to `MOST_BOXES` boxes.
+        opened: the paths of modules that are open at any depth, together with the modules around them.
+        closed: the paths of modules that are one box.
     """
     levels = dict(_levels(plan))
     limit = _fitting(plan, levels) if depth is None else depth
     wanted = _and_around(plan, opened)
-    seen: dict[int, None] = {}  # an item of a row may be met twice
+    seen: dict[int, None] = {}  # an item of a "repeat" may be reached twice
     open_ones: set[int] = set()
     waiting = [0]
     while waiting:
@@ -88,13 +96,13 @@ def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), close
 
 
 def _and_around(plan: Plan, paths: Set[str]) -> set[int]:
-    """The items of modules with these paths, and those around them."""
+    """Return the items of modules with these paths, and the items around them."""
     named = [item.number for item in plan.items if item.kind == "module" and item.path in paths]
     return {one for number in named for one in plan.above(number)} | set(named)
 
 
 def _take_marks(plan: Plan, number: int) -> None:
-    """Gives a closed box the marks of what is in it."""
+    """Add the marks of the items inside a closed item to it."""
     item = plan.items[number]
     for inner in list(plan.inside(number))[1:]:
         below = plan.items[inner]
@@ -102,7 +110,7 @@ def _take_marks(plan: Plan, number: int) -> None:
 
 
 def _levels(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Every item that can be shown, with the number of modules around it that are drawn open."""
+    """Yield each item that can be shown, with the number of modules that must be open to show it."""
     waiting = [(0, -1)]
     while waiting:
         number, level = waiting.pop()
@@ -113,7 +121,7 @@ def _levels(plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _fitting(plan: Plan, levels: dict[int, int]) -> int:
-    """The greatest depth that gives no more than `MOST_BOXES` boxes; at least the model and what is right in it."""
+    """Return the greatest depth with up to `MOST_BOXES` boxes, at least 1; note it if there are deeper items."""
     counts = Counter(levels.values())
     total, deepest = 0, max(counts)
     for level in sorted(counts):
@@ -127,7 +135,7 @@ def _fitting(plan: Plan, levels: dict[int, int]) -> int:
 
 
 class _Places:
-    """Where each item of a plan is shown."""
+    """Finds the shown item for each item of a plan."""
 
     def __init__(self, plan: Plan, shown: set[int], opened: set[int]) -> None:
         self.plan, self.shown, self.opened = plan, shown, opened
@@ -138,20 +146,20 @@ class _Places:
                 self.groups.update(dict.fromkeys(group, (number, time)))
 
     def of(self, number: int) -> int | None:
-        """The item shown in the place of this one; None for what was folded into a wire."""
+        """Return the item that is shown for an item; None for an operation that was folded into a wire."""
         place = self.drawn(number)
         while place not in self.shown:
             place = self.drawn(self.plan.items[place].parent)
         return None if place in self.opened and place != self.drawn(number) else place
 
     def drawn(self, number: int) -> int:
-        """The item of the first repetition that stands for this one."""
+        """Return the item of the first repetition that represents an item; the item itself if it does not repeat."""
         while number in self.plan.twins:
             number = self.plan.twins[number]
         return number
 
     def links(self) -> list[Link]:
-        """The wires that are seen, one link for all between the same two items."""
+        """Return the links, each with all shown wires between the same two items."""
         found: dict[tuple[int, int], Link] = {}
         for wire in self.plan.wires:
             start, end = self.of(wire.source), self.of(wire.target)
@@ -172,5 +180,5 @@ class _Places:
         return any(target.get(run, time) != time or (run in target and time) for run, time in source.items())
 
     def times(self, number: int) -> dict[int, int]:
-        """The runs that an item is in, each with the number of its repetition."""
+        """Return the runs that an item is in, each with the number of the repetition."""
         return dict(self.groups[one] for one in self.plan.above(number) if one in self.groups)

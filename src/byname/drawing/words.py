@@ -25,19 +25,19 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """A shape as it is written, as in ``reading/tensor.py``; empty where it is not known."""
+    """Return a shape as text, as in ``reading/tensor.py``; an empty string for an unknown shape."""
     if shape is None:
         return ""
     return "×".join(map(str, shape)) or "scalar"
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """A text with its middle left out when it is long."""
+    """Return a text, without its middle if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def title(plan: Plan, item: Item) -> str:
-    """The name of an item within the module around it; of a row of alike ones the first and the last."""
+    """Return the name of an item within the module around it; for repetitions, the names of the first and the last."""
     if item.kind == "module" and not item.path:
         return item.operation
     if item.kind == "input":
@@ -54,7 +54,7 @@ def title(plan: Plan, item: Item) -> str:
 
 
 def subtitle(plan: Plan, item: Item) -> str:
-    """Class and sizes of a module, shapes of what goes in and out, and how often it repeats."""
+    """Return the second line of a box: class and sizes of a module, the shapes of other items, and repetitions."""
     parts = []
     if item.kind == "module":
         sizes = _sizes(item.module)
@@ -73,7 +73,7 @@ def subtitle(plan: Plan, item: Item) -> str:
 
 
 def _repeats(plan: Plan, item: Item) -> str:
-    """How the repetitions go together, in words."""
+    """Return in words how many repetitions there are, and how they are connected."""
     assert item.run is not None
     times = len(item.run.groups)
     paths = {plan.items[group[0]].path for group in item.run.groups}
@@ -84,7 +84,7 @@ def _repeats(plan: Plan, item: Item) -> str:
 
 
 def _rest(first: str, last: str) -> str:
-    """The last path without the modules that it shares with the first."""
+    """Return the last path without the leading names that it shares with the first."""
     shared = 0
     for one, other in zip(first.split("."), last.split("."), strict=False):
         if one != other:
@@ -94,7 +94,7 @@ def _rest(first: str, last: str) -> str:
 
 
 def tooltip(plan: Plan, item: Item) -> str:
-    """All that is known of an item, in lines."""
+    """Return all known facts about an item, in lines."""
     lines = [f"{item.path or item.operation}: {item.operation}" if item.kind != "repeat" else title(plan, item)]
     if item.kind == "module" and item.module is not None:
         known = settings(item.module)
@@ -112,7 +112,7 @@ def tooltip(plan: Plan, item: Item) -> str:
 
 
 def repeated(plan: Plan, link: Link) -> Iterator[str]:
-    """From which and to which repetitions a link goes."""
+    """Yield in words the repetitions at which a link begins and ends."""
     for word, ends in (("from", link.leaves), ("to", link.enters)):
         run = plan.items[min(ends)[0]].run if ends else None
         if run is not None:
@@ -132,7 +132,7 @@ def _local(plan: Plan, item: Item) -> str:
 
 
 def _sizes(module: nn.Module | None) -> str:
-    """The sizes that tell one layer of ``torch.nn`` from another: ``64 → 256`` of an ``nn.Linear``."""
+    """Return the sizes of a layer of ``torch.nn``, such as ``64 → 256`` of an ``nn.Linear``; empty for others."""
     if module is None or not type(module).__module__.startswith("torch.nn."):
         return ""
     known = vars(module)

@@ -74,7 +74,11 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _refuse_closures(function: FunctionType, copies: dict[int, Any]) -> None:
-    """Refuse a function in an attribute whose closure holds a module of the model: the clone would run the original."""
+    """Refuse a function whose closure holds a module of the model: the clone would call the original module.
+
+    Raises:
+        RewriteError: there is such a module.
+    """
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
@@ -102,10 +106,10 @@ HELD = "_byname"
 
 
 class Held(nn.Module):
-    """The constants of a graph: objects it reads as attributes, user functions, interjections, the model itself.
+    """The constants of a graph: objects that it reads as attributes, user functions, interjections, the model itself.
 
-    It is a module only because ``torch.fx`` looks up call targets in modules. It is not registered in the model, and
-    its contents are not registered in it.
+    It is a module because ``torch.fx`` looks up call targets in modules. It is not registered as a child of the model,
+    nor are its contents registered as its children.
     """
 
     def keep(self, thing: Any, name: str = "constant") -> str:
@@ -162,7 +166,7 @@ _REGISTRIES = frozenset(nn.Module().__dict__)
 
 
 def check_contents(before: Contents, model: nn.Module) -> None:
-    """Raise Untraceable if the forward changed a list, dict or set of a module: a graph would not repeat that."""
+    """Raise `Untraceable` if the forward changed a list, dict or set of a module: a graph would not repeat that."""
     now = contents_of(model)
     for path, items in before.items():
         if now.get(path) != items:

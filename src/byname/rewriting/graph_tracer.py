@@ -79,7 +79,11 @@ class Tracer(fx.Tracer):
         self._outside = Outside(model.modules())
 
     def traced(self) -> Trace:
-        """Trace the forward and return the trace; raise Untraceable at a statement that cannot be in a graph."""
+        """Trace the forward and return the trace.
+
+        Raises:
+            Untraceable: a statement cannot be in a graph.
+        """
         before = contents_of(self.model)
         with installed(self), self._outside.heard():
             graph = self.trace(self.model)
@@ -105,7 +109,7 @@ class Tracer(fx.Tracer):
         return lambda: self._whole(root, args, kwargs), []
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the result of a module call: one node for a leaf module, else the marked result of its forward."""
+        """Return the result of a module call: a node for a leaf module, otherwise the marked result of its forward."""
         if threading.get_ident() != self.thread or self.computing:
             return forward(*args, **kwargs)  # another thread's model: torch.fx patches the class of all modules
         path = self.paths.get(id(m))
@@ -219,7 +223,11 @@ class Tracer(fx.Tracer):
         return value
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
-        """Put the assignment of an attribute into the graph."""
+        """Put the assignment of an attribute into the graph.
+
+        Raises:
+            Untraceable: the value is known before the model runs, or the attribute was read before.
+        """
         if not self._has_values(value) and not isinstance(value, torch.Tensor):
             if (id(module), name) not in self.assigned and is_plain(value):
                 old = module.__dict__.get(name, self)

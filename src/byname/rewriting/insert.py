@@ -1,4 +1,4 @@
-"""Insert: puts interjections into a graph, as nodes that call a module."""
+"""Insert: put interjections into a graph, as nodes that call a module."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Several(nn.Module):
 
     Args:
         inserted: the interjection and its place.
-        outputs: what the module returns, with `fx.Node` in place of values.
-        inputs: the module's arguments, likewise.
+        outputs: the result of the module, with `fx.Node` in place of values.
+        inputs: the arguments of the module, likewise.
     """
 
     inserted: Inserted
@@ -76,7 +76,7 @@ _OPEN = _Open()
 
 
 class Insertion:
-    """Puts interjections into the graph of a trace.
+    """Inserts interjections into the graph of a trace.
 
     Args:
         trace: the trace whose graph is changed.
@@ -118,7 +118,7 @@ class Insertion:
         self._replace(origin, new, new)
 
     def _after_module(self, record: Record, inserted: Inserted, begun: fx.Node | None) -> None:
-        """Call an interjection after a module call whose inside is in the graph: each returned value is a node."""
+        """Call an interjection after a module call whose operations are in the graph; each returned value is a node."""
         origins = _nodes(record.outputs)
         if not origins:
             return
@@ -133,7 +133,7 @@ class Insertion:
             self._replace(origin, at, new)
 
     def _replace(self, origin: fx.Node, new: fx.Node, reader: fx.Node) -> None:
-        """Make all users of the latest version of a value read a new one, except the node that computes the new one."""
+        """Make all users of the latest version of a value use the new one, except `reader`, which computes it."""
         self._latest(origin).replace_all_uses_with(new, delete_user_cb=lambda user: user is not reader)
         self._now[origin] = new
 
@@ -265,7 +265,7 @@ class Inserted(nn.Module):
 
 
 class Begun(nn.Module):
-    """The node at which the call of a place begins, for its gradients."""
+    """Notes the inputs of the call at a place; the graph calls it when that call begins, if gradients are requested."""
 
     _is_impure = True
 
@@ -275,7 +275,7 @@ class Begun(nn.Module):
 
     @dynamo_skip
     def forward(self, *inputs: Any) -> Entered | None:
-        """Return what the end of the call needs to find its gradients; None if grad mode is off."""
+        """Return the noted inputs of the call, from which its gradients are found; None if grad mode is off."""
         if not torch.is_grad_enabled():
             return None
         return before([tensor for _, tensor in tensors_in(inputs)])

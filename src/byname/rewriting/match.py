@@ -186,7 +186,7 @@ class _Numbers:
 
 
 def _argument(values: Any) -> Any:
-    """Return values as an argument of a node, with None in place of all that is not a node."""
+    """Return values as an argument of a node, with None in place of values that are not nodes."""
     return fx.node.map_aggregate(values, lambda one: one if isinstance(one, fx.Node) else None)
 
 

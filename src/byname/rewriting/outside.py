@@ -1,8 +1,8 @@
-"""Outside: what a forward reads besides its arguments; a graph would keep the answer from the time of tracing.
+"""Outside: the state that a forward reads besides its arguments; a graph would keep its values from tracing.
 
-PyTorch state (``torch.is_grad_enabled()``, autocast, the default dtype) is recorded: a graph holds for one answer, and
-another answer gets a graph of its own. Random numbers and the time change with each call, so they are refused. Function
-modes do not see PyTorch's queries (2.13), so a profile function (`sys.setprofile`) observes them.
+PyTorch state (``torch.is_grad_enabled()``, autocast, the default dtype) is recorded. A graph is valid for one value of
+this state, and another value gets a graph of its own. Random numbers and the time change with each call, so they are
+refused. Function modes do not see these queries (PyTorch 2.13), so a profile function (`sys.setprofile`) observes them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _ASKED = dict(_askable())
 
 
 def answers_hold(answers: Mapping[str, Any]) -> bool:
-    """Return whether PyTorch would give the same answers now."""
+    """Return whether the recorded PyTorch state is the present one."""
     return all(_STATES[name]() == answer for name, answer in answers.items())
 
 
@@ -169,7 +169,10 @@ class Outside:
         self.check()
 
     def check(self) -> None:
-        """Raise Untraceable if NumPy drew numbers: a profile function does not see its calls, so compare the states."""
+        """Raise `Untraceable` if random numbers were drawn, or the time was read.
+
+        A profile function does not see the calls of NumPy, so the states of its generators are compared.
+        """
         if self._refused is not None:
             raise self._refused
         for name, state, before in self._drawn.values():
@@ -211,7 +214,7 @@ class Outside:
             self.answers[what] = self._now[what]
 
     def _draws(self, frame: FrameType, called: Any) -> None:
-        """Refuse a C function that returns another value each time."""
+        """Refuse a C function that returns another value at each call, such as a clock or a random generator."""
         if called in _CLOCKS:
             asker = _asker(frame)
             if asker is not None and self._counts(asker):
@@ -265,7 +268,7 @@ def _named(function: Any) -> str:
 
 
 def is_leaving() -> bool:
-    """Return whether grad mode is switched by the end of a ``with`` block, not by its beginning."""
+    """Return whether the end of a ``with`` block switches grad mode, rather than its beginning."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name, file = frame.f_code.co_name, str(frame.f_code.co_filename)
@@ -298,7 +301,7 @@ def state_of_modes() -> tuple[Any, ...]:
 
 
 def check_modes(state: tuple[Any, ...]) -> None:
-    """Raise Untraceable if the modes differ from those in which the forward began."""
+    """Raise `Untraceable` if the modes differ from those in which the forward began."""
     now = state_of_modes()
     for was, is_now, what in zip(state, now, _MODES, strict=True):
         if was != is_now:

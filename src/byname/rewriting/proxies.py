@@ -1,7 +1,7 @@
-"""Proxies: the stand-ins for tensors while a forward is traced; they put every use of a tensor into the graph.
+"""Proxies: objects that replace tensors while a forward is traced; they put every use of a tensor into the graph.
 
-The proxies of ``torch.fx`` turn ``x += y`` into ``x = x + y``, refuse ``x[0] = y``, and take ``x.grad = y`` for an
-attribute of the proxy (PyTorch 2.13). A proxy cannot claim by ``__class__`` to be a tensor: C++ would believe it.
+The proxies of ``torch.fx`` turn ``x += y`` into ``x = x + y``, refuse ``x[0] = y``, and treat ``x.grad = y`` as an
+attribute of the proxy (PyTorch 2.13). Their ``__class__`` must not be that of a tensor: C++ would rely on it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["CHANGES", "REPORTED", "Flag", "Untraceable", "Value", "Values", "giv
 
 
 class Untraceable(BaseException):
-    """A statement cannot be in a graph; the message says why, and continues a sentence that begins with the statement.
+    """A statement cannot be in a graph. The message says why; it follows the statement in the sentence of the error.
 
-    Not an `Exception`: the user's code might catch it and take another branch than with a tensor.
+    It is not an `Exception`, since the user's code might catch that and take another branch than with a tensor.
     """
 
 
@@ -146,8 +146,11 @@ def setitem(value: Any, key: Any, item: Any) -> None:
 
 
 def _changing(name: str) -> Callable[[Any, Any], Any]:
-    """Return a function that computes ``a += b``. The graph's code would write `operator.iadd` itself as the statement
-    ``a += b``, where ``a`` may be a number that is used again."""
+    """Return a function for an in-place operator, such as ``a += b``.
+
+    The code of a graph would write `operator.iadd` itself as the statement ``a += b``, and the variable ``a`` may be
+    used again for a number.
+    """
     change = getattr(operator, name)
 
     def changed(value: Any, other: Any) -> Any:
@@ -230,7 +233,7 @@ class Values:
         self.several: set[fx.Node] = set()
 
     def learn(self, node: fx.Node) -> str | None:
-        """Learn from a call of a function; return the name of the operation, or None if it is not an operation."""
+        """Note the kind of a function's result; return the name of the operation, or None if it is not an operation."""
         if gives_several(node):
             self.several.add(node)
         if _gives_plain(node, self.plain):
@@ -239,7 +242,7 @@ class Values:
         return self._operation(node)
 
     def same(self, new: fx.Node, old: fx.Node) -> None:
-        """Give a node the kind of another."""
+        """Give a node the kind of another node."""
         for kind in (self.plain, self.several):
             if old in kind:
                 kind.add(new)
@@ -283,7 +286,7 @@ def _gives_plain(node: fx.Node, plain: Set[fx.Node]) -> bool:
 
     Args:
         node: the call.
-        plain: the earlier calls that do.
+        plain: the earlier calls that return such values.
     """
     if node.op == "call_method":
         name = str(node.target)
@@ -340,7 +343,10 @@ def _of_python(frame: FrameType) -> bool:
 
 
 def _statement(error: BaseException) -> str:
-    """Return the user's last statement: ``` `if x.sum() > 0:` in Model.forward (model.py:14)```; or ``torch.nn``'s."""
+    """Return the last statement of the user, or of ``torch.nn`` if there is none, with its place.
+
+    For example ``` `if x.sum() > 0:` in Model.forward (model.py:14)```.
+    """
     found: tuple[CodeType, int] | None = None
     inside: tuple[CodeType, int] | None = None
     trace: Any = error.__traceback__

@@ -1,4 +1,4 @@
-"""Rewrite: traces a model into a ``torch.fx`` graph and inserts interjections into the graph."""
+"""Rewrite: trace a model into a ``torch.fx`` graph and insert interjections into the graph."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ def rewrite(
         example: the arguments of one call, to trace the forward with optional arguments; as for `byname.interject`.
             Its shapes, dtypes and devices answer what the forward asks before it goes on; its data is not computed
             with, and it is not kept. Other ways to call the model are traced at their first call.
+
+    Returns:
+        The new model, a ``torch.fx.GraphModule``.
 
     Raises:
         RewriteError: the forward cannot be traced; the message names the statement.

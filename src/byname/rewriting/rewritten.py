@@ -30,7 +30,7 @@ __all__ = ["Interjections", "Recipe", "Rewritten", "read", "written"]
 
 
 MOST = 64
-"""The largest number of graphs of one model; more must be a mistake."""
+"""The largest number of graphs of one model; more are taken for a mistake."""
 
 
 class Rewritten(fx.GraphModule):
@@ -219,7 +219,7 @@ class Interjections:
 
 @dataclass
 class Recipe:
-    """The spec of a rewritten model: all that is needed to trace it again.
+    """The spec of a rewritten model: everything that is needed to trace it again.
 
     Attributes:
         root: a clone of the model; the rewritten model has its modules and parameters.
@@ -279,7 +279,7 @@ class Recipe:
         return Tracer(mirror(self.root), wanted, training, self.is_leaf, held, *known)
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Return whether a module is a leaf module: PyTorch's own, those with hooks, and those asked for."""
+        """Return whether a module is a leaf module: one of PyTorch, one with hooks, or one that the user named."""
         if path in self.leaf_paths or isinstance(module, self.leaf_classes) or _hooked(module):
             return True
         of_torch = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))

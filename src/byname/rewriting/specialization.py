@@ -1,4 +1,4 @@
-"""Specialization: one graph, the arguments it was traced for, and the conditions under which it applies."""
+"""Specialization: one graph, the arguments that it was traced for, and the conditions under which it is valid."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def of_call(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping
 def generalised(call: Arguments, depends: frozenset[str]) -> Arguments:
     """Return the arguments that a graph is specialized to.
 
-    It keeps the plain values of the arguments in `depends`; of the others only None, strings and bools, on which
-    forwards usually branch.
+    The plain values of the arguments in `depends` are kept. Of the other arguments only None, strings and bools are
+    kept, since forwards usually branch on these.
 
     Args:
         call: the arguments of one call.
-        depends: the names of the arguments whose plain values count.
+        depends: the names of the arguments on whose plain values the graph may depend.
     """
     values = {
         name: value if type(value) in _DECIDING or (is_plain(value) and name in depends) else GIVEN
@@ -149,7 +149,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _takes(wanted: Any, value: Any) -> bool:
-    """Return whether the value for which a graph was made covers the value of an argument."""
+    """Return whether a graph made for the value `wanted` of an argument is valid for another value."""
     if wanted is GIVEN:
         return type(value) not in _DECIDING
     return wanted is value or (type(wanted) is type(value) and bool(wanted == value))
@@ -157,7 +157,7 @@ def _takes(wanted: Any, value: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Variant:
-    """One graph, and the conditions under which it applies.
+    """One graph, and the conditions under which it is valid.
 
     Attributes:
         arguments: the arguments that it is specialized to.

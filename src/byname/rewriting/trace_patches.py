@@ -22,7 +22,7 @@ __all__ = ["Listener", "applied", "installed"]
 
 
 class Listener(Protocol):
-    """The tracer, as the patches see it.
+    """The methods and attributes of the tracer that the patches use.
 
     Attributes:
         paths: the paths of the model's modules, by id.
@@ -39,10 +39,10 @@ class Listener(Protocol):
         """Whether the model runs for the tracer's own questions, and nothing of it belongs in the graph."""
 
     def read(self, module: nn.Module, name: str, value: Any) -> Any:
-        """Return the value that reading an attribute gives."""
+        """Return the value that the forward gets when it reads an attribute."""
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
-        """Record that an attribute is set."""
+        """Record that the forward sets an attribute."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a call of a PyTorch function."""
@@ -51,7 +51,7 @@ class Listener(Protocol):
         """Return the result of a call of a custom autograd function."""
 
     def switch(self, enabled: bool) -> None:
-        """Record that grad mode is switched."""
+        """Record that the forward switches grad mode."""
 
     def is_instance(self, value: fx.Proxy, kinds: tuple[Any, ...]) -> bool:
         """Return the result of ``isinstance``."""
@@ -63,7 +63,7 @@ _one_at_a_time = threading.RLock()
 
 @contextmanager
 def installed(tracer: Listener) -> Iterator[None]:
-    """Send what this thread does with the tracer's model to the tracer inside the block."""
+    """Report attributes, calls and types in this thread's forward to the tracer, inside the block."""
     with _one_at_a_time:
         with _attributes(tracer), _autograd_functions(tracer), _factories(tracer), _types(tracer), _Functions(tracer):
             yield
@@ -153,7 +153,7 @@ _FACTORIES = (
 
 @contextmanager
 def _types(tracer: Listener) -> Iterator[None]:
-    """Patch ``isinstance``: in the user's code a proxy must count as a tensor, or the wrong branch is taken."""
+    """Patch ``isinstance``: in the user's code a proxy must count as a tensor; otherwise the wrong branch would run."""
     original = builtins.isinstance
 
     def told(thing: Any, kind: Any) -> bool:
