@@ -204,8 +204,7 @@ TITLE, SUBTITLE, LABEL = 12.0, 10.5, 9.5
 """Font sizes."""
 
 HEADER, PADDING, MARGIN, SHADE = 24.0, 14.0, 16.0, 8.0
-"""The height of the title of an open box, the room inside a box and around the picture, and the size of the shadow of
-a box that repeats."""
+"""The height of an open box's title; the padding of a box; the margin of the picture; the shadow of a repeated box."""
 
 PILL, CARD = 22.0, 36.0
 """The heights of a closed box with one line of text and with two."""

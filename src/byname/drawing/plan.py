@@ -40,12 +40,12 @@ __all__ = [
 Shape = tuple[int, ...]
 
 CALLED = ("module", "operation")
-"""The kinds of items that are calls; tensors come from or go to the other kinds."""
+"""The kinds of items that are calls; items of other kinds are sources or targets of tensors."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Equal neighbours, of which only the first is drawn.
+    """Equal neighbours; only the first is drawn.
 
     Attributes:
         groups: the items of each repetition, in order; the first repetition is drawn.

@@ -322,7 +322,7 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function by its module and name; some, such as ``max_pool2d`` of PyTorch 2.13, do not know their own name."""
+    """A function by its module and name; some, such as ``max_pool2d`` of PyTorch 2.13, have another ``__name__``."""
 
     module: str
     name: str

@@ -221,7 +221,7 @@ class Running:
         self.hooked[key] = [*without_superseded(self.hooked.get(key, ()), hook), hook]
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
-        """Return the places that were not reached in this thread's iteration, and no item of which was reached."""
+        """Return the places that were not reached in this thread's iteration, neither as a whole nor by an item."""
         called = self.thread.here.calls
         reached = set(called)
         for path in called:
@@ -263,8 +263,9 @@ class Running:
     def hears(self) -> bool:
         """Return whether values of this thread are reported.
 
-        Values of an example run are not. Neither are those of modules that a callback calls while its own model runs:
-        they are not part of that forward. Another model that a callback runs is reported.
+        Values of an example run are not. Neither are calls that a callback makes during a forward of this model, or
+        that a callback of this model makes: they are not part of a forward. A callback may run another model, whose
+        values are reported.
         """
         if asleep(self.reader):
             return False

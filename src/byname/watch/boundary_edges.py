@@ -144,7 +144,7 @@ class Found:
                     nodes.append(following)
 
     def _changed_view(self, node: Any, slot: int, found: tuple[int, Window | Reshaped] | None) -> None:
-        if found is not None:  # None for two views of one base, whose parts of the gradient cannot be told apart
+        if found is not None:  # None for two views of one base: their parts of the gradient cannot be separated
             self._event(node).doors.append(Door(slot, *found))
 
     def _event(self, node: Any) -> Event:

@@ -114,7 +114,7 @@ def _take_out(module: nn.Module, hook: Any) -> None:
     for registry, flags in _REGISTRIES.items():
         hooks = module.__dict__[registry]
         for key in [key for key, one in [*hooks.items()] if one is hook] if hooks else ():
-            for name in (*flags, registry):  # the registry last: it says which flags an interrupt has left
+            for name in (*flags, registry):  # the registry last, since its keys lead to the flags
                 module.__dict__[name].pop(key, None)
 
 

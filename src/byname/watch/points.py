@@ -105,7 +105,7 @@ def _kinds(points: Sequence[Point]) -> str:
 
 
 def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Points:
-    """Return the places of a model that can be watched and changed.
+    """Return the places of a model that can be observed and changed.
 
     Without an example nothing runs. The table has modules, parameters, buffers, and the variables of methods and of the
     functions that they call, with the lines that assign them. With an example it also has inputs, operations, the lines

@@ -208,10 +208,10 @@ def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
 def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
     """Return the hidden base of a value and the view geometry: a base that only this view, made just now, references.
 
-    ``nn.Linear`` returns such a view for an input of three dimensions. If the view is changed in place later, for
-    example by an in-place ``relu``, PyTorch sends the gradient to the node of the base and bypasses that of the view
-    (seen in PyTorch 2.13). A hook on the view is then not called. Since nothing else can use the base, its gradient is
-    that of the view. It is not computed if ``autograd.grad`` asks for the gradient of this very view and no earlier
+    ``nn.Linear`` returns such a view for an input of three dimensions. The view may be changed in place later, for
+    example by an in-place ``relu``. PyTorch then sends the gradient to the node of the base and bypasses that of the
+    view (seen in PyTorch 2.13), so a hook on the view is not called. Since nothing else can use the base, its gradient
+    is that of the view. It is not computed if ``autograd.grad`` asks for the gradient of this very view and no earlier
     one.
 
     Returns:

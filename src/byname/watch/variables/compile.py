@@ -154,7 +154,7 @@ def _find(made: CodeType, original: CodeType) -> CodeType | None:
 
 
 def _fitted(made: CodeType, original: CodeType) -> CodeType:
-    """Return the new code with the qualified name of the original; the same for the functions inside it."""
+    """Return the new code with the qualified name of the original; functions inside it are renamed accordingly."""
     nested = (made.co_flags & ~inspect.CO_NESTED) | (original.co_flags & inspect.CO_NESTED)
     return _renamed(made, made.co_qualname, original.co_qualname).replace(co_flags=nested)
 

@@ -203,7 +203,7 @@ class _Tap:
         plain: a copy of a function without source, with its own code; None for a function with source.
         by_owner: the subscriptions, by the ``id`` of the owner.
         every_run: whether one of the subscriptions wants every run.
-        by_caller: whether one of the subscriptions goes by the calling module.
+        by_caller: whether one of the subscriptions reports the runs that a module calls.
     """
 
     def __init__(self, function: FunctionType) -> None:

@@ -276,7 +276,7 @@ class _Expressions(ast.NodeTransformer):
                 value[:] = [new if one is old else one for one in value]
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        """Leave a lambda as it is: its body is another scope, without statements that could report."""
+        """Return a lambda unchanged: its body is another scope, without statements that could report."""
         return node
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
