@@ -1,6 +1,7 @@
 """What every test starts from: the same random numbers, and nothing left behind by the one before."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # several tests run at once, on as many cores
+os.unsetenv("COLUMNS")  # which readline, that pytest imports, sets past os.environ for every program it starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,6 +1,7 @@
-"""What the commands print: no colour codes in a pipe or under NO_COLOR."""
+"""What the commands print: no colour codes in a pipe or under NO_COLOR, and no line longer than the terminal is wide."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -56,6 +57,9 @@ COMMANDS = {
     "help": ["--help"],
     **{f"help of {name}": [name, "--help"] for name in ("run", "census", "explain", "show", "report")},
 }
+WITH_TABLES = [
+    name for name in COMMANDS if name.startswith(("run", "census", "show", "explain")) and "json" not in name
+]
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +100,10 @@ def plain():
     server.close()
 
 
-@pytest.fixture(scope="module")
-def uncoloured():
-    server = forks_under(NO_COLOR="1")
-    yield server
+@pytest.fixture(scope="module", params=[60, 200])
+def narrow(request):
+    server = forks_under(NO_COLOR="1", COLUMNS=str(request.param))
+    yield request.param, server
     server.close()
 
 
@@ -133,6 +137,16 @@ def test_nothing_in_a_pipe_has_a_colour_code(name, runs, waiting, plain):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_color_is_kept_in_a_terminal(name, runs, waiting, uncoloured):
-    text = printed(uncoloured, runs, name, waiting, os.openpty())
+def test_no_color_is_kept_and_lines_fit_the_terminal(name, runs, waiting, narrow):
+    width, forks = narrow
+    text = printed(forks, runs, name, waiting, os.openpty())
     assert text and "\x1b" not in text
+    if name in WITH_TABLES:
+        too_long = [line for line in text.splitlines() if len(line) > width]
+        assert [line for line in too_long if not is_excepted(line)] == []
+        assert width < 200 or not too_long
+
+
+def is_excepted(line):
+    """Whether a line may be too long: one word, such as a path, also behind a label, or a line of the program."""
+    return bool(re.fullmatch(r" *(\w+: +)?\S+|    [\w/.]+\.py:\d+  .*", line))

@@ -16,6 +16,7 @@ from typing import Any
 
 from byname.cli.command import CommandError
 from byname.cli.requests import Answer, Request, answer_to, ask, script_for, taken_back
+from byname.cli.width import table_width
 from byname.text import printable
 
 __all__ = ["add_pid", "asked_by"]
@@ -54,7 +55,7 @@ def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool =
 def _answer(process: int, about: str, top: int, facts: bool, timeout: float) -> Answer:
     reach = _way_to(process)
     try:
-        request = ask(process, about, top, facts=facts)
+        request = ask(process, about, top, facts=facts, width=table_width(sys.stdout))
     except OSError as reason:
         raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
     try:

@@ -7,9 +7,8 @@ import json
 from contextlib import AbstractContextManager
 
 from byname.cli.asking import add_pid, asked_by
-from byname.cli.command import CommandError
+from byname.cli.command import CommandError, show
 from byname.cli.running import add_program, positive, run_program
-from byname.text import printable_lines
 
 __all__ = ["Census"]
 
@@ -66,7 +65,7 @@ def _ask(options: argparse.Namespace) -> int:
         raise CommandError("with --pid the census goes to the standard output: --json -", exit_code=2)
     as_json = options.json == "-"
     answer = asked_by(options, "census", options.top, facts=as_json)
-    print(json.dumps(answer.facts) if as_json else printable_lines(answer.text))
+    print(json.dumps(answer.facts)) if as_json else show(answer.text)
     return 0
 
 

@@ -7,9 +7,10 @@ import inspect
 import sys
 from typing import Protocol
 
+from byname.cli.width import fitted, width_of
 from byname.text import printable_lines
 
-__all__ = ["Command", "CommandError", "described", "say"]
+__all__ = ["Command", "CommandError", "described", "say", "show"]
 
 
 class Command(Protocol):
@@ -49,7 +50,13 @@ def described(command: Command) -> tuple[str, str]:
     return text.partition("\n")[0], text
 
 
+def show(words: str) -> None:
+    """Print a text that may hold anything, in lines that fit a terminal on the standard output."""
+    print(fitted(printable_lines(words), width_of(sys.stdout)))
+
+
 def say(message: object) -> None:
     """Writes a message to the standard error, where it is seen at once and mixes with no output."""
     if sys.stderr is not None:  # print(file=None) would write into the program's output
-        print(f"byname: {printable_lines(str(message))}", file=sys.stderr, flush=True)
+        words = fitted(f"byname: {printable_lines(str(message))}", width_of(sys.stderr))
+        print(words, file=sys.stderr, flush=True)

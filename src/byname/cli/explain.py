@@ -6,7 +6,7 @@ import argparse
 import json
 
 from byname.cli.asking import add_pid, asked_by
-from byname.text import printable_lines
+from byname.cli.command import show
 
 __all__ = ["Explain"]
 
@@ -34,5 +34,5 @@ class Explain:
     def run(self, options: argparse.Namespace) -> int:
         """Asks the process and prints its answer."""
         answer = asked_by(options, "explain", 0, facts=options.json)
-        print(json.dumps(answer.facts) if options.json else printable_lines(answer.text))
+        print(json.dumps(answer.facts)) if options.json else show(answer.text)
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -16,7 +17,8 @@ from byname.cli.calls import Calls
 from byname.cli.command import say
 from byname.cli.json_facts import census_facts, growth_facts
 from byname.cli.json_lines import JsonLines
-from byname.cli.unnoticed import census_text, ready, unnoticed, where, width
+from byname.cli.unnoticed import census_text, ready, unnoticed, where
+from byname.cli.width import table_width
 from byname.memory.census import census
 from byname.memory.growth import Growth, growth
 from byname.reading.frames import caller, revisiting
@@ -142,7 +144,7 @@ class GrowthShown:
         found = self._growth
         found.end()
         span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"
-        say(f"growth {span}\n{found.head(self._top, width=width())}")
+        say(f"growth {span}\n{found.head(self._top, width=table_width(sys.__stderr__))}")
         if self._lines is not None:
             self._lines.write("growth", {"looks": self._looks, **growth_facts(found)})
 

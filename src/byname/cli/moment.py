@@ -37,7 +37,7 @@ def answered(request: Request, frame: FrameType | None) -> Answer:
     facts: dict[str, Any] = {"process": os.getpid()}
     if request.about == "census":
         found = census()
-        text = f"{head}\n{census_text(found, request.top)}"
+        text = f"{head}\n{census_text(found, request.top, request.width)}"
         facts |= {"when": where(frame).strip(), "step": None}
         return Answer(text, facts | census_facts(found) if request.facts else None)
     now = moment(frame)

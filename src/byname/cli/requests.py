@@ -26,12 +26,14 @@ class Request(NamedTuple):
         top: the number of rows.
         answer: the name of the file for the answer.
         facts: whether the answer is also wanted as values that JSON has.
+        width: of a table, in characters.
     """
 
     about: str
     top: int
     answer: str
     facts: bool = False
+    width: int = 160
 
 
 class Answer(NamedTuple):
@@ -63,7 +65,7 @@ def _place() -> Path:
     return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
 
 
-def ask(process: int, about: str, top: int, *, facts: bool = False) -> Request:
+def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = 160) -> Request:
     """Put a question to a process where it will find it.
 
     Raises:
@@ -72,7 +74,7 @@ def ask(process: int, about: str, top: int, *, facts: bool = False) -> Request:
     folder = _folder(make=True)
     if folder is None:
         raise PermissionError(f"{_place()} is not a folder of this user alone")
-    request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts)
+    request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts, width)
     _put(folder, f"{process}.request", request._asdict())
     return request
 
@@ -88,9 +90,9 @@ def waiting_for(process: int) -> Request | None:
 
 
 def _request(facts: dict[str, Any]) -> Request | None:
-    about, top, answer, wanted = (facts.get(name) for name in Request._fields)
+    about, top, answer, wanted, width = (facts.get(name) for name in Request._fields)
     known = about in ("census", "explain") and type(top) is int and type(answer) is str and answer == Path(answer).name
-    return Request(about, top, answer, wanted is True) if known else None  # type: ignore[arg-type]
+    return Request(about, top, answer, wanted is True, width if type(width) is int else 160) if known else None  # type: ignore[arg-type]
 
 
 def write_answer(request: Request, answer: Answer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from byname.cli.command import CommandError, say
+from byname.cli.command import CommandError, say, show
+from byname.cli.width import fitted, table_width, width_of
 from byname.errors import BynameError
 from byname.table import Row, counted, printable
 
@@ -55,29 +57,36 @@ def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:
         most: how many places.
         ranges: whether the values are read, to tell between which numbers they lie.
     """
-    print("\n".join(map(printable, _header(recording, name))))
-    print(recording.head(most, ranges=ranges))
+    for label, words in _header(recording, name):
+        _print_labelled(label, printable(words))
+    show(recording.head(most, width=table_width(sys.stdout), ranges=ranges))
 
 
-def _header(recording: Recording, name: str) -> Iterator[str]:
-    """What there is to know of the run; what is not in the file is left out."""
+def _print_labelled(label: str, words: str) -> None:
+    width = width_of(sys.stdout)
+    lines = fitted(words, None if width is None else width - len(label)).split("\n")
+    print(label + f"\n{' ' * len(label)}".join(lines))
+
+
+def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
+    """Yield labels and what there is to know of the run; what is not in the file is left out."""
     run = recording.run
     state = "complete" if recording.complete else "not complete"
-    yield f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
+    yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
     arguments = run.get("arguments")
     if isinstance(arguments, list) and arguments:
-        yield f"program:   {' '.join(map(str, arguments))}"
-    yield f"started:   {run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
+        yield "program:   ", " ".join(map(str, arguments))
+    yield "started:   ", f"{run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
     versions = [f"{label} {run[label]}" for label in ("byname", "torch", "python") if label in run]
     commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
     ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
-    yield f"with:      {', '.join([*versions, *commit, *ranks])}"
+    yield "with:      ", ", ".join([*versions, *commit, *ranks])
 
 
 def places(recording: Recording, path: str, most: int) -> None:
     """Prints the records of one place, or of each that fits."""
     for series in _found(recording, path):
-        print(series.head(most))
+        show(series.head(most, width=table_width(sys.stdout)))
 
 
 def _found(recording: Recording, path: str) -> list[Series]:
@@ -129,7 +138,8 @@ def tail(name: str) -> int:
             before = {row["path"]: row["records"] for row in rows}
             if recording.ended:
                 state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
-                print(f"{printable(name)} is closed, and {state}", flush=True)
+                show(f"{printable(name)} is closed, and {state}")
+                sys.stdout.flush()
     except KeyboardInterrupt:
         print(flush=True)
     return 0

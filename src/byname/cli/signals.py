@@ -21,6 +21,7 @@ from byname.cli.command import CommandError
 from byname.cli.moment import answer_request
 from byname.cli.requests import waiting_for
 from byname.cli.unnoticed import census_text, ready, unnoticed, where
+from byname.cli.width import fitted, width_of
 from byname.memory.census import census
 from byname.reading.quiet import dynamo_skip
 from byname.text import printable_lines
@@ -89,7 +90,8 @@ def _write(words: str) -> None:
     """Writes past the buffers of the standard error, which the handler may have interrupted."""
     stream = sys.__stderr__
     if stream is not None and not stream.closed:
-        rest = f"byname: {printable_lines(words)}\n".encode(stream.encoding, "backslashreplace")
+        text = fitted(f"byname: {printable_lines(words)}", width_of(stream))
+        rest = f"{text}\n".encode(stream.encoding, "backslashreplace")
         while rest:
             rest = rest[os.write(stream.fileno(), rest) :]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
+from byname.cli.width import table_width
 from byname.memory.census import Census, census
 from byname.source.location import is_library
 from byname.source.tracebacks import frames
 from byname.table import printable, text
 
-__all__ = ["census_text", "ready", "unnoticed", "where", "width"]
+__all__ = ["census_text", "ready", "unnoticed", "where"]
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
@@ -46,14 +46,15 @@ def _from_a_handler(error: BaseException) -> bool:
     return any(entry.frame.f_code is code for entry in frames(error)[1:] for code in codes)
 
 
-def census_text(found: Census, top: int) -> str:
+def census_text(found: Census, top: int, width: int | None = None) -> str:
     """Return a census as a table.
 
     Args:
         found: the census.
         top: how many rows.
+        width: in characters; by default that of the standard error.
     """
-    table = found.head(top, width=width())
+    table = found.head(top, width=table_width(sys.__stderr__) if width is None else width)
     return table if found else f"{table}\n{_NOTHING}"
 
 
@@ -70,11 +71,4 @@ def where(frame: FrameType | None) -> str:
 def ready() -> None:
     """Imports everything that a look needs, so that none of it is imported in the middle of the program."""
     census()
-    text([{"": ""}], width=width())
-
-
-def width() -> int:
-    """How many characters a line of the standard error has."""
-    stream = sys.__stderr__
-    shown = stream is not None and not stream.closed and stream.isatty()
-    return shutil.get_terminal_size((160, 24)).columns if shown else 160
+    text([{"": ""}], width=table_width(None))

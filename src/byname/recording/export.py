@@ -191,7 +191,7 @@ def _cell(value: Any) -> Any:
     return numpy_of(value).copy()[()] if issubclass(type(value), Tensor) else value
 
 
-SPARE = ("mode", "rank", "call", "mean", "type")
+SPARE = ("mode", "rank", "call", "mean", "type", "shape")
 """The columns that a narrow terminal may do without."""
 
 SHOWN = 20

@@ -382,7 +382,7 @@ class Recording(Mapping[str, Any]):
             ranges: whether to read all numbers for their ranges.
         """
         rows = self.rows(ranges=ranges)
-        return text(rows, title=self._title(), notes=self.missing, spare=("bytes", "ranks"), width=width, most=most)
+        return text(rows, title=self._title(), notes=self.missing, spare=_SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a DataFrame, one a place; those of records are ``recording["*"].to_pandas()``. Needs pandas."""
@@ -436,6 +436,10 @@ class Recording(Mapping[str, Any]):
         how = dict.fromkeys(str(place.sampling) for place in places if place.sampling is not None)
         row |= {"how": "; ".join(filter(None, how))} if any(how) else {}
         return {**row, **_range(self._series(path))} if ranges else row
+
+
+_SPARE = ("bytes", "ranks", "kind", "mean", "iterations", "how", "shape")
+"""The columns that a narrow terminal may do without."""
 
 
 def _of_all(sources: Sequence[FileSource], results: Sequence[StoredPlaces]) -> list[str]:

@@ -2,9 +2,9 @@
 # name: Pictures.__getitem__ (cached result)
 # count: 8
 # bytes: 8 * (500 * 4)
-# mended 1: @lru_cache(maxsize=1)
+# mended 1: @functools.lru_cache(maxsize=1)
 # A dataset whose items are cached, and all kept.
-from functools import cache
+import functools
 
 import torch
 from torch.utils.data import Dataset
@@ -14,7 +14,7 @@ class Pictures(Dataset):
     def __len__(self):
         return 100
 
-    @cache  #: 1
+    @functools.cache  #: 1
     def __getitem__(self, index):
         return torch.randn(500)
 
