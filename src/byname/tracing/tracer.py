@@ -30,6 +30,7 @@ from byname.text import note_on
 from byname.tracing.callers import call_model, functions_running, line_in_the_model
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running
+from byname.tracing.open_calls import OpenCalls
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import Numbers, shape_of
 from byname.tracking.depth import Deeper
@@ -80,7 +81,7 @@ class Tracer(TorchFunctionMode):
         self._modules = modules
         self._paths = {id(module): path for path, module in modules.items()}
         self._taken: dict[int, frozenset[str]] = {}
-        self._stack: list[Draft] = []
+        self._open: OpenCalls[Draft] = OpenCalls()
         self._before = before
         self._functions = functions or {}
         self._thread = threading.get_ident()
@@ -101,36 +102,33 @@ class Tracer(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
-            self._stack.clear()
+            self._open.clear()
 
     @dynamo_skip
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        parent = self._stack[-1] if self._stack else None
+        parent = self._open[-1][1] if self._open else None
         draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, parent)
         draft.line = line_in_the_model(sys._getframe(1))
         self.drafts.append(draft)
-        self._stack.append(draft)
+        self._open.append((module, draft))
 
     @dynamo_skip
     def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the inputs of a module, after the user's pre-hooks have run."""
-        if threading.get_ident() == self._thread and self._stack:
+        if threading.get_ident() == self._thread and self._open:
+            _, draft = self._open[-1]
             with DisableTorchFunction():
-                self._stack[-1].inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
-                self._stack[-1].given = _labelled_shapes(args, kwargs)
+                draft.inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
+                draft.given = _labelled_shapes(args, kwargs)
 
     @dynamo_skip
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or (draft := self._open.end(module)) is None:
             return None
-        while self._stack:
-            draft = self._stack.pop()
-            if draft.module is module:
-                with DisableTorchFunction():
-                    return self._came_out(draft, output)
-        return None
+        with DisableTorchFunction():
+            return self._came_out(draft, output)
 
     def _came_out(self, draft: Draft, output: Any) -> Any:
         """Note the outputs of a module; if a leaf module returns its input, return another view of it instead."""
@@ -145,7 +143,7 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operation_name(func)
-        if name is None or not self._stack:
+        if name is None or not self._open:
             return self._unnoted(func, args, kwargs)
         with DisableTorchFunction():
             tensors = tensors_in((args, kwargs))
@@ -164,7 +162,7 @@ class Tracer(TorchFunctionMode):
             return self._done(draft, tensors, changed, result, targets is not None)
 
     def _begun(self, name: str, func: Any, caller: FrameType) -> Draft:
-        frame = self._stack[-1]
+        _, frame = self._open[-1]
         module = frame.module
         if id(module) not in self._taken:
             self._taken[id(module)] = taken(module)
@@ -230,7 +228,7 @@ class Tracer(TorchFunctionMode):
         if name == "backward":
             self._before.before_backward()
         result = func(*args, **kwargs)
-        if name == "__set__" and getattr(func, "__self__", None) is _DATA and self._stack:
+        if name == "__set__" and getattr(func, "__self__", None) is _DATA and self._open:
             with DisableTorchFunction():
                 self._before.before_writing([])
                 self.numbers.same(args[0], args[1])

@@ -34,6 +34,7 @@ from byname.reading.targets import is_in_place
 from byname.source.code import ThisCode
 from byname.tracing.callers import functions_running
 from byname.tracing.muted import active_modes
+from byname.tracing.open_calls import OpenCalls
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
 from byname.watch.explicit_attention import explicit_attention
@@ -117,7 +118,7 @@ class _Mode(TorchFunctionMode):
 
     Attributes:
         frame: the running forward of an owner; None while a module runs that is no owner.
-        frames: for each module around it: the module, and the frame and the flag `on` before it began.
+        frames: for each module around it, the frame and the flag `on` before it began.
         order: the number of the attachment.
         thread: the identifier of the thread.
         on: whether it is on the mode stack of that thread. PyTorch pops it while it handles a call.
@@ -131,7 +132,7 @@ class _Mode(TorchFunctionMode):
         self.order = functions.running.order
         self.thread = threading.get_ident()
         self.frame: _Frame | None = None
-        self.frames: list[tuple[nn.Module, _Frame | None, bool]] = []
+        self.frames: OpenCalls[tuple[_Frame | None, bool]] = OpenCalls()
         self.on = False
         self.gone = False
         self.names: dict[Any, Any] = {}
@@ -299,7 +300,7 @@ class Functions:
             if mode.gone:
                 return
             owner.ran = True
-            mode.frames.append((module, mode.frame, mode.on))
+            mode.frames.append((module, (mode.frame, mode.on)))
             mode.frame = _Frame(owner)
             if not mode.on:
                 _put_on(mode)
@@ -310,21 +311,16 @@ class Functions:
         mode = self._mode()
         if mode.gone:
             return
-        mode.frames.append((module, mode.frame, mode.on))
+        mode.frames.append((module, (mode.frame, mode.on)))
         mode.frame = None
         if mode.on:
             _take_off(mode)
 
     def _close(self, module: nn.Module, *_: Any) -> None:
         mode = self._here.mode
-        if mode is None or (
-            (not mode.frames or mode.frames[-1][0] is not module)
-            and all(one is not module for one, _, _ in mode.frames)
-        ):
-            return  # another hook raised before ours ran
-        inner: nn.Module | None = None
-        while inner is not module:  # modules inside it, whose hooks were removed meanwhile, have ended as well
-            inner, mode.frame, on = mode.frames.pop()
+        if mode is None or (before := mode.frames.end(module)) is None:
+            return
+        mode.frame, on = before
         if on and not mode.on:
             _put_on(mode)
         elif mode.on and not on:
