@@ -123,7 +123,7 @@ def interleaved(variants: Mapping[str, Variant], rounds: int) -> Rounds:
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Prints one topic."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("what", no_wrap=True)
+    table.add_column("what", overflow="fold")  # so that the figures are whole
     for column in ("figure (median)", "quartiles", "target"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("met?", no_wrap=True)
