@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import byname
+from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.explaining import Explaining
 
 STEPS = 6
@@ -498,3 +499,134 @@ def test_a_target_model_that_one_loss_uses_once_is_no_copy(tmp_path):
     assert checked(once, tmp_path)[0] == []
     called_so = TARGET.replace("online", "first").replace("target", "second")
     assert checked(called_so, tmp_path)[0] == []
+
+
+class Squeezed(nn.Module):
+    """Its hidden values are changed past autograd, or, `instead`, as autograd sees it."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(4, 8), nn.Linear(8, 1), change
+
+    def forward(self, x):
+        return self.last(self.change(torch.sigmoid(self.first(x))))
+
+
+def assigned(h):
+    h.data = (h.data * 16).round() / 16
+    return h
+
+
+def clamped(h):
+    h.data.clamp_(0.2, 0.8)
+    return h
+
+
+def part_zeroed(h):
+    h.data[h < 0.5] = 0
+    return h
+
+
+def column_doubled(h):
+    h.data[:, 0].mul_(2)
+    return h
+
+
+def straight_through(h):
+    return h + ((h * 16).round() / 16 - h).detach()
+
+
+def clamped_out_of_place(h):
+    return h.clamp(0.2, 0.8)
+
+
+def copy_changed(h):
+    seen = h.data.clone().clamp_(0.2, 0.8)
+    seen += h.data * 2
+    return h * seen.mean()
+
+
+def trained_with(change):
+    def program():
+        model = Squeezed(change)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        return model, optimizer
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (assigned, "write h = (h * 16).round() / 16; if the gradient is to pass"),
+        (clamped, "write h = h.clamp(0.2, 0.8); if the gradient is to pass"),
+        (part_zeroed, "put `h = h.clone()` on the line before `h[h < 0.5] = 0`"),
+        (column_doubled, "put `h = h.clone()` on the line before `h[:, 0].mul_(2)`"),
+    ],
+)
+def test_a_result_that_is_changed_through_data_is_told_once(change, advice):
+    told, (found,) = found_in(trained_with(change))
+    assert told == [("data-edit", ["h"])]
+    assert found.message.startswith("suspicious: ") and advice in found.remedy
+    assert [site.line for site in found.sites] == [change.__code__.co_firstlineno + 1]
+
+
+@pytest.mark.parametrize("change", [straight_through, clamped_out_of_place, copy_changed])
+def test_what_autograd_sees_and_copies_are_no_edits_through_data(change):
+    assert found_in(trained_with(change))[0] == []
+
+
+def weights_kept_small():
+    model = nn.Linear(4, 1)
+    model.weight.data.uniform_(-0.1, 0.1)
+    averaged = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        model.weight.data.clamp_(-0.5, 0.5)
+        model.bias.data = model.bias.data.clamp(-0.5, 0.5)
+        averaged.weight.data.mul_(0.9).add_(model.weight.data, alpha=0.1)
+    return model, optimizer, averaged
+
+
+def hidden_state_reset():
+    cell, readout = nn.GRUCell(4, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*cell.parameters(), *readout.parameters()], 0.1)
+    hidden = torch.zeros(8, 8)
+    for _ in range(STEPS):
+        x, y = batch()
+        hidden = cell(x, hidden)
+        optimizer.zero_grad()
+        F.mse_loss(readout(hidden), y).backward()
+        optimizer.step()
+        hidden.data[0] = 0  # an episode is over; what was learnt from is done with
+        hidden = hidden.detach()
+    return cell, readout, optimizer
+
+
+@pytest.mark.parametrize("program", [weights_kept_small, hidden_state_reset])
+def test_data_of_parameters_and_of_what_no_loss_needs_any_more_is_healthy(program):
+    assert found_in(program)[0] == []
+
+
+def test_a_line_put_in_place_of_an_edit_through_data_mends_the_gradients():
+    """The remedy is true: with it the gradient is that of the values, as numbers by hand say."""
+    x = torch.tensor([0.1, 0.5, 0.9], requires_grad=True)
+    h = x * 1
+    before = h.data.clone()
+    statement, operation = "h.data.clamp_(0.2, 0.8)", "clamp_"
+    _, advice = without_data(statement, operation)
+    space = {"h": h}
+    exec(advice.partition("write ")[2].partition(";")[0], space)
+    (gradient,) = torch.autograd.grad(space["h"].sum(), x)
+    assert torch.equal(gradient, ((before > 0.2) & (before < 0.8)).float())
+    space = {"h": x * 1}
+    exec(advice.rpartition("write ")[2], space)
+    assert torch.equal(space["h"], before.clamp(0.2, 0.8))
+    assert torch.equal(torch.autograd.grad(space["h"].sum(), x)[0], torch.ones(3))

@@ -1,11 +1,17 @@
 """What is told when there is no memory left?"""
 
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from training import Trainer
 
 import byname
+from byname.memory.reserve import RESERVE
 
 FAR_TOO_MUCH = 10**15
 
@@ -70,3 +76,68 @@ def test_the_explanation_holds_the_lines_and_no_tensor():
     assert why.details[0].startswith("alive: ")
     assert all(type(line) is str for line in why.details)
     assert why.row()["details"] == list(why.details)
+
+
+NO_ROOM = """
+import resource, torch, byname
+from byname.memory.reserve import RESERVE
+
+torch.set_num_threads(1)
+weight = torch.ones(256, 256, requires_grad=True)
+kept = []
+
+def keep():
+    kept.append((torch.ones(64, 256) @ weight).tanh())
+
+with byname.explaining():
+    keep()
+    kept[0].sum().backward()
+    with open("/proc/self/statm") as now:
+        limit = int(now.read().split()[0]) * resource.getpagesize() + 60 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    fill = []
+    try:
+        while True:
+            keep()
+    except RuntimeError as error:
+        try:
+            while True:
+                fill.append(bytearray(2**16))  # not even Python has memory left
+        except MemoryError:
+            pass
+        raise
+"""
+
+
+def test_running_out_is_explained_when_python_has_no_memory_left_either(tmp_path):
+    (tmp_path / "train.py").write_text(NO_ROOM)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Cannot allocate memory" in done.stderr
+    assert "byname: out-of-memory: there was not enough memory left for the" in done.stderr
+    assert "saved for the backward of `kept[*]`" in done.stderr
+
+
+def test_the_reserve_is_held_as_long_as_a_context_is_open_and_again_after_it_was_needed():
+    with byname.explaining():
+        with byname.explaining():
+            assert RESERVE.is_held
+        assert RESERVE.is_held
+        RESERVE.give_back()
+        assert not RESERVE.is_held
+        torch.ones(2, requires_grad=True).sum().backward()
+        assert RESERVE.is_held
+    assert not RESERVE.is_held
+    RESERVE.hold()
+    assert not RESERVE.is_held, "nobody needs it"
+
+
+def test_the_reserve_takes_no_memory():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    RESERVE.begin("test")
+    try:
+        assert resident() - before < RESERVE.size / 16
+    finally:
+        RESERVE.end("test")

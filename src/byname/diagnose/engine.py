@@ -20,6 +20,7 @@ import torch
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
+from byname.memory.reserve import RESERVE
 from byname.reading.frames import called_from, caller
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
@@ -177,6 +178,10 @@ def safely(function: Callable[..., Any], *args: Any) -> Any:
     """Call one of byname's own functions; log an exception and return None, so that the program does not fail."""
     try:
         return function(*args)
+    except MemoryError:
+        RESERVE.give_back()
+        logging.getLogger("byname").warning("no memory was left in which byname could have looked at a backward")
+        return None
     except Exception:  # the user's training must go on, whatever goes wrong in byname
         logging.getLogger("byname").warning("byname could not look at a backward", exc_info=True)
         return None

@@ -15,6 +15,7 @@ from byname.diagnose.finding import Explanation, Finding, Note, can_take_a_note,
 from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
+from byname.memory.reserve import RESERVE
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.interrupts import defer_signals
 from byname.source.tracebacks import clean, related
@@ -95,6 +96,8 @@ class Explaining:
         NEW_THREADS.begin(thread)
         block.add(ENGINE.forget, block)
         ENGINE.listen(block, self)
+        block.add(RESERVE.end, block)
+        RESERVE.begin(block)
         if self._finite is not None:
             following = self._finite.following()
             block.add(following.stop)
@@ -128,6 +131,7 @@ class Explaining:
 
     def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
+        RESERVE.hold()
         foretold = None if self._check is None else safely(self._check.before, run, roots)
         done = Undo()
         try:
@@ -171,7 +175,11 @@ class Explaining:
         """Add the explanation to an error that has none yet."""
         if not issubclass(type(error), Exception) or explained(error) is not None or not can_take_a_note(error):
             return
-        why = explain(error, model=self._models, optimizer=self._optimizers)
+        try:
+            why = explain(error, model=self._models, optimizer=self._optimizers)
+        except MemoryError:  # the program has used up what there was
+            RESERVE.give_back()
+            why = explain(error, model=self._models, optimizer=self._optimizers)
         if why.cause != "unknown":
             BaseException.add_note(error, Note.of(why))
 

@@ -63,6 +63,7 @@ CAUSES = (
     "leaf-loss",
     "double-softmax",
     "broadcast-loss",
+    "data-edit",
     "same-module",
     "out-of-memory",
     "unknown",

@@ -22,7 +22,7 @@ from byname.diagnose.causes.never_learns import (
     nothing_learnt,
     rebinding_in,
 )
-from byname.diagnose.causes.suspicious import leaf_loss, same_module, suspicious_losses
+from byname.diagnose.causes.suspicious import edited_past_autograd, leaf_loss, same_module, suspicious_losses
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
@@ -150,12 +150,18 @@ class LearningWatch:
         with DisableTorchFunction():
             nodes = nodes_behind(roots)
             leaves = {id(one): one for one in leaf_tensors(nodes)}
+        for finding in edited_past_autograd(nodes):
+            self._tell(finding)
         flat = None
         if number == 1:
             flat = _flat_among(nodes, roots)
             frame = caller()
             same = None if frame is None else same_module(frame, roots)
-            for finding in [*suspicious_losses(nodes, roots), *([same] if same is not None else [])]:
+            for finding in [
+                *suspicious_losses(nodes, roots),
+                *edited_past_autograd(nodes),
+                *([same] if same is not None else []),
+            ]:
                 self._tell(finding)
             self._tell_of_leaves(roots, run.site)
         owned: set[int] = set()

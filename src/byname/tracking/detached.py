@@ -13,10 +13,19 @@ from torch.distributions import constraints, distribution
 
 from byname.reading.frames import computes, line_of
 from byname.reading.tensor import fact
-from byname.tracking.functions import PLAIN_TENSORS, flat
-from byname.tracking.log import Log, RawCut
+from byname.tracking.functions import PLAIN_TENSORS, flat, memory_of
+from byname.tracking.log import DataEdit, Log, RawCut
 
-__all__ = ["VALUES", "checks_a_distribution", "cut_by_checkpoint", "cuts_by", "cuts_of_taking", "requires_grad"]
+__all__ = [
+    "VALUES",
+    "checks_a_distribution",
+    "cut_by_checkpoint",
+    "cuts_by",
+    "cuts_of_taking",
+    "data_assigned",
+    "data_changed",
+    "requires_grad",
+]
 
 VALUES = frozenset("data T mT H mH real imag".split())
 """Properties of a tensor that return a tensor with its values."""
@@ -100,6 +109,36 @@ def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> 
         own = _noted(log, "checkpoint", origins, tensor, number, frame, "checkpoint") if inside else None
         if own is not None:
             carrier.cuts = (own,)
+
+
+def data_assigned(log: Log, tensor: torch.Tensor, frame: FrameType) -> None:
+    """Record an assignment to ``.data`` of a tensor that has a node. Callers hold `DisableTorchFunction`."""
+    if requires_grad(tensor) and not fact(tensor, "is_leaf"):
+        _note_edit(log, _number_of(log, tensor), "data", frame)
+
+
+def data_changed(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) -> None:
+    """Record a change in place of ``x.data``, or of a part of it, where ``x`` has a node.
+
+    Callers hold `DisableTorchFunction`.
+
+    Args:
+        log: the log.
+        tensor: the changed tensor.
+        name: the name of the function that changed it.
+        frame: the frame that called it.
+    """
+    for cut in log.raw_cuts_of(tensor):
+        ((source, number), *_) = cut[5]
+        whole = source() if cut[3] == "data" and number >= 0 else None
+        if whole is not None and memory_of(whole) is memory_of(tensor):
+            _note_edit(log, number, name, frame)
+
+
+def _note_edit(log: Log, number: int, name: str, frame: FrameType) -> None:
+    code, instruction, caller = line_of(frame)
+    if code is not None and _in_backward() == -1:
+        log.data_edits.append(DataEdit(number, code, instruction, name, caller))
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:

@@ -30,6 +30,7 @@ __all__ = [
     "CallFinder",
     "Called",
     "Change",
+    "DataEdit",
     "DetachPoint",
     "Log",
     "CreationRecord",
@@ -274,6 +275,23 @@ class Mutation:
     scope: str = ""
 
 
+class DataEdit(NamedTuple):
+    """A change of a result's values through ``.data``, which autograd does not see.
+
+    Attributes:
+        number: the sequence number of the result's node.
+        code, instruction: the user's frame that made the change.
+        operation: the name of the function, such as ``clamp_``; ``data`` for an assignment to ``x.data``.
+        caller: the code that called the function of that frame, if the function is a helper.
+    """
+
+    number: int
+    code: CodeType
+    instruction: int
+    operation: str
+    caller: Instruction | None
+
+
 class Log:
     """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
@@ -286,6 +304,7 @@ class Log:
         changes: the in-place changes, as the fields of a `Change`.
         cuts: the detach points, as the fields of a `DetachPoint`.
         steps: the steps of optimizers.
+        data_edits: the changes of results through ``.data``.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
         switched_off: the line that switched gradients off without a block that switches them on again, if one did.
@@ -303,6 +322,7 @@ class Log:
         # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
         self._died = self._dead.append
         self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
+        self.data_edits: deque[DataEdit] = deque(maxlen=256)
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
         self.inner: dict[int, Carrier] = {}

@@ -37,6 +37,8 @@ from byname.tracking.detached import (
     cut_by_checkpoint,
     cuts_by,
     cuts_of_taking,
+    data_assigned,
+    data_changed,
     requires_grad,
 )
 from byname.tracking.functions import (
@@ -160,6 +162,8 @@ class TrackingMode(TorchFunctionMode):
             storage = weakref.ref(memory_of(target))
             code, instruction, caller = line_of(frame)
             self._add_change((code, instruction, self._operation(func, frame), (storage,), ((old, new),), caller))
+            if id(target) in self.log.made:
+                self._note_edits([target], func, frame)
         if after != before:
             self._note_call(func, result, before, after, sys._getframe(2))
         return result
@@ -179,6 +183,9 @@ class TrackingMode(TorchFunctionMode):
                 cuts = cuts_by(self.log, name, args, result, before, frame)
                 if cuts:
                     self.log.note_making(result, users_frame(frame)[0], False, cuts)
+        elif result is None and _name_of(func) == "data":  # an assignment
+            with DisableTorchFunction():
+                data_assigned(self.log, args[0], frame)
         return result
 
     @dynamo_skip
@@ -347,6 +354,13 @@ class TrackingMode(TorchFunctionMode):
         name = self._operation(function, frame)
         code, instruction, caller = line_of(frame)
         self._add_change((code, instruction, name, storages, tuple([pair for _, pair in changed]), caller))
+        self._note_edits([tensor for tensor, _ in changed], function, frame)
+
+    def _note_edits(self, changed: Sequence[torch.Tensor], function: Any, frame: FrameType) -> None:
+        """Record which of the changed tensors are the ``.data`` of a result."""
+        with DisableTorchFunction():
+            for tensor in changed:
+                data_changed(self.log, tensor, name_of(function), frame)
 
 
 Suspended: TypeAlias = tuple[list[Any], list[Any]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeGuard
 
-__all__ = ["instead_of"]
+__all__ = ["instead_of", "without_data"]
 
 
 def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:
@@ -34,6 +35,55 @@ def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool,
     if keeps_graph and isinstance(whole, ast.Attribute) and isinstance(parsed, ast.Assign):
         return _on_a_copy(whole, statement) + _if_carried(parsed, ast.unparse(whole))
     return _on_a_copy(whole, statement)
+
+
+def without_data(statement: str, operation: str) -> tuple[str, str]:
+    """Return what a statement changes through ``.data``, and advice on what to write instead.
+
+    >>> path, advice = without_data("h.data.clamp_(0, 1)", "clamp_")
+    >>> path, advice.partition(";")[0]
+    ('h', 'so that autograd sees it, write h = h.clamp(0, 1)')
+
+    Args:
+        statement: the source of the statement; empty if it is unknown.
+        operation: the name of the function that it calls; ``data`` for an assignment.
+
+    Returns:
+        The source of the changed tensor, empty if the statement does not tell it; and the advice.
+    """
+    parsed = _parsed(statement)
+    edited = None if parsed is None else next((one for one in ast.walk(parsed) if _is_data(one)), None)
+    if parsed is None or edited is None or not _is_path(edited.value):
+        return "", "do without .data, and write it out of place, so that autograd sees it"
+    path = ast.unparse(edited.value)
+    seen = _WithoutData(path).visit(parsed)
+    whole = ast.unparse(seen)
+    plain = whole if operation == "data" and isinstance(seen, ast.Assign) else _rewritten(seen, operation)
+    if plain is None or not plain.startswith(f"{path} = "):
+        return path, f"do without .data, so that autograd sees it, and {_on_a_copy(edited.value, whole)}"
+    value = plain.removeprefix(f"{path} = ")
+    return path, (
+        f"so that autograd sees it, write {plain}; if the gradient is to pass as if nothing had changed "
+        f"(straight-through), write {path} = {path} + ({value} - {path}).detach()"
+    )
+
+
+def _is_data(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr == "data"
+
+
+class _WithoutData(ast.NodeTransformer):
+    """Writes one tensor in place of its ``.data``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        inside = ast.unparse(node.value)
+        if node.attr == "data" and inside == self._path:
+            return node.value
+        self.generic_visit(node)
+        return node
 
 
 def _parsed(statement: str) -> ast.stmt | None:

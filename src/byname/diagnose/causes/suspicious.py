@@ -1,6 +1,6 @@
-"""Suspicious losses: double-softmax, broadcast-loss, leaf-loss, same-module.
+"""Suspicious losses: double-softmax, broadcast-loss, data-edit, leaf-loss, same-module.
 
-The graph shows a pattern that computes what it says, and hardly ever what was meant.
+The graph, or the log, shows a pattern that computes what it says, and hardly ever what was meant.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote
@@ -22,9 +23,10 @@ from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import source_of
-from byname.source.location import Site
+from byname.source.location import Site, is_library, locate
+from byname.tracking.tracker import logs
 
-__all__ = ["leaf_loss", "same_module", "suspicious_losses"]
+__all__ = ["edited_past_autograd", "leaf_loss", "same_module", "suspicious_losses"]
 
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
@@ -91,6 +93,29 @@ def _broadcast(context: FailureContext, node: Any, expanded: Any) -> Iterator[Fi
     )
     remedy = "give both the same shape, as by target.reshape(output.shape) or output.squeeze(-1)"
     yield Finding("broadcast-loss", message, (), known_sites(site), remedy)
+
+
+def edited_past_autograd(nodes: Iterable[Any]) -> Iterator[Finding]:
+    """Yield findings about results in a graph whose values were changed through ``.data``.
+
+    Args:
+        nodes: the nodes of the graph.
+    """
+    edits = [edit for log in logs() if log.of_this_thread() for edit in log.data_edits]
+    if not edits:
+        return
+    numbers = {node._sequence_nr() for node in nodes}
+    sites = {edit: locate(edit.code, edit.instruction, edit.caller).site for edit in edits if edit.number in numbers}
+    mine = [(edit, site) for edit, site in sites.items() if site is not None and not is_library(site.file)]
+    for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
+        path, remedy = without_data(site.statement or "", edit.operation)
+        said = f"`{site.statement}`" if site.statement else "a statement"
+        message = (
+            f"suspicious: {said}{at(site)} changes a result that this loss is computed from through .data, where "
+            "autograd does not see it: backward computes gradients as if nothing had changed there"
+        )
+        names = (Name(path, "local", exact=False),) if path else ()
+        yield Finding("data-edit", message, names, known_sites(site), remedy)
 
 
 def leaf_loss(root: Any, called: Site | None) -> Finding | None:

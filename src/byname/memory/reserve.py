@@ -1,0 +1,61 @@
+"""Reserve: address space that nobody uses, to give back when memory has ended: to say why takes some."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from contextlib import suppress
+
+__all__ = ["RESERVE"]
+
+
+class _Reserve:
+    """Address space of the process, held while somebody may need it. It takes no memory, for nothing is written there.
+
+    Attributes:
+        size: in bytes.
+    """
+
+    size = 128 * 2**20
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: set[int] = set()
+        self._held: mmap.mmap | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held now."""
+        return self._held is not None
+
+    def begin(self, block: object) -> None:
+        """Hold it from now on until `end` is called for this block."""
+        with self._lock:
+            self._users.add(id(block))
+        self.hold()
+
+    def end(self, block: object) -> None:
+        """Give it back if no other block needs it. A second call does nothing."""
+        with self._lock:
+            self._users.discard(id(block))
+            unused = not self._users
+        if unused:
+            self.give_back()
+
+    def hold(self) -> None:
+        """Hold it, again if it was given back; where there is no room for it, nothing is held."""
+        with self._lock:
+            if self._held is None and self._users:
+                with suppress(OSError, ValueError, AttributeError):  # no room; or Windows, whose mmap has no flags
+                    self._held = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def give_back(self) -> None:
+        """Make room: the process may allocate as much as this was."""
+        with self._lock:
+            held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+
+RESERVE = _Reserve()
+"""The only one of the process, whose memory is one."""
