@@ -159,7 +159,6 @@ class LearningWatch:
             same = None if frame is None else same_module(frame, roots)
             for finding in [
                 *suspicious_losses(nodes, roots),
-                *edited_past_autograd(nodes),
                 *([same] if same is not None else []),
             ]:
                 self._tell(finding)
