@@ -43,3 +43,79 @@ def test_state_of_parameters_that_are_gone_is_growth():
     assert (
         sum(row.bytes for row in growth) >= 7 * 2 * 12
     )  # no variable leads to these parameters: their rows have no name
+
+
+def trained(after, length=lambda step: 1, steps=12):
+    """The rows for steps of a training, each followed by `after(step, loss)`, which keeps or drops what it likes."""
+    layer = nn.Linear(4, 4)
+    with byname.growth() as growth:
+        for step in range(steps):
+            value = torch.ones(2, 4)
+            for _ in range(length(step)):
+                value = layer(value)
+            loss = value.square().mean()
+            loss.backward()
+            after(step, loss)
+            growth.mark()
+    return growth.rows()
+
+
+def test_a_running_total_grows_by_nodes_though_backward_has_freed_what_they_saved():
+    total = torch.zeros(())
+
+    def add(_, loss):
+        nonlocal total
+        total = total + loss
+
+    (row,) = trained(add)
+    assert (row["name"], row["cause"], row["bytes"]) == ("total", "retained-graph", 0)
+    assert "loss.item()" in row["remedy"]
+
+
+def test_the_nodes_of_a_running_total_are_counted():
+    total = torch.zeros(())
+
+    def add(_, loss):
+        nonlocal total
+        total = total + loss
+
+    def count(node, seen):
+        if node is not None and node not in seen:
+            seen.add(node)
+            for below, _ in node.next_functions:
+                count(below, seen)
+        return len(seen)
+
+    first = []
+    (row,) = trained(lambda step, loss: (add(step, loss), first.append(count(total.grad_fn, set()))))
+    assert f"its graph got {first[-1] - first[0]} more nodes" in row["remedy"]
+
+
+def test_a_graph_that_is_longer_each_time_but_new_is_no_growth():
+    last = None
+
+    def keep(_, loss):
+        nonlocal last
+        last = loss
+
+    assert trained(keep, length=lambda step: 1 + step) == []
+
+
+def test_a_total_that_begins_anew_soon_is_no_growth():
+    total = torch.zeros(())
+
+    def add(step, loss):
+        nonlocal total
+        total = loss if step % 3 == 0 else total + loss
+
+    assert trained(add) == []
+
+
+def test_a_total_of_an_epoch_is_told_after_it_began_anew():
+    total = torch.zeros(())
+
+    def add(step, loss):
+        nonlocal total
+        total = loss if step % 10 == 0 else total + loss
+
+    assert [row["name"] for row in trained(add)] == ["total"]

@@ -51,6 +51,14 @@ def assert_told(program, rows):
         assert row["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("minimal", "Exp keeps its own result in ctx.y,"), ("threads", "in ctx.stash['outputs'][0],")]
+)
+def test_a_context_cycle_is_told_with_function_and_attribute(name, told):
+    (row,) = grown(parse(LEAKS / f"context_cycle_{name}.py"))
+    assert told in row["remedy"]
+
+
 @leaking
 def test_a_leak_is_told_by_name_count_bytes_and_cause(name):
     program = parse(LEAKS / f"{name}.py")

@@ -20,7 +20,7 @@ from byname.cli.json_lines import JsonLines
 from byname.cli.unnoticed import census_text, ready, unnoticed, where
 from byname.cli.width import table_width
 from byname.memory.census import census
-from byname.memory.growth import Growth, growth
+from byname.memory.growth import Growth
 from byname.reading.frames import caller, revisiting
 from byname.reading.quiet import dynamo_skip
 from byname.table import counted
@@ -132,7 +132,7 @@ class GrowthShown:
 
     def _look(self, step: str) -> None:
         if self._growth is None:
-            self._growth = growth().__enter__()
+            self._growth = Growth(collect=False, enough=_LOOKS).__enter__()
         else:
             self._growth.mark()
         self._looks.append(step)
@@ -154,6 +154,8 @@ def _end(lines: JsonLines | None, error: BaseException | None) -> None:
         unnoticed(lambda: lines.end(error), say, also=KeyboardInterrupt)
 
 
+_LOOKS = 3
+"""Looks after which what has stopped growing is not told: they are far apart, and the first steps fill caches."""
 _FIRST_CALL = 8
 """The first call to look at: by then most programs that train have made a step."""
 

@@ -19,8 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion
+from byname.memory.graphs import GrowingGraph, growing_graph
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.patterns import Group, Key, Size, groups_of, joined, widened
+from byname.memory.patterns import Extent, Group, Key, Size, groups_of, joined, widened
 from byname.memory.snapshot import HeapSnapshot, looking
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE
@@ -91,19 +92,25 @@ class Growth(Rows[Grown]):
 
     Inside the block each of these takes a new snapshot, as a mark does: ``rows()``, ``len(growth)``, ``growth[0]``,
     a loop, ``print(growth)``.
+
+    Args:
+        collect: whether to collect garbage before each snapshot.
+        enough: with so many snapshots, what has stopped growing is no row.
     """
 
-    __slots__ = ("_collect", "_entered", "_found", "_known", "_marks")
+    __slots__ = ("_collect", "_enough", "_entered", "_found", "_graphs", "_known", "_longer", "_marks")
 
-    def __init__(self, collect: bool) -> None:
-        self._collect = collect
+    def __init__(self, collect: bool, enough: int = 4) -> None:
+        self._collect, self._enough = collect, enough
         self._marks: list[dict[Key, Size]] = []
+        self._graphs: list[dict[Key, Extent]] = []
         self._known = Known(())
         self._entered = False
         self._found: Sequence[Grown] = ()
+        self._longer: Sequence[Grown] = ()
 
     def __enter__(self) -> Growth:
-        self._entered, self._marks = True, []
+        self._entered, self._marks, self._graphs = True, [], []
         try:
             self.mark()
             return self
@@ -137,11 +144,14 @@ class Growth(Rows[Grown]):
             look = HeapSnapshot()
             groups = groups_of(look)
             marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
+            graphs = [*self._graphs, {key: group.graph for key, group in groups.items() if group.graph}]
             if len(marks) > 1:
-                self._found = _grown(look, groups, marks, self._known)
+                grown = _grown(look, groups, marks, self._known, self._enough)
+                self._longer = _longer(look, growing_graph(groups, graphs)) or self._longer
+                self._found = grown or self._longer
             else:
-                self._known, self._found = Known(look.blocks), ()
-            self._marks = marks
+                self._known, self._found, self._longer = Known(look.blocks), (), ()
+            self._marks, self._graphs = marks, graphs
 
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]
@@ -149,6 +159,7 @@ class Growth(Rows[Grown]):
         if self._entered:
             self.mark()
             self._marks.pop()
+            self._graphs.pop()
         return self._found
 
     def __iter__(self) -> Iterator[Grown]:
@@ -172,6 +183,8 @@ class Growth(Rows[Grown]):
         found = self._found  # as the rows above the title's table are: `_shown` has just taken them
         if not found:
             return "no tensors became more or larger"
+        if not any(one.bytes for one in found):
+            return "no tensors became more or larger, but a graph became longer"
         return f"{bytes_text(sum(one.bytes for one in found))} more, in {counted(len(found), 'place')}"
 
     def _notes(self) -> Sequence[str]:
@@ -216,13 +229,15 @@ def growth(*, collect: bool = False) -> Growth:
 
 
 def _grown(
-    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known
+    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known, enough: int
 ) -> tuple[Grown, ...]:
     """Return the groups that grew, the largest first; memory of one group does not count again in later ones."""
     groups, marks = _widened(look, groups, marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}
     first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
-    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key]) and _goes_on(groups[key], marks)]
+    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key])]
+    if len(marks) >= enough:
+        grown = [key for key in grown if _goes_on(groups[key], marks)]
     grown.sort(key=lambda key: _order(groups[key], first.get(key, Size()), sizes[key]))
     claimed: set[int] = set()
     found = []
@@ -234,6 +249,14 @@ def _grown(
             between = [mark.get(key, Size()) for mark in marks[1:-1]]
             found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between))
     return tuple(found)
+
+
+def _longer(look: HeapSnapshot, graph: GrowingGraph | None) -> tuple[Grown, ...]:
+    """Return the row of a graph that grows without memory of tensors; programs in which some grows have other rows."""
+    if graph is None:
+        return ()
+    leak = leak_of(look, graph.group, [Size(), graph.group.size(look)])
+    return (Grown(leak.name, 0, 0, (), leak.holder, "retained-graph", graph.remedy),)
 
 
 def _renamed(
@@ -301,15 +324,13 @@ def _more(before: Size, now: Size) -> bool:
 
 
 def _goes_on(group: Group, marks: Sequence[dict[Key, Size]]) -> bool:
-    """Return whether a group goes on growing; True with fewer than four snapshots.
+    """Return whether a group goes on growing, as far as some snapshots tell.
 
     It must be as large at the end as ever, have grown more than once, and also lately: in the last quarter or the
     interval before, as the last interval is empty if a mark comes just before the end. What comes once and stays, such
     as a cache that is full, does not go on growing; nor does an optimizer's state, an entry for each of its parameters,
     though a parameter that is used late gets its entry late.
     """
-    if len(marks) < 4:
-        return True
     if _is_state_of_parameters(group):
         return False
     sizes = [mark.get(group.key, Size()) for mark in marks]

@@ -123,16 +123,32 @@ def _is_graph_in_grad(found: Evidence) -> bool:
 
 def _is_context_cycle(found: Evidence) -> bool:
     """Return whether the group is garbage, and some garbage custom function keeps its own result on ``ctx``."""
-    if found.group.key != LOST:
-        return False
+    return found.group.key == LOST and bool(_cycle_in(found))
+
+
+def _cycle_in(found: Evidence) -> tuple[str, str] | None:
+    """Return a custom function and the place on its ``ctx`` of its own result, if one that is garbage keeps it."""
     custom = torch.autograd.function.BackwardCFunction
     nodes = (node for node in found.look.living.nodes if issubclass(type(node), custom))
-    return any(_holds_its_own(node) for node in nodes if id(node) in found.look.garbage)
+    for node in nodes:
+        if id(node) in found.look.garbage and (place := _own_result_of(node)) is not None:
+            return type(node).__name__.removesuffix("Backward"), place
+    return None
 
 
-def _holds_its_own(node: Node) -> bool:
-    """Return whether a custom function's ``ctx`` leads to one of the function's own results."""
-    return any(fact(tensor, "grad_fn") is node for tensor in reached_from_context(node).tensors())
+def _own_result_of(node: Node) -> str | None:
+    """Return the place, such as ``ctx.y``, from which a custom function's ``ctx`` leads to one of its own results."""
+    reached = reached_from_context(node)
+    own = (tensor for tensor in reached.tensors() if fact(tensor, "grad_fn") is node)
+    return next((way.text.words for tensor in own for way in reached.ways_to(tensor)), None)
+
+
+def _without_cycle(found: Evidence) -> str:
+    function, place = _cycle_in(found) or ("the function", "ctx")
+    return (
+        f"{function} keeps its own result in {place}, which is a reference cycle: in its forward write "
+        "ctx.save_for_backward(...) for inputs and results, and take them from ctx.saved_tensors in its backward"
+    )
 
 
 def _pins_base(found: Evidence) -> bool:
@@ -172,11 +188,11 @@ def _comes_with_the_first_step(found: Evidence) -> bool:
     return bool(found.group.ways) and all(grads)  # in a list of old ones the last is somebody's gradient, too
 
 
-_KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
+_KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence], str]]] = (
     (
         "context-cycle",
         _is_context_cycle,
-        "save outputs and inputs with ctx.save_for_backward(...), not as attributes: ctx.y = y makes a reference cycle",
+        _without_cycle,
     ),
     (
         "graph-in-grad",
@@ -192,7 +208,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
     (
         "unknown",
         _comes_with_the_first_step,
-        "the first steps create gradients and optimizer state: enter growth() after them",
+        "the first steps create gradients and optimizer state: compare from a later step on",
     ),
     (
         "stored-exception",
@@ -252,7 +268,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str]] = (
         "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed",
     ),
 )
-"""The causes, each with its test and its remedy. The first whose test passes is reported."""
+"""The causes, each with its test and its remedy, or a function that makes it. The first that passes is reported."""
 
 CAUSES = tuple(dict.fromkeys([*(cause for cause, _, _ in _KNOWN), "unknown"]))
 """Every cause that a row of `growth` can have."""
@@ -273,7 +289,8 @@ def _was_submitted(found: Evidence) -> bool:
 def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
     """Return the leak that a group shows; `course` is its size in each snapshot, from the first to the last."""
     found = Evidence(look, group, course)
-    cause, remedy = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
+    cause, words = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
+    remedy = words if isinstance(words, str) else words(found)
     if group.ways:
         return Leak(group.key.pattern, _holder(group), cause, remedy)
     return Leak(_unnamed(group), group.key.scope or "no variable leads to it", cause, remedy)

@@ -21,7 +21,7 @@ from byname.naming.reference_path import pattern_of
 from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
 
-__all__ = ["Group", "HIDDEN", "Key", "LOST", "Size", "groups_of", "joined", "widened"]
+__all__ = ["Extent", "Group", "HIDDEN", "Key", "LOST", "Size", "groups_of", "joined", "widened"]
 
 _TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 _MANY = 3
@@ -46,6 +46,16 @@ class Size(NamedTuple):
     bytes: int = 0
 
 
+class Extent(NamedTuple):
+    """How far a graph goes: the number of its nodes, and the sequence number of the oldest.
+
+    PyTorch numbers the nodes of a thread in the order in which they are made; those of leaves have the largest number.
+    """
+
+    nodes: int
+    oldest: int
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """The tensors whose names have one pattern. It holds them, so it must not outlive the snapshot.
@@ -55,6 +65,7 @@ class Group:
         tensors: its members.
         ways: the reference path, for each member, whose name has the pattern.
         blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
+        graph: how far the graph behind its members goes; None without one.
         firsts: the number of members for which it gives the best name.
     """
 
@@ -62,6 +73,7 @@ class Group:
     tensors: list[torch.Tensor] = field(default_factory=Targets)
     ways: list[Named] = field(default_factory=Ours)
     blocks: set[int] = field(default_factory=set)
+    graph: Extent | None = None
     firsts: int = 0
 
     def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
@@ -87,7 +99,10 @@ def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
             group.firsts += number == 0
     held = _held_by_node(look)
     for group in found.values():
-        group.blocks |= _blocks_held(look, group.tensors, held)
+        nodes = _nodes_behind(group.tensors)
+        group.blocks |= _blocks_held(look, group.tensors, nodes, held)
+        if nodes:
+            group.graph = Extent(len(nodes), min(node._sequence_nr() for node in nodes))
     return found | _others(look, found.values(), held)
 
 
@@ -114,12 +129,14 @@ def _held_by_node(look: HeapSnapshot) -> dict[Node, list[int]]:
     return found
 
 
-def _blocks_held(look: HeapSnapshot, tensors: Iterable[torch.Tensor], held: dict[Node, list[int]]) -> set[int]:
-    found = {look.block_of(tensor) for tensor in tensors}
-    roots = [node for tensor in tensors if (node := fact(tensor, "grad_fn")) is not None]
-    for node in nodes_from(roots, set()):
-        found.update(held.get(node, ()))
-    return found
+def _nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Node]:
+    return nodes_from([node for tensor in tensors if (node := fact(tensor, "grad_fn")) is not None], set())
+
+
+def _blocks_held(
+    look: HeapSnapshot, tensors: Iterable[torch.Tensor], nodes: Iterable[Node], held: dict[Node, list[int]]
+) -> set[int]:
+    return {look.block_of(tensor) for tensor in tensors}.union(*(held.get(node, ()) for node in nodes))
 
 
 def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
@@ -127,7 +144,7 @@ def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[i
     claimed: set[int] = set().union(*(group.blocks for group in groups))
     rest = {number for number in range(len(look.blocks)) if number not in claimed}
     lost = Targets(one for number in rest for one in look.blocks[number].tensors if id(one) in look.garbage)
-    behind = _blocks_held(look, lost, held) & rest
+    behind = _blocks_held(look, lost, _nodes_behind(lost), held) & rest
     return {key: _unnamed(look, key, numbers) for key, numbers in ((LOST, behind), (HIDDEN, rest - behind)) if numbers}
 
 
