@@ -50,6 +50,14 @@ def test_records_of_a_place(recorded, capsys):
     assert main(["show", "--json", "--tail", str(recorded)]) == 2
 
 
+def test_a_report(recorded, tmp_path, capsys):
+    assert main(["report", "--json", str(recorded), "--to", str(tmp_path / "page.html")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {*told} == fields("byname report --json")
+    page = (tmp_path / "page.html").read_bytes()
+    assert told == {"page": str(tmp_path / "page.html"), "bytes": len(page), "files": [str(recorded)]}
+
+
 PROGRAM = """
 import torch
 a, b = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(2))

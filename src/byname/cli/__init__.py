@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
+from byname.cli.completion import Completion
 from byname.cli.explain import Explain
 from byname.cli.report import Report
 from byname.cli.run import Run
 from byname.cli.show import Show
 from byname.text import printable_lines
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
-COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report())
+COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report(), Completion())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,13 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["run", "no_such_script.py"])
     2
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     command: Command = options.command
     try:
         return command.run(options)
+    except BrokenPipeError:
+        return _nobody_reads()
     except CommandError as error:
         say(str(error))
         return error.exit_code
+
+
+def _nobody_reads() -> int:
+    """Write no more to a closed standard output, as of ``| head``, also not when Python ends."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,9 +53,10 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable_lines(message))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="byname", description="PyTorch programs in their own words.")
-    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    whole = _Parser(prog="byname", description="PyTorch programs in their own words.")
+    commands = whole.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
         summary, description = described(command)
         part = commands.add_parser(
@@ -56,4 +69,4 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_arguments(part)
         part.set_defaults(command=command)
-    return parser
+    return whole

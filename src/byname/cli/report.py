@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from byname.cli.command import CommandError
@@ -30,12 +31,14 @@ class Report:
     """
 
     name = "report"
-    usage = "report [--tail] FILE [FILE ...] [--to report.html]"
+    usage = "report [--tail | --json] FILE [FILE ...] [--to report.html]"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The recordings, and the page."""
         parser.add_argument("--to", metavar="HTML", default="report.html", help="the page (report.html); replaced")
-        parser.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
+        how.add_argument("--json", action="store_true", help="print JSON instead of the path of the page")
         parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -45,15 +48,17 @@ class Report:
         if options.tail and len(options.files) > 1:
             raise CommandError("--tail follows one recording", exit_code=2)
         try:
-            return _tail(options.files[0], options.to) if options.tail else _once(options.files, options.to)
+            return _tail(options.files[0], options.to) if options.tail else _once(options)
         except BynameError as error:
             raise CommandError(str(error)) from None
 
 
-def _once(files: list[str], to: str) -> int:
+def _once(options: argparse.Namespace) -> int:
     from byname.reporting.page import report
 
-    print(printable(str(report(*files, to=to))))
+    page = report(*options.files, to=options.to)
+    facts = {"page": str(page.absolute()), "bytes": page.stat().st_size, "files": options.files}
+    print(json.dumps(facts) if options.json else printable(str(page)), flush=True)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from byname.cli.command import CommandError
@@ -46,28 +45,18 @@ class Show:
         """Prints it."""
         from byname.cli import shown
 
-        try:
-            if options.repair:
-                shown.repaired(options.file)
-            if options.tail and options.json:
-                raise CommandError("--tail tells in words what comes; --json goes without it", exit_code=2)
-            if options.tail:
-                return shown.tail(options.file)
-            with shown.opened(options.file) as recording:
-                if options.json:
-                    shown.as_json(recording, options.place, ranges=not options.no_ranges)
-                elif options.place:
-                    shown.places(recording, options.place, options.top)
-                else:
-                    shown.table(recording, options.file, options.top, ranges=not options.no_ranges)
-            sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
-        except BrokenPipeError:
-            return _nobody_reads()
+        if options.repair:
+            shown.repaired(options.file)
+        if options.tail and options.json:
+            raise CommandError("--tail tells in words what comes; --json goes without it", exit_code=2)
+        if options.tail:
+            return shown.tail(options.file)
+        with shown.opened(options.file) as recording:
+            if options.json:
+                shown.as_json(recording, options.place, ranges=not options.no_ranges)
+            elif options.place:
+                shown.places(recording, options.place, options.top)
+            else:
+                shown.table(recording, options.file, options.top, ranges=not options.no_ranges)
+        sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
         return 0
-
-
-def _nobody_reads() -> int:
-    """The standard output was closed, as by ``| head``: no more is written to it, also not when Python ends."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return 1
