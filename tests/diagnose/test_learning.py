@@ -172,6 +172,126 @@ def broadcast():
     return model, optimizer
 
 
+def micro_batches_cleared_too_soon():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(STEPS * 4):
+        loss_of(model).backward()
+        if step % 4 == 3:
+            optimizer.zero_grad()
+            optimizer.step()
+    return model, optimizer
+
+
+def no_backward():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss_of(model).backward  # noqa: B018
+        optimizer.step()
+    return model, optimizer
+
+
+def one_layer_unused():
+    model, unused = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *unused.parameters()], 0.1)
+    for _ in range(2 * STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model, unused, optimizer
+
+
+def drawn():
+    encoder, decoder = nn.Linear(4, 2), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
+    for _ in range(2 * STEPS):
+        x, y = batch()
+        mean, log_std = encoder(x).chunk(2, 1)
+        optimizer.zero_grad()
+        F.mse_loss(decoder(torch.normal(mean, log_std.exp())), y).backward()
+        optimizer.step()
+    return encoder, decoder, optimizer
+
+
+def put_back():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first = copy.deepcopy(model.state_dict())
+    for _ in range(2 * STEPS):
+        model.load_state_dict(first)
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def too_small_for_the_dtype():
+    model = nn.Linear(4, 1).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-7)
+    with torch.no_grad():
+        model.weight.fill_(1), model.bias.fill_(1)
+    for _ in range(2 * STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4).bfloat16()).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def new_optimizers():
+    model = nn.Linear(4, 1)
+    for _ in range(2 * STEPS):
+        optimizer = torch.optim.Adam(model.parameters())
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def frozen_by_an_attribute():
+    model, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    model.requires_grad = False
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(head(model(x)), y).backward()
+        optimizer.step()
+    return model, head, optimizer
+
+
+def softmax_before_nll():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.nll_loss(model(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def made_in_forward():
+    head = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(head(nn.Linear(4, 4)(x)), y).backward()
+        optimizer.step()
+    return head, optimizer
+
+
+def positions_in_a_loss():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        right = model(torch.randn(8, 4)).max(1)[1] == torch.zeros(8)
+        optimizer.zero_grad()
+        (1 - right.float().mean()).requires_grad_().backward()
+        optimizer.step()
+    return model, optimizer
+
+
 LINEAR = ["model.bias", "model.weight"]
 
 
@@ -192,6 +312,17 @@ LINEAR = ["model.bias", "model.weight"]
         (softmax_twice, "double-softmax", []),
         (sigmoid_twice, "double-softmax", []),
         (broadcast, "broadcast-loss", []),
+        (micro_batches_cleared_too_soon, "zeroed-before-step", LINEAR),
+        (no_backward, "never-learns", LINEAR),
+        (one_layer_unused, "never-learns", ["unused.bias", "unused.weight"]),
+        (drawn, "zero-gradient", ["encoder.bias", "encoder.weight"]),
+        (put_back, "never-learns", LINEAR),
+        (too_small_for_the_dtype, "never-learns", LINEAR),
+        (new_optimizers, "never-learns", LINEAR),
+        (frozen_by_an_attribute, "not-frozen", LINEAR),
+        (softmax_before_nll, "no-log-probabilities", []),
+        (made_in_forward, "not-in-optimizer", []),
+        (positions_in_a_loss, "leaf-loss", None),
     ],
 )
 def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, cause, culprits):
@@ -211,6 +342,29 @@ def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one()
 def test_of_round_the_line_is_told():
     _, (finding,) = found_in(rounded)
     assert "round" in finding.sites[0].statement
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (micro_batches_cleared_too_soon, "the gradients are cleared in between"),
+        (no_backward, "backward() is never called"),
+        (one_layer_unused, "no loss is computed with them"),
+        (drawn, "the derivative of normal() at"),
+        (put_back, "the same values before each"),
+        (made_in_forward, "2 parameters used at"),
+        (positions_in_a_loss, "is a position or a choice, which has no gradient"),
+    ],
+)
+def test_it_says_why_nothing_is_learnt(program, said):
+    _, (finding,) = found_in(program)
+    assert said in finding.message
+
+
+def test_the_remedy_of_a_module_that_is_not_frozen_freezes_it():
+    _, (finding,) = found_in(frozen_by_an_attribute)
+    assert finding.remedy == "model.requires_grad_(False)"
+    assert finding.sites[0].statement == "model.requires_grad = False"
 
 
 def accumulating():
@@ -308,9 +462,57 @@ def with_a_closure():
     return model, optimizer
 
 
+def a_residual_that_begins_at_zero():
+    model, inner, outer = nn.Linear(4, 1), nn.Linear(4, 4), nn.Linear(4, 4)
+    nn.init.zeros_(outer.weight), nn.init.zeros_(outer.bias)
+    optimizer = torch.optim.SGD([*model.parameters(), *inner.parameters(), *outer.parameters()], 0.1)
+    for _ in range(2 * STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(model(x + outer(inner(x).relu())), y).backward()
+        optimizer.step()
+    return model, inner, outer, optimizer
+
+
+def rounds_of_their_own_optimizers():
+    model = nn.Linear(4, 1)
+    for _ in range(2 * STEPS):
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def tasks_in_turn():
+    body, heads = nn.Linear(4, 4), [nn.Linear(4, 1) for _ in range(3)]
+    optimizer = torch.optim.Adam([*body.parameters(), *(one for head in heads for one in head.parameters())])
+    for step in range(3 * STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.mse_loss(heads[step % 3](body(x)), y).backward()
+        optimizer.step()
+    return body, heads, optimizer
+
+
+def log_probabilities():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.nll_loss(model(torch.randn(8, 4)).log_softmax(1), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        a_residual_that_begins_at_zero,
+        rounds_of_their_own_optimizers,
+        tasks_in_turn,
+        log_probabilities,
         accumulating,
         clearing_with_zeros,
         two_players,

@@ -16,12 +16,14 @@ from byname.diagnose.causes.never_learns import (
     Flat,
     Rebinding,
     Steps,
+    made_anew,
     never_changed,
     never_stepped,
     never_zeroed,
     nothing_learnt,
     rebinding_in,
 )
+from byname.diagnose.causes.not_frozen import not_frozen
 from byname.diagnose.causes.suspicious import edited_past_autograd, leaf_loss, same_module, suspicious_losses
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
@@ -31,7 +33,7 @@ from byname.naming.name import Name
 from byname.reading.arguments import living_optimizers, parameters_of
 from byname.reading.frames import caller, line_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
-from byname.reading.tensor import fact
+from byname.reading.tensor import PLAIN, fact
 from byname.source.code import ThisCode
 from byname.source.location import Site, locate
 from byname.undo import Undo
@@ -44,6 +46,8 @@ _CALLS = 8
 """Calls of each line that calls backward whose graph is looked at."""
 _TELL_AT = (64, 1024)
 """Steps at which what was found is told; otherwise it is told when the program ends."""
+_SINGLE = 8
+"""Optimizers in a row that make one step each for the same parameters, until that is told."""
 _CARRIED = 3
 """Steps in a row that used gradients of the step before, until that is told."""
 
@@ -59,6 +63,7 @@ class _Followed:
         steps: its steps so far.
         without: the parameters without a gradient in every step so far, by ``id``.
         zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
+        values: for some small parameters what their values were at the first step, by ``id``, if they still are.
         names: the names of these parameters, as they were at an early step.
         keys: the ``id`` of each of its parameters that require grad.
         rates_zero: whether the learning rate of every group was 0 in every step so far.
@@ -79,6 +84,7 @@ class _Followed:
     steps: int = 0
     without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    values: dict[int, bytes] = field(default_factory=dict)
     names: dict[int, Name] = field(default_factory=dict)
     keys: frozenset[int] = frozenset()
     rates_zero: bool = True
@@ -126,8 +132,10 @@ class LearningWatch:
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
-        self._leaf_losses = False
+        self._leaf_losses = self._heard = False
+        self._single: dict[frozenset[int], int] = {}
         self._told: set[int] = set()
+        self._over = False
 
     def begin(self, block: Undo) -> None:
         """Follow the steps of optimizers until the block is left; then tell what was found."""
@@ -145,6 +153,7 @@ class LearningWatch:
         if number == 1:
             for optimizer in living_optimizers():
                 self._of(optimizer)
+        self._heard = True
         if number > _CALLS:
             return
         with DisableTorchFunction():
@@ -157,12 +166,14 @@ class LearningWatch:
             flat = _flat_among(nodes, roots)
             frame = caller()
             same = None if frame is None else same_module(frame, roots)
+            unfrozen = [] if frame is None else not_frozen(leaves.values(), frame)
             for finding in [
                 *suspicious_losses(nodes, roots),
+                *unfrozen,
                 *([same] if same is not None else []),
             ]:
                 self._tell(finding)
-            self._tell_of_leaves(roots, run.site)
+        self._tell_of_leaves(roots, run.site)
         owned: set[int] = set()
         for followed in list(self._followed.values()):
             mine = [one for one in followed.parameters() if id(one) in leaves]
@@ -244,6 +255,8 @@ class LearningWatch:
             self._look(followed, optimizer)
         if followed.steps == _ENOUGH:
             followed.name(_alive([*followed.without.values(), *followed.zero.values()]))
+            followed.name(one for one in followed.parameters() if id(one) in followed.values)
+        self._note_single(followed, optimizer)
         if followed.carried == _CARRIED:
             followed.name(followed.parameters())
             self._tell(never_zeroed(self._steps(followed), followed.names_of(map(id, followed.parameters()))))
@@ -266,12 +279,25 @@ class LearningWatch:
         if followed.zero and followed.steps & (followed.steps - 1) == 0:  # steps 1, 2, 4, 8 ...
             kept = {key: tensor for key, reference in followed.zero.items() if (tensor := reference()) is not None}
             followed.zero = {key: followed.zero[key] for key, tensor in kept.items() if _has_zero_gradient(tensor)}
+        if followed.steps & (followed.steps - 1) == 0:
+            followed.values = _unchanged(followed)
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
         followed.reached = followed.cleared = False
 
+    def _note_single(self, followed: _Followed, optimizer: Any) -> None:
+        """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
+        if followed.steps > 1:
+            self._single[followed.keys] = 0
+        elif _has_averages(optimizer):
+            self._single[followed.keys] = times = self._single.get(followed.keys, 0) + 1
+            if times == _SINGLE:
+                followed.name(followed.parameters())
+                self._tell(made_anew(self._steps(followed), times, followed.names_of(followed.keys)))
+
     def end(self) -> None:
         """Tell what was found of all optimizers."""
+        self._over = True
         every = list(self._followed.values())
         stepped = {key for followed in every if followed.steps for key in followed.keys}
         for followed in every:
@@ -290,9 +316,9 @@ class LearningWatch:
                 told |= keys
                 self._tell(finding)
         rest = [key for key in followed.without if key not in told]
-        found = nothing_learnt(
-            self._steps(followed), followed.names_of(rest), followed.names_of(followed.zero), self._outside_names
-        )
+        same = followed.names_of(followed.values) if followed.steps >= _ENOUGH else ()
+        zero = followed.names_of(followed.zero)
+        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
         for finding in found:
             self._tell(finding)
         if told or found:
@@ -306,14 +332,19 @@ class LearningWatch:
             followed.site,
             followed.backward,
             rates_zero=followed.rates_zero,
-            lost=followed.lost == followed.fed >= _ENOUGH,
+            lost=followed.lost == followed.fed >= 1,
             all_without=len(followed.without) == len(followed.keys),
             all_zero=len(followed.zero) == len(followed.keys),
+            over=self._over,
+            heard=self._heard,
             flat=followed.flat,
         )
 
 
-_FLAT = {"RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"}
+_FLAT = {
+    *("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"),
+    *("NormalBackward", "BernoulliBackward", "PoissonBackward"),
+}
 """Nodes of operations whose derivative is 0 everywhere, without the number of the overload."""
 
 
@@ -339,6 +370,35 @@ def _rate_is_zero(group: dict[str, Any]) -> bool:
 def _has_zero_gradient(parameter: torch.Tensor) -> bool:
     gradient = fact(parameter, "grad")
     return gradient is not None and is_zero(gradient)
+
+
+def _has_averages(optimizer: Any) -> bool:
+    """Return whether an optimizer's steps depend on earlier ones."""
+    return type(optimizer) is not torch.optim.SGD or any(group.get("momentum") for group in optimizer.param_groups)
+
+
+_WATCHED = 3
+"""Parameters of an optimizer whose values are compared."""
+_SMALL = 4096
+"""Numbers of a parameter that is compared, at most."""
+
+
+def _unchanged(followed: _Followed) -> dict[int, bytes]:
+    """Return the values of some small parameters that have gradients, without those whose values have changed."""
+    small = [one for one in followed.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
+    if followed.steps > 1:
+        small = [one for one in small if id(one) in followed.values]
+    some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not _has_zero_gradient(one)]
+    now = {id(one): _bytes_of(one) for one in some}
+    return {key: value for key, value in now.items() if value and value == followed.values.get(key, value)}
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the values of a tensor as bytes; none if they cannot be read."""
+    with looking():
+        if type(tensor) not in PLAIN or not can_look(tensor):
+            return b""
+        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _sum_of(tensor: torch.Tensor) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "Flat",
     "Rebinding",
     "Steps",
+    "made_anew",
     "never_changed",
     "never_stepped",
     "never_zeroed",
@@ -55,6 +56,8 @@ class Steps(NamedTuple):
         lost: whether a backward call had made gradients before each, and none was left.
         all_without: whether none of its parameters ever had a gradient.
         all_zero: whether all of its parameters had gradients of zeros only.
+        over: whether there are no more to come.
+        heard: whether any backward call was seen in the program.
         flat: an operation between the loss and the parameters whose derivative is 0 everywhere.
     """
 
@@ -66,14 +69,20 @@ class Steps(NamedTuple):
     lost: bool
     all_without: bool
     all_zero: bool
+    over: bool
+    heard: bool
     flat: Flat | None
 
     def __str__(self) -> str:
         return f"the {self.number} steps of {self.kind}{at(self.site)}"
 
 
+_MANY = 8
+"""Steps after which something is said of some parameters of an optimizer, while others of it learn."""
+
+
 def nothing_learnt(
-    steps: Steps, without: tuple[Name, ...], zero: tuple[Name, ...], others: tuple[Name, ...]
+    steps: Steps, without: tuple[Name, ...], zero: tuple[Name, ...], same: tuple[Name, ...], others: tuple[Name, ...]
 ) -> list[Finding]:
     """Return findings about parameters that no step of their optimizer changed.
 
@@ -81,6 +90,7 @@ def nothing_learnt(
         steps: the steps.
         without: the parameters that had no gradient in any of them.
         zero: the parameters whose gradient was 0 whenever it was read.
+        same: the parameters that had the same values and a gradient whenever they were read.
         others: the parameters that losses reach and that no optimizer has.
     """
     found = [_rate(steps)] if steps.rates_zero else []
@@ -88,9 +98,25 @@ def nothing_learnt(
         found.append(_lost(steps, without))
     elif without and steps.all_without:
         found.append(_strangers(steps, without, others))
-    if zero and steps.all_zero:
+    elif without and not others and steps.over and steps.number >= _MANY:
+        found.append(_unused(steps, without))
+    if zero and (steps.all_zero or steps.number >= _MANY):
         found.append(_zero(steps, zero))
+    if same and steps.over and steps.number >= _MANY and not steps.rates_zero:
+        found.append(_undone(steps, same))
     return found
+
+
+_CHOICES = (
+    "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "
+    "weight the log-probability of what was drawn (REINFORCE)"
+)
+_DRAWN = {
+    "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
+    "bernoulli": _CHOICES,
+    "poisson": _CHOICES,
+}
+"""What to write instead of an operation that draws values."""
 
 
 def _rate(steps: Steps) -> Finding:
@@ -119,12 +145,48 @@ def _strangers(steps: Steps, names: tuple[Name, ...], others: tuple[Name, ...]) 
     if others:
         message += f". The losses reach {quote_all(others)}, and no optimizer has {_have(others, 'it', 'them')}"
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
+    elif not steps.heard:
+        message += ". backward() is never called"
+        remedy = "call loss.backward() before the step; without its parentheses, loss.backward calls nothing"
     else:
-        message += ". No loss is computed from the parameters themselves"
+        message += ". No loss that was looked at is computed from the parameters themselves"
         remedy = (
             "compute the loss with these parameters: a copy (copy.deepcopy, .data) passes no "
             "gradient back to them; torch.func.functional_call runs a module with other values in their place"
         )
+    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def _unused(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    it, they = ("it", "it") if len(names) == 1 else ("them", "they")
+    message = (
+        f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}, and other parameters of it "
+        f"have: no loss is computed with {it}"
+    )
+    remedy = f"use {it} in forward if {they} should learn; otherwise leave {it} out, or requires_grad_(False) says so"
+    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def _undone(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    message = (
+        f"{quote_all(names)} {_have(names, 'has', 'have')} the same values before each of those of {steps} that were "
+        f"looked at, though {_have(names, 'its gradient is', 'their gradients are')} not 0: the steps are undone, or "
+        "too small for the dtype"
+    )
+    remedy = (
+        "look for what puts the values back in each iteration, such as load_state_dict() or copy_(); parameters in "
+        "bfloat16 or float16 need larger steps: keep them in float32 and compute under torch.autocast"
+    )
+    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def made_anew(steps: Steps, number: int, names: tuple[Name, ...]) -> Finding:
+    """Return a finding about an optimizer with a state that is made anew for each step, over the same parameters."""
+    message = (
+        f"suspicious: {number} times in a row a new {steps.kind} made one step{at(steps.site)} for {quote_all(names)}: "
+        "its averages of earlier gradients begin anew each time"
+    )
+    remedy = "make the optimizer once, before the loop; to change a setting, assign it in optimizer.param_groups"
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
 
 
@@ -133,15 +195,17 @@ def _zero(steps: Steps, names: tuple[Name, ...]) -> Finding:
     if steps.flat is not None:
         operation, site = steps.flat
         message += f": the derivative of {operation}(){at(site)} is 0 everywhere"
-        remedy = (
+        remedy = _DRAWN.get(operation) or (
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
             f"gradient is x + (x.{operation}() - x).detach()"
         )
         return Finding("zero-gradient", message, culprits_of(*names), known_sites(site, steps.site), remedy)
     remedy = (
-        "if zero_grad() is called between backward and step, call it before the backward; otherwise look for what is "
-        "saturated or has no slope between them and the loss, such as clamp, relu or a comparison"
+        "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a comparison, "
+        "for a factor of 0, and for weights that are all 0"
     )
+    if steps.all_zero:
+        remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
     return Finding("zero-gradient", message, culprits_of(*names), known_sites(steps.site), remedy)
 
 

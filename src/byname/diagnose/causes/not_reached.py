@@ -32,7 +32,7 @@ from byname.tracking.log import Call, CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
-__all__ = ["CutOff", "MAY_BE", "Snip", "cut_off", "ddp_unused", "no_grad_path", "unreached", "why_cut"]
+__all__ = ["CutOff", "MAY_BE", "Snip", "cut_before", "cut_off", "ddp_unused", "no_grad_path", "unreached", "why_cut"]
 
 
 class Snip:
@@ -70,13 +70,16 @@ def no_grad_path(context: FailureContext, error: BaseException | None = None) ->
     if not cut_off:
         return None
     with DisableTorchFunction():
-        cuts = [cut for log in logs() for cut in log.cuts_of(cut_off[0])]
-        if cuts:
-            return _at_cuts(context, _first_of_each(cuts), certain=True)
-        taken, certain = _taken_out(cut_off[0])
-        if taken:
-            return _at_cuts(context, _first_of_each(taken), certain)
-        return _frozen(context, cut_off[0]) or _unseen(context, cut_off[0])
+        found = cut_before(context, cut_off[0])
+        return found or _frozen(context, cut_off[0]) or _unseen(context, cut_off[0])
+
+
+def cut_before(context: FailureContext, root: torch.Tensor) -> Finding | None:
+    """Return a finding about the calls that cut a tensor off from all that requires grad, if the log has some."""
+    cuts, certain = [cut for log in logs() for cut in log.cuts_of(root)], True
+    if not cuts:
+        cuts, certain = _taken_out(root)
+    return _at_cuts(context, _first_of_each(cuts), certain) if cuts else None
 
 
 def _first_of_each(cuts: Sequence[DetachPoint]) -> list[Snip]:
@@ -193,6 +196,7 @@ def _remedy(cut: DetachPoint) -> str:
 
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
+_POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
 _NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
 _WHOLE = "long int short bool byte".split()
 

@@ -18,7 +18,7 @@ import torch
 from byname.autograd.leaves import Leaf
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding, known_sites
-from byname.naming.name import Name, quote, quote_all
+from byname.naming.name import Name, at, quote, quote_all
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
@@ -27,6 +27,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
+from byname.table import counted
 
 __all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of"]
 
@@ -41,6 +42,9 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
         return []
     gather, it, they = ("gets", "it", "it") if len(names) == 1 else ("get", "them", "they")
     has = "has" if _several(context) else "does not have"
+    uses = known_sites(*(use.site for leaf in mine for use in leaf.consumers))
+    if uses and all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine):
+        return [_made_anew(context, names, uses)]
     message = f"{quote_all(names)} {gather} a gradient, but {_those(context)} {has} {it}"
     remedy = (
         f"give {it} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is complete; "
@@ -51,6 +55,17 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
     return [Finding("not-in-optimizer", message, names, remedy=remedy)]
+
+
+def _made_anew(context: FailureContext, names: tuple[Name, ...], uses: Sequence[Site]) -> Finding:
+    """Return the finding about parameters that no variable and no module holds any more, as of a layer in forward."""
+    get, them = ("gets", "it") if len(names) == 1 else ("get", "them")
+    message = (
+        f"{counted(len(names), 'parameter')} used{at(uses[0])} {get} a gradient, and no variable leads to {them}: "
+        f"a module or parameter made in a function is new in each call, and {_those(context)} cannot have {them}"
+    )
+    remedy = "make it once, in __init__ of the module, and build the optimizer after that"
+    return Finding("not-in-optimizer", message, (), tuple(dict.fromkeys(uses))[:1], remedy)
 
 
 def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[str, str]]:
@@ -145,6 +160,8 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     tensor = leaf.tensor
     if tensor is None:
         return True
+    if any(tensor is root for root in context.roots):  # of a loss that is a leaf something else is said
+        return False
     with DisableTorchFunction():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from byname.diagnose.causes.not_reached import cut_before
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -34,6 +35,14 @@ _SQUASHED = {
 }
 """Losses with a softmax or sigmoid of their own: the node before which it stands twice, and both in words."""
 
+_NO_LOGARITHM = {
+    "SoftmaxBackward": "a softmax",
+    "SigmoidBackward": "a sigmoid",
+    "AddmmBackward": "a linear layer",
+    "ReluBackward": "a relu",
+}
+"""What gives no log-probabilities, by the node, in words."""
+_TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 _COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
 _MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
@@ -48,12 +57,14 @@ def suspicious_losses(nodes: Iterable[Any], roots: Sequence[Any]) -> Iterator[Fi
     context: FailureContext | None = None
     for node in nodes:
         kind = _kind(node)
-        if kind not in _SQUASHED and kind not in _COMPARING:
+        if kind not in _SQUASHED and kind not in _COMPARING and kind not in _TAKES_LOGARITHMS:
             continue
         given = _before(node)
         context = context or FailureContext(roots)
         if kind in _SQUASHED and _kind(given) == _SQUASHED[kind][0]:
             yield _twice(context, kind, node, given)
+        elif kind in _TAKES_LOGARITHMS and _kind(given) in _NO_LOGARITHM:
+            yield _without_logarithm(context, node, given)
         elif kind in _COMPARING and _kind(given) == "ExpandBackward":
             yield from _broadcast(context, node, given)
 
@@ -80,6 +91,17 @@ def _twice(context: FailureContext, kind: str, node: Any, given: Any) -> Finding
     other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
     remedy = f"leave out the {what}() and give the logits to the loss, or use {other}"
     return Finding("double-softmax", message, (), known_sites(first, second), remedy)
+
+
+def _without_logarithm(context: FailureContext, node: Any, given: Any) -> Finding:
+    first, second = (context.site(context.walk.numbers[one]) for one in (given, node))
+    message = (
+        f"suspicious: nll_loss{at(second)} expects log-probabilities, and is given the result of "
+        f"{_NO_LOGARITHM[_kind(given)]}{at(first)}"
+    )
+    softened = _kind(given) == "SoftmaxBackward"
+    remedy = f"{'use log_softmax in place of softmax' if softened else 'use cross_entropy, which takes logits'}"
+    return Finding("no-log-probabilities", message, (), known_sites(first, second), remedy)
 
 
 def _broadcast(context: FailureContext, node: Any, expanded: Any) -> Iterator[Finding]:
@@ -119,7 +141,7 @@ def edited_past_autograd(nodes: Iterable[Any]) -> Iterator[Finding]:
 
 
 def leaf_loss(root: Any, called: Site | None) -> Finding | None:
-    """Return a finding about a loss that is computed from nothing: a number that was wrapped anew as a tensor.
+    """Return a finding about a loss that is computed from nothing that requires grad, such as a number wrapped anew.
 
     Args:
         root: what backward is called on.
@@ -130,13 +152,19 @@ def leaf_loss(root: Any, called: Site | None) -> Finding | None:
     with DisableTorchFunction():
         if not fact(root, "is_leaf") or root.numel() != 1:
             return None
-    name, made = FailureContext([root]).name(root), made_at(root)
+    context = FailureContext([root])
+    name, made = context.name(root), made_at(root)
     message = (
-        f"backward{at(called)} starts from {quote(name)}, which was made as a new tensor{at(made)} and is "
-        "computed from nothing: no parameter gets a gradient from it"
+        f"backward{at(called)} starts from {quote(name)}, which was made{at(made)} from nothing that requires grad, "
+        "and was given requires_grad itself: no parameter gets a gradient from it"
     )
     remedy = "keep the tensor that the loss function returned, as it is: without .item(), float() and torch.tensor()"
-    return Finding("leaf-loss", message, culprits_of(name), known_sites(made, called), remedy)
+    with DisableTorchFunction():
+        cut = cut_before(context, root)
+    if cut is None:
+        return Finding("leaf-loss", message, culprits_of(name), known_sites(made, called), remedy)
+    sites = known_sites(*cut.sites, made, called)
+    return Finding("leaf-loss", f"{message}; {cut.message}", culprits_of(name), sites, cut.remedy)
 
 
 _COPIES = {"target", "teacher", "ema", "momentum"}
