@@ -21,7 +21,7 @@ from byname.recording.stores.writer import Hdf5Store
 __all__ = ["storing"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-_WINDOW = 8 * _MIB
+_WINDOW = 32 * _MIB
 """So many bytes a recorder collects before it writes."""
 
 _MEMORY = Path("/dev/shm")

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from sys import getsizeof
 from typing import Any
 
 import numpy
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from byname.errors import NotStorableError, RecordingError
 
-__all__ = ["bytes_of", "decoded", "dtype_name", "dtype_named", "encoded", "has_numbers", "size_of", "tensor_of"]
+__all__ = [
+    "bytes_of",
+    "decoded",
+    "dtype_name",
+    "dtype_named",
+    "encoded",
+    "has_numbers",
+    "size_of",
+    "size_of_numbers",
+    "tensor_of",
+    "TENSOR_BYTES",
+]
 
 _BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
 """How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
@@ -216,7 +228,7 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 
 
 def size_of(copy: Any) -> int:
-    """About how many bytes of memory a copy takes.
+    """About how many bytes of memory a copy takes: the numbers and letters in it, and the objects that hold them.
 
     Args:
         copy: what `plain_copy` returned; a container that stands in it twice counts once.
@@ -224,7 +236,28 @@ def size_of(copy: Any) -> int:
     >>> size_of({"k": torch.ones(1024)}) // 4096
     1
     """
-    size, seen, left = 0, set(), [copy]
+    size = 0
+    for one in _pieces(copy):
+        size += TENSOR_BYTES + one.nbytes if type(one) is torch.Tensor else getsizeof(one)
+    return size
+
+
+TENSOR_BYTES = 512
+"""What a tensor takes beside its numbers: objects of Python and of C++, and the allocator's share (PyTorch 2.13)."""
+
+
+def size_of_numbers(copy: Any) -> int:
+    """How many bytes the numbers of the tensors in a copy have; what else is in it is not counted.
+
+    >>> size_of_numbers({"k": torch.ones(1024), "step": 3})
+    4096
+    """
+    return sum(one.nbytes for one in _pieces(copy) if type(one) is torch.Tensor)
+
+
+def _pieces(copy: Any) -> list[Any]:
+    """The copy and everything in it; a container that stands in it twice comes once."""
+    pieces, seen, left = [], set(), [copy]
     while left:
         one = left.pop()
         kind = type(one)
@@ -232,8 +265,6 @@ def size_of(copy: Any) -> int:
             if id(one) in seen:  # the copy holds its parts, so that no id is given twice meanwhile
                 continue
             seen.add(id(one))
-            size += 64
             left += [*one, *one.values()] if kind is dict else one
-        else:
-            size += 64 + one.nbytes if kind is torch.Tensor else 48 + len(one) if kind in (str, bytes) else 32
-    return size
+        pieces.append(one)
+    return pieces

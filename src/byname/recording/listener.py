@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from byname.codec import size_of
+from byname.codec import TENSOR_BYTES, size_of
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
 from byname.place import Place, parse
 from byname.reading.tensor import PLAIN
@@ -60,13 +60,14 @@ class Storing:
         if last is not None and not last.changed(value, told):
             return
         before = last.copy if last is not None and last.doubtful else NOTHING
-        copy = self._windows.copies.take(told if column.form is None else column.form(told), column.path)
+        windows = self._windows
+        copy = windows.copies.take(told if column.form is None else column.form(told), column.path)
         if last is not None:
             last.stored(value, copy)
         column.stored = True
         shard = shard if told is value and column.form is None else None
         column.records.append(Record(time, call, copy, shard, before))
-        self._windows.bytes += copy.nbytes if type(copy) is Tensor else size_of(copy)
+        windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
 
     def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
         """An error, once, where the user asked for this very place and it never could be stored; else a warning.
@@ -81,6 +82,11 @@ class Storing:
             self._windows.lose(sentence)
             raise error
         self._windows.warn(sentence)
+
+
+_RECORD = 128
+"""Bytes that a `Record` takes, with its place in a list."""
+_TENSOR_RECORD = _RECORD + TENSOR_BYTES
 
 
 class Listener(Storing):

@@ -68,7 +68,7 @@ class Recorder:
             with defer_signals():
                 atexit.register(self._exit)
                 self._windows.store = make()
-                self._clock.start(self._iteration, self._prepare)
+                self._clock.start(self._iteration, self._forward_ended)
                 self._prepare()
                 self._begun = True
             return self
@@ -229,6 +229,11 @@ class Recorder:
             listener.rest()
         if self._clock.by_steps:
             self._prepare()
+
+    def _forward_ended(self) -> None:
+        if self._clock.by_steps:
+            self._windows.passed()
+        self._prepare()
 
     def _prepare(self) -> None:
         if self._windows.store.failed:

@@ -97,27 +97,6 @@ def test_a_long_series_lies_in_long_chunks_and_keeps_its_dimensions(tmp_path):
     assert (tmp_path / "run.h5").stat().st_size < 1.6 * 2002 * 1024
 
 
-@pytest.mark.parametrize(
-    ("make", "least"),
-    [
-        (lambda: torch.zeros(1 << 18), 8),
-        (lambda: {"k": torch.zeros(1 << 18)}, 8),
-        (lambda: [torch.zeros(1 << 17), (torch.zeros(1 << 17),)], 8),
-        (lambda: "x" * (1 << 20), 8),
-        (lambda: {"text": b"x" * (1 << 20)}, 8),
-    ],
-    ids=["tensors", "dicts", "lists", "texts", "bytes"],
-)
-def test_a_window_ends_at_eight_mebibytes_whatever_they_are_in(make, least, tmp_path, monkeypatch):
-    monkeypatch.setattr("byname.recording.flush._SECONDS", 1e9)
-    model = Many(make, 1)
-    with byname.record(model, "layers.0", to=tmp_path / "run.h5", on_change=False):
-        for _ in range(12):
-            model(torch.zeros(1))
-        with byname.open(tmp_path / "run.h5") as recording:
-            assert len(recording["layers.0"]) in (8, 9)
-
-
 def test_a_container_that_stands_in_a_value_often_counts_once():
     from byname.codec import size_of
 

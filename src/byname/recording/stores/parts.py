@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from byname.codec import bytes_of, dtype_name, dtype_named, encoded, size_of
+from byname.codec import bytes_of, dtype_name, dtype_named, encoded, size_of_numbers
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.series import Series
 from byname.recording.stores.arrays import Array, Settings, dimension, file_type, strings
@@ -249,7 +249,7 @@ class Part:
             self._make("values", sum(map(math.prod, first.shapes)))
         else:
             self._make("values", len(first))
-            self._make("bytes", sum(map(size_of, first.values)))
+            self._make("bytes", max(1, sum(map(size_of_numbers, first.values))))
         if form.layout != "rows":
             self._add("offsets", numpy.dtype("<i8"), (), len(first))
         if form.layout == "flat" or form.padded:

@@ -1,0 +1,106 @@
+"""Reader: how much of a file is read for what is asked of it, counted in bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+from byname.recording.stores.journal import file_objects
+
+PLACES, VALUE = 20, 4096
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(PLACES))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x + 1)
+        return x
+
+
+class Reads:
+    """Counts the bytes that are read from a file which is being written."""
+
+    def __init__(self, monkeypatch):
+        self.bytes = 0
+        read = file_objects.GuardedFile.readinto
+
+        def readinto(file, buffer):
+            got = read(file, buffer)
+            self.bytes += got
+            return got
+
+        monkeypatch.setattr(file_objects.GuardedFile, "readinto", readinto)
+
+    def of(self, ask):
+        """What was asked for, and the bytes that were read for it."""
+        before = self.bytes
+        found = ask()
+        return found, self.bytes - before
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    return Reads(monkeypatch)
+
+
+@pytest.mark.parametrize("forwards", [200, 800])
+def test_the_results_of_a_place_read_its_iterations_and_nothing_else(forwards, reads, tmp_path):
+    model = Wide()
+    with byname.record(model, "layers.*", to=tmp_path / "run.h5", on_change=False) as recorder:
+        for number in range(forwards):
+            model(torch.full((VALUE // 4,), float(number)))
+        recorder.flush()
+        for _ in range(3):
+            series, took = reads.of(lambda: recorder.results["layers.7"])
+            assert series.iterations == [*range(forwards)]
+            assert 0 < took <= 8 * forwards + VALUE  # of 20 values each
+
+
+def test_each_value_in_force_is_the_only_thing_that_is_read_for_it(reads, tmp_path):
+    model = Wide()
+    with byname.record(model, "layers.*", to=tmp_path / "run.h5", on_change=False) as recorder:
+        for number in range(400):
+            model(torch.full((VALUE // 4,), float(number)))
+        series = recorder.results["layers.7"]
+        for iteration in (0, 399, 200, 200):
+            value, took = reads.of(lambda: series.at(iteration))  # noqa: B023 - asked at once
+            assert value.eq(iteration + 8).all()
+            assert took == VALUE
+
+
+def test_the_size_and_the_paths_of_results_read_nothing(reads, tmp_path):
+    model = Wide()
+    with byname.record(model, "layers.*", to=tmp_path / "run.h5") as recorder:
+        model(torch.zeros(8))
+        recorder.flush()
+        (size, paths), took = reads.of(lambda: (len(recorder.results), [*recorder.results]))
+        assert (size, len(paths), took) == (PLACES, PLACES, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counted by Linux")
+def test_opening_a_file_and_printing_it_reads_none_of_its_values(tmp_path):
+    file, model = tmp_path / "run.h5", Wide()
+    with byname.record(model, "layers.*", to=file, on_change=False):
+        for _ in range(100):
+            model(torch.zeros(VALUE // 4))
+    _printed(file)  # by which modules are imported
+    before = _read_by_this_process()
+    text = _printed(file)
+    assert _read_by_this_process() - before < 100_000 < file.stat().st_size / 100
+    assert "layers.19" in text and "0-99" in text
+
+
+def _printed(file):
+    with byname.open(file) as recording:
+        return str(recording)
+
+
+def _read_by_this_process():
+    with Path("/proc/self/io").open() as counts:
+        return int(counts.readline().removeprefix("rchar:"))
