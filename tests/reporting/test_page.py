@@ -11,7 +11,7 @@ from torch import nn
 
 import byname
 from byname.analyse.evaluation.evaluation import Evaluation
-from byname.recording.recording import SeriesByPath
+from byname.recording.series_by_path import SeriesByPath
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -12,7 +12,7 @@ from byname.naming.name import Name
 from byname.naming.roots import module_of
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, scope_of, statements_binding
-from byname.tracking.log import Call
+from byname.tracking.call import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
 __all__ = ["UNKNOWN", "History", "history_at", "history_of", "name_at", "name_of_output", "rebound_by"]

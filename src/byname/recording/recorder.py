@@ -16,8 +16,8 @@ from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
 from byname.recording.flush import Windows
 from byname.recording.listener import Listener
-from byname.recording.recording import Results
 from byname.recording.series import Series
+from byname.recording.series_by_path import Results
 from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.memory import Store
 from byname.source.tracebacks import warn

@@ -22,8 +22,9 @@ from byname.memory.census import Census
 from byname.memory.growth import Growth
 from byname.memory.holders import Holder
 from byname.recording.recorder import Recorder
-from byname.recording.recording import Recording, Results, SeriesByPath
+from byname.recording.recording import Recording
 from byname.recording.series import Series
+from byname.recording.series_by_path import Results, SeriesByPath
 from byname.reporting import allotments, insights, measured, runs
 from byname.reporting.draft import PageDraft
 from byname.reporting.outcomes import Outcome, outcome_section

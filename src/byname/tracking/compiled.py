@@ -19,8 +19,8 @@ import torch
 
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
+from byname.tracking.call import Called
 from byname.tracking.functions import PLAIN
-from byname.tracking.log import Called
 from byname.tracking.mode import TrackingMode
 
 __all__ = ["Compiled"]

@@ -13,7 +13,7 @@ from byname.reading.objects import namespace_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import fact
-from byname.tracking.log import Called, is_method, name_of
+from byname.tracking.call import Called, is_method, name_of
 
 __all__ = [
     "COMPOSITE",

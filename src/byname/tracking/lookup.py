@@ -12,7 +12,8 @@ import torch
 from byname.reading.targets import is_in_place
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, binds_alone, locate, statements_binding
-from byname.tracking.log import Call, CallFinder, CreationRecord, Log
+from byname.tracking.call import Call
+from byname.tracking.log import CallFinder, CreationRecord, Log
 from byname.tracking.tracker import TRACKERS
 
 __all__ = ["SiteLookup", "making_of", "note_of", "output_spot", "site_of_tensor"]

@@ -31,6 +31,7 @@ from byname.reading.targets import first_given
 from byname.reading.tensor import fact
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
+from byname.tracking.call import Called, name_of
 from byname.tracking.detached import (
     VALUES,
     checks_a_distribution,
@@ -59,7 +60,7 @@ from byname.tracking.functions import (
     targets_of,
     versions_of,
 )
-from byname.tracking.log import Called, Log, name_of
+from byname.tracking.log import Log
 
 __all__ = ["Suspended", "TrackingMode", "restore", "suspend"]
 

@@ -14,7 +14,7 @@ from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.quiet import DisableTorchFunction
-from byname.tracking.log import Call
+from byname.tracking.call import Call
 from byname.tracking.tracker import logs
 
 __all__ = ["checkpoint_mismatch"]

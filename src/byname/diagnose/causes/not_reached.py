@@ -28,7 +28,8 @@ from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site, locate, statements_binding
-from byname.tracking.log import Call, CreationRecord, DetachPoint, Log
+from byname.tracking.call import Call
+from byname.tracking.log import CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 

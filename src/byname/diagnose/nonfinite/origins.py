@@ -27,8 +27,8 @@ from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.own_files import is_byname
 from byname.source.tracebacks import STANDS_IN
+from byname.tracking.call import name_of
 from byname.tracking.functions import is_pytorchs
-from byname.tracking.log import name_of
 
 __all__ = ["Origin", "Origins", "OriginsMode", "StandIns", "plainly"]
 

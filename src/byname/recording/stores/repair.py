@@ -9,7 +9,7 @@ from byname.errors import BynameError, NoRecordingError, NotARecordingError, Rec
 from byname.recording.distributed.ranks import rank_files
 from byname.recording.stores.journal.journal import put_back, remove_left
 from byname.recording.stores.reader import is_whole
-from byname.recording.stores.writer import nearest, needs_h5py
+from byname.recording.stores.target import nearest, needs_h5py
 from byname.table import printable
 
 __all__ = ["repair"]

@@ -1,0 +1,197 @@
+"""Series by path: the results of a recorder, and the series of all places that fit a path with wildcards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from byname.errors import BadPathError, BynameError, NoMatchError
+from byname.place import Place, parse
+from byname.recording import export
+from byname.recording.dataset import Samples
+from byname.recording.series import Series
+from byname.recording.to_xarray import together
+from byname.table import SHOWN, Row, closest, counted, printable, text, to_html
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+    from matplotlib.axes import Axes
+
+__all__ = ["Results", "SeriesByPath", "asked_for"]
+
+
+class _OfPlaces:
+    """What several series have in common, with a column for the path; for a mapping of paths to series."""
+
+    def items(self) -> Any:
+        """The paths, and the series of each."""
+        raise NotImplementedError
+
+    def rows(self) -> list[Row]:
+        """One dict a record, as `Series.rows` has them, with the path. Every value is read."""
+        return [{"path": path, **row} for path, series in self.items() for row in series.rows()]
+
+    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
+        """The table, with the first and last records of each place; no other value is read.
+
+        Args:
+            most: how many rows.
+            width: in characters; by default that of the terminal which shows the standard output.
+        """
+        rows, notes = self._shown(most)
+        return text(rows, title=self._title(), notes=notes, spare=export.SPARE, width=width, most=most)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as missing:
+            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
+        frames = [(path, series.to_pandas()) for path, series in self.items()]
+        for path, frame in frames:
+            frame.insert(0, "path", path)
+        if not frames:
+            return pandas.DataFrame(columns=["path", "iteration", "mode", "rank", "call", "value"])
+        return pandas.concat([frame for _, frame in frames], ignore_index=True)
+
+    def to_xarray(
+        self,
+        *,
+        dims: Sequence[str] | None = None,
+        fill: bool | Sequence[int] = False,
+        chunks: int | str | Mapping[str, int | str] | None = None,
+    ) -> xarray.DataArray:
+        """The values of all places as one array with ``path`` as its first dimension, where they fit. Needs xarray.
+
+        Args:
+            dims, fill, chunks: as in `Series.to_xarray`.
+
+        Raises:
+            BynameError: as there, or the values of the places have different shapes.
+        """
+        found = {path: series for path, series in self.items() if len(series)}
+        arrays = [series.to_xarray(dims=dims, fill=fill, chunks=chunks) for series in found.values()]
+        return together(dict(zip(found, arrays, strict=True)))
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the values of all places over iterations; needs matplotlib (``pip install "byname[plot]"``).
+
+        Numbers become a line. Of tensors it is the median, with the bands that hold 50 and 90 % of the values. Each
+        place has a colour.
+        In a notebook, and wherever pyplot is loaded, it is a figure of pyplot's; elsewhere
+        ``axes.figure.savefig("run.png")`` writes it.
+
+        Args:
+            ax: what to draw in; a new figure if None.
+
+        Raises:
+            BynameError: there are no numbers to draw.
+            NotInstalledError: matplotlib is not installed; it is also an ImportError.
+        """
+        from byname.recording.plot import plotted
+
+        return plotted(dict(self.items()), ax)
+
+    def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
+        """A ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.
+
+        Args:
+            samples, shuffle: as in `Series.dataset`.
+
+        Raises:
+            BadArgumentError: an argument is invalid.
+            BynameError: the places do not have the same records and samples.
+        """
+        return Samples(dict(self.items()), samples=samples, shuffle=shuffle)
+
+    def _shown(self, most: int) -> tuple[list[Row], list[str]]:
+        found = [(path, series) for path, series in self.items() if len(series)]
+        share = max(2, most // max(len(found), 1))
+        rows = [{"path": path, **row} for path, series in found[:most] for row in export.shown(series, share)[0]]
+        left_out = sum(len(series) for _, series in found) - min(len(rows), most)
+        return rows[:most], [f"{counted(left_out, 'record')} not shown; .rows() has them"] if left_out else []
+
+    def _title(self) -> str:
+        found = [series for _, series in self.items()]
+        return f"{counted(len(found), 'place')}: {counted(sum(map(len, found)), 'record')}"
+
+
+class SeriesByPath(_OfPlaces, dict[str, Series]):
+    """The series of all places that fit a path with wildcards: a dict by path, with a table of all records.
+
+    >>> found = SeriesByPath(loss=Series("loss", [0.5, 0.25], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2))
+    >>> found["loss"].iterations, [(row["path"], row["iteration"], row["value"]) for row in found.rows()]
+    ([0, 1], [('loss', 0, 0.5), ('loss', 1, 0.25)])
+    """
+
+    items = dict.items
+
+    def __repr__(self) -> str:
+        return self.head()
+
+    def _repr_html_(self) -> str:
+        rows, notes = self._shown(SHOWN)
+        return to_html(rows, title=self._title(), notes=notes)
+
+
+class Results(_OfPlaces, Mapping[str, Any]):
+    """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
+
+    Args:
+        found: what was recorded.
+        listened: the places that were listened to, of which some may have told nothing.
+    """
+
+    def __init__(self, found: Mapping[str, Series], listened: Collection[str]) -> None:
+        self._found = found
+        self._listened = listened
+
+    def __getitem__(self, path: str) -> Any:
+        nothing = [one for one in self._listened if one not in self._found]
+        return asked_for(path, [*self._found, *nothing], self._series)
+
+    def _series(self, path: str) -> Series:
+        return self._found[path] if path in self._found else Series(path, [], [], [], [], [], [], [])
+
+    items = Mapping.items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._found
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{path} ({len(series)})" for path, series in self._found.items())
+        return printable(f"<Results of {found or 'nothing'}>")
+
+
+def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
+    """What is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
+
+    Raises:
+        NoMatchError: if nothing is, with the closest paths that there are.
+    """
+    if path in known:
+        return get(path)
+    asked = parse(path)
+    if asked.wild:
+        fitting = SeriesByPath({one: get(one) for one in known if _fits(asked, one)})
+        if fitting:
+            return fitting
+    for one in (str(asked), path.removesuffix(".forward"), f"{path}.forward"):
+        if one in known:
+            return get(one)
+    there = printable(closest(path, known)) or "nothing at all"
+    raise NoMatchError(f"nothing was recorded at `{printable(path)}`; there is {there}")
+
+
+def _fits(asked: Place, path: str) -> bool:
+    try:
+        return asked.matches(path)
+    except BadPathError:  # a file may have names that are no paths; they are reached as they are
+        return False
