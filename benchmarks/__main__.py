@@ -14,6 +14,7 @@ from benchmarks.gpu import gpu
 from benchmarks.memory import memory
 from benchmarks.naming import naming
 from benchmarks.recording import recording
+from benchmarks.scaling import scaling
 from benchmarks.timing import print_table
 from benchmarks.tracking import tracking
 from benchmarks.walking import walking
@@ -27,6 +28,7 @@ _TOPICS = {
     "memory": memory,
     "watching": watching,
     "recording": recording,
+    "scaling": scaling,
     "analysing": analysing,
     "gpu": gpu,
 }
