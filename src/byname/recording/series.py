@@ -58,10 +58,12 @@ class Moments:
         self._iterations, self._ranks, self._calls = (
             np.array(column, np.int64) for column in (series.iterations, series.ranks, series.calls)
         )
-        self._modes = np.array(list(series.modes), np.str_)
+        known = set(series.modes)
+        self.several = len(known) > 1
+        modes = np.array([*series.modes] if self.several else [*known], np.str_)
+        self._modes = np.broadcast_to(modes, len(self._iterations))
         self._found: dict[tuple[int, str | None], _Sorted] = {}
         self._here: dict[int, Positions] = {}
-        self.several = len(set(series.modes)) > 1
 
     def last(self, iteration: int, call: int, rank: int, mode: str | None) -> int | None:
         """The number of the record in force, of this rank or of one that stands for all; None where there is none."""

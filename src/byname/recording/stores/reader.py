@@ -98,18 +98,17 @@ class StoredPlaces(Mapping[str, Series]):
         index = self.index(path)
         values = [StoredValues(self._source, part) for part in place.parts]
         several = len(values) > 1
-        named = numpy.where(index.modes == 1, "eval", "train").tolist()
         shapes, shards = self._shapes(place), [part.form.shard for part in place.parts]
-        numbered = list(zip(index.part.tolist(), index.row.tolist(), strict=True))
+        numbered = list(zip(index.part.tolist(), index.row.tolist(), strict=True)) if several else []
         return Series(
             path,
             Picked(values, index.part, index.row) if several else values[0],
             index.iterations.tolist(),
             index.ranks.tolist(),
             index.calls.tolist(),
-            named,
-            [shapes[part][row] for part, row in numbered],
-            [shards[part] for part, _ in numbered] if any(shards) else (),
+            ["eval" if mode == 1 else "train" for mode in index.modes.tolist()],
+            [shapes[part][row] for part, row in numbered] if several else shapes[0],
+            ([shards[part] for part, _ in numbered] if several else shards * len(index.row)) if any(shards) else (),
             place.sampling,
         )
 

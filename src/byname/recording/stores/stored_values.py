@@ -340,8 +340,9 @@ class Numbers:
             return numpy.empty((0, *self._tail), self.dtype)
         part = self.values.part
         with self.values.source.reading() as file:
-            dataset = self.values.dataset(part.group(file), min(rows), max(rows) + 1)
-            block = dataset[min(rows) : max(rows) + 1 : abs(rows.step)]
+            low, high = sorted((rows[0], rows[-1]))
+            dataset = self.values.dataset(part.group(file), low, high + 1)
+            block = dataset[low : high + 1 : abs(rows.step)]
         block = _as_numbers(block, part.form)
         return block if rows.step > 0 else block[::-1]
 
