@@ -92,9 +92,12 @@ def _found(root: nn.Module, event: Event) -> _Heads | str:
     for path in way:
         if heads := _held(path, modules[path]):
             return heads
-        inside = _holder_inside(path, modules, way)
+        inside = _holders_inside(path, modules, way)
         if inside:
-            return f"the heads nearest to it are those of `{inside}`"
+            nearest, *others = inside
+            if not others and _is_attention(path, modules[path]) and _mixes_beside(event, start, modules[nearest]):
+                return inside[nearest]
+            return f"the heads nearest to it are those of `{nearest}`"
     for path in way:
         for config in _configs(modules[path]):
             if heads := _read(config):
@@ -112,15 +115,25 @@ def _upwards(path: str) -> Iterator[str]:
 def _held(path: str, module: nn.Module) -> _Heads | None:
     """Return what a module says itself, or its config where it is an attention by its name."""
     own = _read(attributes_of(module), *_configs(module))
-    if own or "att" not in f"{type(module).__name__} {path.rpartition('.')[2]}".lower():
+    if own or not _is_attention(path, module):
         return own
     return next((heads for config in _configs(module) if (heads := _read(config))), None)
 
 
-def _holder_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> str | None:
+def _is_attention(path: str, module: nn.Module) -> bool:
+    return "att" in f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
+
+
+def _mixes_beside(event: Event, path: str, attention: nn.Module) -> bool:
+    """Return whether a value is the input of the layer that mixes the heads of an attention beside it, as in BERT."""
+    is_mixing = event.kind == "input" and path.rpartition(".")[2] in _PROJECTIONS
+    return is_mixing and _PROJECTIONS.isdisjoint(attention._modules)
+
+
+def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> dict[str, _Heads]:
     prefix = f"{path}." if path else ""
     inside = ((one, module) for one, module in modules.items() if one.startswith(prefix) and one not in way)
-    return next((one for one, module in inside if one and _held(one, module)), None)
+    return {one: heads for one, module in inside if one and (heads := _held(one, module))}
 
 
 def _configs(module: nn.Module) -> list[dict[str, Any]]:

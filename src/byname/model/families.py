@@ -299,3 +299,21 @@ def inside_of_others(name: str, calls: Sequence[Call]) -> str:
                 remedy = ', or attn_implementation="eager" for a model of transformers' if family == "attention" else ""
                 return f"the {name} is inside `{call.operation}`: select.{family}{remedy}"
     return ""
+
+
+def attention_in_steps(calls: Sequence[Call]) -> str:
+    """A sentence that names the softmax of an attention that is written in Python; empty where none is known.
+
+    Args:
+        calls: what the model calls.
+    """
+    softmax = family_named("softmax")
+    for call in calls:
+        if call.kind != "operation" or not is_place(call) or not softmax.has_operation(call.operation):
+            continue
+        if "att" in str(_name_of(type(call.module))).lower():
+            return (
+                f"attention is written in Python there, and `{call.path}` gives its pattern: select.softmax, or "
+                'attn_implementation="sdpa" for a model of transformers'
+            )
+    return ""

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
-from byname.model.families import FAMILIES, family_named, inside_of_others
+from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others
 from byname.model.online import Test
 from byname.model.operations import ATTENTION, operation_name
 from byname.model.selectors import Counted, Look, Selector
@@ -253,6 +253,9 @@ class Attention(InFamily):
         """The probabilities of each call of ``scaled_dot_product_attention``."""
         return PartOfAttention("pattern")
 
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        return InFamily._where_hidden(self, calls) or attention_in_steps(calls)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PartOfAttention(Predicate):
@@ -265,6 +268,9 @@ class PartOfAttention(Predicate):
 
     def _wanted(self) -> str:
         return ATTENTION
+
+    def _where_hidden(self, calls: Sequence[Call]) -> str:
+        return attention_in_steps(calls)
 
     def _takes(self, call: Call) -> bool:
         return call.kind == "operation" and call.operation == self.part and ATTENTION in call.path
