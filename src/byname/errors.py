@@ -15,6 +15,7 @@ __all__ = [
     "BadExampleError",
     "BadPathError",
     "BynameError",
+    "ChangedInPlaceWarning",
     "DeadTensorError",
     "InterjectionError",
     "IsAFolderError",
@@ -158,6 +159,10 @@ class NotPermittedError(RecordingError, PermissionError):
 
 class RecordingExistsError(RecordingError, FileExistsError):
     """Raised when a recording is to be written to an existing file; ``overwrite=True`` replaces it."""
+
+
+class ChangedInPlaceWarning(_Printable, UserWarning):
+    """Issued when a captured tensor is read that was changed in place since it passed; the message says what to do."""
 
 
 class NothingSeenWarning(_Printable, UserWarning):

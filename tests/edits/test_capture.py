@@ -12,7 +12,14 @@ from torch.overrides import _get_current_function_mode_stack
 from watching import differences, run
 
 import byname
-from byname.errors import BadArgumentError, BynameError, NoMatchError, NotCapturedError, NothingSeenWarning
+from byname.errors import (
+    BadArgumentError,
+    BynameError,
+    ChangedInPlaceWarning,
+    NoMatchError,
+    NotCapturedError,
+    NothingSeenWarning,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +96,20 @@ def test_live_tensors_with_grad():
     seen = byname.capture(model, "blocks.1.grad")(x)
     seen.output.sum().backward()
     assert torch.equal(seen["blocks.1.grad"], by_capture)
+
+
+def test_a_live_tensor_that_was_changed_in_place_is_warned_of_once():
+    model, x = plain()
+    expected = byname.capture(model, "blocks.1.mlp.0")(x)["blocks.1.mlp.0"]
+    cap = byname.capture(model, ["blocks.1.mlp.0", "blocks.1.mlp.1", "blocks.1.attn"], grad=True)(x)
+    with pytest.warns(ChangedInPlaceWarning, match=r"^byname: `blocks\.1\.mlp\.0` was changed in place") as warned:
+        changed = cap["blocks.1.mlp.0"]
+    assert warned[0].filename == __file__
+    assert torch.equal(changed, expected.relu()) and not torch.equal(changed, expected)
+    assert [*cap.values()][-1] is changed, "which is told once, and of no other place"
+    cap(x)
+    with pytest.warns(ChangedInPlaceWarning):
+        cap.calls("blocks.1.mlp.0")
 
 
 def test_gradients_come_with_a_later_backward_and_are_copies():

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from byname.edits.stopping import Stopped, Stopper, finish
-from byname.errors import BadArgumentError, NotCapturedError
+from byname.errors import BadArgumentError, ChangedInPlaceWarning, NotCapturedError
+from byname.model.items import tensors_in
 from byname.model.where import meaning_of, parts_of, unwrapped
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
+from byname.source.tracebacks import warn
 from byname.table import Row, Rows, closest, counted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -64,7 +66,8 @@ def capture(
     Args:
         model: any module.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
-        grad: whether to keep the tensors of the graph themselves; by default they are detached copies.
+        grad: whether to keep the tensors of the graph themselves; by default they are detached copies. To read one
+            that was changed in place since is warned of (`ChangedInPlaceWarning`).
         stop: whether to end the forward as soon as each wanted place was passed, and the module around it has returned;
             a place that runs again later is then held as often as it had run. Selectors, parameters and buffers may be
             told of until the end, and so the forward is not ended.
@@ -176,7 +179,11 @@ class Capture(Mapping[str, Any]):
         """
         if path not in self._held.calls:
             raise NotCapturedError(self._missing(path))
-        return tuple(self._held.calls[path])
+        values = tuple(self._held.calls[path])
+        if path in self._held.versions and [*map(_versions, values)] != self._held.versions[path]:
+            del self._held.versions[path]
+            warn(_CHANGED.format(path), ChangedInPlaceWarning)
+        return values
 
     def __getitem__(self, path: str) -> Any:
         values = self.calls(path)
@@ -218,10 +225,27 @@ class Capture(Mapping[str, Any]):
 
 
 class _Values:
-    """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture."""
+    """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture.
+
+    Attributes:
+        calls: the values, one for each call.
+        versions: those of the tensors in each value, where these are the tensors of the graph.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Any]] = {}
+        self.versions: dict[str, list[list[int]]] = {}
+
+
+def _versions(value: Any) -> list[int]:
+    with DisableTorchFunction():
+        return [fact(tensor, "_version") for _, tensor in tensors_in(value) if not tensor.is_inference()]
+
+
+_CHANGED = (
+    "`{}` was changed in place after it had passed, and the tensor of the graph has the values of afterwards; "
+    "grad=False keeps a copy, and the gradient is that of the place with .grad behind it"
+)
 
 
 class _Keeper:
@@ -239,16 +263,19 @@ class _Keeper:
     def value(self, event: Event) -> None:
         """A value passes."""
         if not event.recomputed:
-            self._keep(event, event.value if self._grad else detached(event.value))
+            held = self._keep(event, event.value if self._grad else detached(event.value))
+            if held is not None and self._grad:
+                held.versions.setdefault(event.path, []).append(_versions(event.value))
 
     def gradient(self, event: Event) -> None:
         """A gradient passes, to which autograd may add later."""
         self._keep(event, event.value.clone() if self._grad else detached(event.value))
 
-    def _keep(self, event: Event, value: Any) -> None:
+    def _keep(self, event: Event, value: Any) -> _Values | None:
         held = self.held()
         if held is not None:
             held.calls.setdefault(event.path, []).append(value)
+        return held
 
 
 _NOTHING = object()
