@@ -349,7 +349,7 @@ def test_of_round_the_line_is_told():
     [
         (micro_batches_cleared_too_soon, "the gradients are cleared in between"),
         (no_backward, "backward() is never called"),
-        (one_layer_unused, "no loss is computed with them"),
+        (one_layer_unused, "no backward reaches them"),
         (drawn, "the derivative of normal() at"),
         (put_back, "the same values before each"),
         (made_in_forward, "2 parameters used at"),
@@ -496,6 +496,16 @@ def tasks_in_turn():
     return body, heads, optimizer
 
 
+def a_critic_of_differences():
+    critic = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(critic.parameters())
+    for _ in range(2 * STEPS):
+        optimizer.zero_grad()
+        (critic(torch.randn(8, 4)).mean() - critic(torch.randn(8, 4)).mean()).backward()
+        optimizer.step()
+    return critic, optimizer
+
+
 def log_probabilities():
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -512,6 +522,7 @@ def log_probabilities():
         a_residual_that_begins_at_zero,
         rounds_of_their_own_optimizers,
         tasks_in_turn,
+        a_critic_of_differences,
         log_probabilities,
         accumulating,
         clearing_with_zeros,

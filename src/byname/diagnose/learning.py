@@ -104,6 +104,13 @@ class _Followed:
         found = [] if optimizer is None else parameters_of(optimizer)
         return [one for one in found if fact(one, "requires_grad")]
 
+    def has_zero_matrices(self) -> bool:
+        """Return whether all parameters have gradients of zeros, or weights have, not biases alone.
+
+        A bias that all outputs share has no gradient where a loss compares outputs, as that of a critic does.
+        """
+        return self.zero.keys() == self.keys or any(one.dim() > 1 for one in _alive(self.zero.values()))
+
     def name(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the names of some of its parameters, as long as they and the program's variables are alive."""
         unnamed = [one for one in tensors if id(one) not in self.names][:_MOST_NAMED]
@@ -317,7 +324,7 @@ class LearningWatch:
                 self._tell(finding)
         rest = [key for key in followed.without if key not in told]
         same = followed.names_of(followed.values) if followed.steps >= _ENOUGH else ()
-        zero = followed.names_of(followed.zero)
+        zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
         found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
         for finding in found:
             self._tell(finding)

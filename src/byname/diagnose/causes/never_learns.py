@@ -161,7 +161,7 @@ def _unused(steps: Steps, names: tuple[Name, ...]) -> Finding:
     it, they = ("it", "it") if len(names) == 1 else ("them", "they")
     message = (
         f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}, and other parameters of it "
-        f"have: no loss is computed with {it}"
+        f"have: no backward reaches {it}"
     )
     remedy = f"use {it} in forward if {they} should learn; otherwise leave {it} out, or requires_grad_(False) says so"
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
