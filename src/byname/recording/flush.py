@@ -134,8 +134,8 @@ class Column:
 
 _SECONDS = 1.0
 _HURRY = 5.0
-_BYTES = 32 << 20
-"""Of memory, objects included. A hundred places of 4 KiB are written in 0.8 of the time that windows of 8 MiB need."""
+_BYTES = 15 << 20
+"""Of memory, objects included. One window fills while another is written: with a forward's values, less than 32 MiB."""
 _SAID = 8
 """Windows of one place whose loss is told each by a sentence of its own."""
 
@@ -145,7 +145,7 @@ class Windows:
 
     Args:
         rank: of this process.
-        gather_every: the iterations of a window; None has it end when it holds 32 MiB or is a second old, or, if there
+        gather_every: the iterations of a window; None has it end when it holds 15 MiB or is a second old, or, if there
             are callbacks for windows, with the run.
         before, after: the callbacks for a window, as recorded and as gathered.
 
