@@ -11,12 +11,14 @@ from small import net, nothing_left
 from torch import nn
 from torch.nn import functional as F
 
+import byname
 from byname.errors import BadArgumentError
 from byname.watch.attach import attach
 
 dynamo = pytest.importorskip("torch._dynamo")
 from torch._dynamo import eval_frame  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore:Dynamo:UserWarning")
 
@@ -483,3 +485,26 @@ def check(backend, model, x, places):
 def test_models_compiled_and_watched_give_what_they_give_plainly(name, backend):
     found = gpt2() if name == "gpt2" else next(one for one in models() if one[0] == name)
     check(backend, *found[1:])
+
+
+class Flexible(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return flex_attention(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_flex_attention_is_watched_as_the_function_that_it_is():
+    model, x = Flexible().requires_grad_(False).eval(), torch.randn(1, 3, 8)
+    plain = model(x)
+    seen = byname.capture(model, "flex_attention")(x)
+    assert torch.equal(seen["flex_attention"], plain) and torch.equal(seen.output, plain)
+    with byname.interject(model, "flex_attention", lambda name, module, value: value * 2):
+        assert torch.equal(model(x), plain * 2)
+    with pytest.raises(byname.BynameError, match=r"called functions there instead, such as `layers.0.flex_attention`"):
+        byname.capture(model, byname.select.attention)(x)
+    assert torch.equal(model(x), plain)

@@ -252,7 +252,8 @@ def _can_be_compiled(function: Any) -> bool:
     if active_modes() and torch.is_grad_enabled():
         raise BadArgumentError(
             f"PyTorch compiles {function.__module__}, and cannot do so with gradients while the operations of the "
-            "module that calls it are watched; watch modules or local variables there instead"
+            "module that calls it are watched; watch modules, local variables or called functions there instead, such "
+            "as `layers.0.flex_attention`"
         )
     return not active_modes()
 
