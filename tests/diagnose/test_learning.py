@@ -843,3 +843,23 @@ def test_a_line_put_in_place_of_an_edit_through_data_mends_the_gradients():
     exec(advice.rpartition("write ")[2], space)
     assert torch.equal(space["h"], before.clamp(0.2, 0.8))
     assert torch.equal(torch.autograd.grad(space["h"].sum(), x)[0], torch.ones(3))
+
+
+@pytest.mark.slow
+def test_a_leaf_that_a_library_makes_for_its_checkpoints_is_no_finding():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
+    config = transformers.Wav2Vec2Config(**sizes, **convolutions, **positions, vocab_size=32)
+
+    def program():
+        model = transformers.Wav2Vec2ForCTC(config).train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        for _ in range(2 * STEPS):
+            optimizer.zero_grad()
+            model(input_values=torch.randn(2, 800), labels=torch.randint(1, 30, (2, 4))).loss.backward()
+            optimizer.step()
+        return model, optimizer
+
+    assert found_in(program)[0] == []

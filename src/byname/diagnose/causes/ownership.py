@@ -162,6 +162,8 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return True
     if any(tensor is root for root in context.roots):  # of a loss that is a leaf something else is said
         return False
+    if leaf.site is not None and is_library(leaf.site.file):  # as transformers does, so that checkpoints have gradients
+        return False
     with DisableTorchFunction():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False
