@@ -19,7 +19,9 @@ from byname.diagnose.causes.misused import (
     copy_of_graph,
     ddp_ready_twice,
     gradient_count,
+    gradient_shape,
     graph_in_worker,
+    no_derivative,
     scaler_order,
 )
 from byname.diagnose.causes.non_leaf import non_leaf_grad
@@ -163,6 +165,8 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"finished reduction in the prior iteration", ddp_unused),
     (RuntimeError, r"mark a variable ready only once", ddp_ready_twice),
     (RuntimeError, r"returned an incorrect number of gradients", gradient_count),
+    (RuntimeError, r"returned an invalid gradient at index \d+ - got", gradient_shape),
+    (RuntimeError, r"derivative for '.*' is not implemented", no_derivative),
     (RuntimeError, r"support the deepcopy protocol", copy_of_graph),
     (RuntimeError, r"(unscale_|step)\(\) (has already been called|is being called after step)", scaler_order),
     (AssertionError, r"No inf checks were recorded|_scale is None", scaler_order),

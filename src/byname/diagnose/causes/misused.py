@@ -1,4 +1,4 @@
-"""Misused tools: gradient-count, copy-of-graph, scaler-order, ddp-ready-twice, graph-in-worker.
+"""Misused tools: gradient-count, gradient-shape, no-derivative, copy-of-graph, scaler-order and the like.
 
 PyTorch's error says which rule was broken; each finding names the tensor, the class or the line that broke it.
 """
@@ -30,7 +30,10 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_library, locate
 from byname.table import counted
 
-__all__ = ["copy_of_graph", "ddp_ready_twice", "gradient_count", "graph_in_worker", "scaler_order"]
+__all__ = [
+    *("copy_of_graph", "ddp_ready_twice", "gradient_count", "gradient_shape", "graph_in_worker", "no_derivative"),
+    "scaler_order",
+]
 
 
 def gradient_count(context: FailureContext, error: BaseException) -> Finding | None:
@@ -39,12 +42,9 @@ def gradient_count(context: FailureContext, error: BaseException) -> Finding | N
     The class is known by the node that ran its backward.
     """
     told = re.search(r"function (\w+)Backward returned .* \(expected (\d+), got (\d+)\)", message_of(error))
-    with DisableTorchFunction():
-        nodes = context.walk.nodes[1:] if told is not None and context.has_graph else []
-        classes = {kind._forward_cls for node in nodes if (kind := type(node)).__name__ == f"{told[1]}Backward"}  # type: ignore[index]
-    if told is None or len(classes) != 1:
+    custom = None if told is None else _custom_function(context, told[1])
+    if told is None or custom is None:
         return None
-    (custom,) = classes
     wanted, got = int(told[2]), int(told[3])
     returned = _return_of(found_in(custom, "backward"))
     given = _inputs_of(found_in(custom, "forward"))
@@ -60,6 +60,63 @@ def gradient_count(context: FailureContext, error: BaseException) -> Finding | N
         remedy += f"`{returned.statement}{', None' * (wanted - got)}`"
     culprit = Name(f"{custom.__name__}.backward", "attribute", exact=False)
     return Finding("gradient-count", message, (culprit,), known_sites(returned, context.noticed), remedy)
+
+
+def _custom_function(context: FailureContext, name: str) -> Any:
+    """Return the only class of a custom function with this name in the graph of a failure, or None."""
+    with DisableTorchFunction():
+        kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
+    classes = {
+        kind._forward_cls for kind in kinds if kind.__name__ == f"{name}Backward" and hasattr(kind, "_forward_cls")
+    }
+    return classes.pop() if len(classes) == 1 else None
+
+
+def gradient_shape(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about a custom function whose backward returned a gradient of another shape than its input."""
+    told = re.search(
+        r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but expected shape "
+        r"compatible with (\[.*?\])",
+        message_of(error),
+    )
+    custom = None if told is None else _custom_function(context, told[1])
+    if told is None or custom is None:
+        return None
+    number, got, wanted = int(told[2]), told[3], told[4]
+    given = _inputs_of(found_in(custom, "forward"))
+    which = f"`{given[number]}`" if number < len(given) else f"number {number + 1}"
+    returned = _return_of(found_in(custom, "backward"))
+    message = (
+        f"`{custom.__name__}.backward` returned{at(returned)} a gradient of shape {got} for its input {which}, which "
+        f"has shape {wanted}: a gradient has the shape of its input"
+    )
+    remedy = (
+        f"return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
+        "and where it has broadcast, backward sums (grad.sum_to_size(...))"
+    )
+    culprit = Name(f"{custom.__name__}.backward", "attribute", exact=False)
+    return Finding("gradient-shape", message, (culprit,), known_sites(returned, context.noticed), remedy)
+
+
+def no_derivative(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the call of an operation of which PyTorch has no derivative."""
+    told = re.search(r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented", message_of(error))
+    if told is None or not context.has_graph:
+        return None
+    operation, argument = told[1], told[2]
+    walk = context.walk
+    with DisableTorchFunction():
+        kinds = [(node, type(node).__name__) for node in walk.nodes[1:]]
+    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
+    numbers = [walk.numbers[node] for node, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
+    site = context.site(numbers[0]) if len(numbers) == 1 else None
+    given = f" by its argument `{argument}`" if argument else ""
+    message = f"PyTorch has no derivative of {operation}(){given}{at(site)}, through which this gradient has to pass"
+    remedy = (
+        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
+        "to pass; or write a torch.autograd.Function with its derivative"
+    )
+    return Finding("no-derivative", message, (), known_sites(site, context.noticed), remedy)
 
 
 def _function(attribute: Any) -> FunctionType | None:
