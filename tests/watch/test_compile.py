@@ -505,6 +505,6 @@ def test_flex_attention_is_watched_as_the_function_that_it_is():
     assert torch.equal(seen["flex_attention"], plain) and torch.equal(seen.output, plain)
     with byname.interject(model, "flex_attention", lambda name, module, value: value * 2):
         assert torch.equal(model(x), plain * 2)
-    with pytest.raises(byname.BynameError, match=r"called functions there instead, such as `layers.0.flex_attention`"):
+    with pytest.raises(byname.BynameError, match=r"or flex_attention itself, as in `layers.0.flex_attention`"):
         byname.capture(model, byname.select.attention)(x)
     assert torch.equal(model(x), plain)

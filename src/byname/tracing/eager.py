@@ -250,10 +250,10 @@ def _can_be_compiled(function: Any) -> bool:
         BadArgumentError: operations are watched and grad mode is on; the gradients need the compiler.
     """
     if active_modes() and torch.is_grad_enabled():
+        itself = ", or flex_attention itself, as in `layers.0.flex_attention`" if "flex" in function.__module__ else ""
         raise BadArgumentError(
             f"PyTorch compiles {function.__module__}, and cannot do so with gradients while the operations of the "
-            "module that calls it are watched; watch modules, local variables or called functions there instead, such "
-            "as `layers.0.flex_attention`"
+            f"module that calls it are watched; watch modules or local variables there instead{itself}"
         )
     return not active_modes()
 
