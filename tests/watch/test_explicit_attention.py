@@ -249,3 +249,55 @@ def test_the_pattern_is_that_of_eager_attention_in_transformers(kind):
     expected = model(tokens, output_attentions=True).attentions
     assert len(cap) == 2
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(cap.values(), expected, strict=True))
+
+
+def test_an_earlier_attachment_sees_the_call_as_one(model):
+    clean = byname.capture(model, f"layers.0.{PLACE}")(X)
+    where = [f"layers.0.{PLACE}", f"layers.1.{PLACE}"]
+    with (
+        byname.capture(model, where) as cap,
+        byname.track(),
+        byname.patch(model, f"layers.0.{PLACE}.pattern", torch.tensor(0.0), attention="explicit"),
+    ):
+        model(X)
+    assert list(cap) == where
+    assert clean[where[0]].any()
+    assert not cap[where[0]].any()
+
+
+def test_two_attachments_change_the_same_pattern_in_the_order_in_which_they_were_made(model):
+    path, seen = f"layers.0.{PLACE}.pattern", []
+    with (
+        byname.patch(model, path, lambda part: part * 0 + 1, attention="explicit"),
+        byname.patch(model, path, lambda part: seen.append(part) or part * 3, attention="explicit"),
+        byname.capture(model, path, attention="explicit") as cap,
+    ):
+        model(X)
+    assert torch.equal(seen[0], torch.ones(3, 2, 5, 5))
+    assert torch.equal(cap[path], torch.full((3, 2, 5, 5), 3.0))
+
+
+def test_selectors_of_steps_that_need_an_example(model):
+    after = select.attention.pattern.after(select.linear, within=8)
+    for selector, layers in [(select.attention.pattern.last, [1]), (select.attention.pattern, [0, 1]), (after, [0, 1])]:
+        told = []
+        with byname.attach(model, selector, lambda event, t=told: t.append(event), attention="explicit", example=X):
+            model(X)
+        assert [event.path for event in told] == [f"layers.{i}.{PLACE}.pattern" for i in layers]
+        assert all(torch.allclose(event.value.sum(-1), torch.ones(())) for event in told)
+
+
+def test_a_head_of_a_pattern_is_ablated_by_its_mean_in_a_reference(model):
+    path = f"layers.1.{PLACE}.pattern"
+    batches = [torch.randn(2, 5, 8), torch.randn(4, 5, 8)]
+    with byname.capture(model, path, attention="explicit") as reference:
+        for batch in batches:
+            model(batch)
+    mean = (
+        torch.cat([value[:, 1].mean((0, 1), keepdim=True) * len(value) for value in reference.calls(path)]).sum(0) / 6
+    )
+    clean = byname.capture(model, path, attention="explicit")(X)[path]
+    with byname.ablate(model, path, "mean", heads=1, reference=batches, attention="explicit"):
+        found = byname.capture(model, path, attention="explicit")(X)[path]
+    assert torch.allclose(found[:, 1], mean.expand(3, 5, 5), atol=1e-6)
+    assert torch.equal(found[:, 0], clean[:, 0])

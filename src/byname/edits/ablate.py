@@ -37,6 +37,7 @@ def ablate(
     seed: int = 0,
     call: int | None = None,
     example: Any = None,
+    attention: str | None = None,
 ) -> Handle:
     """Replace the values at places of a model, or parts of them, by something that tells nothing of the input.
 
@@ -64,6 +65,7 @@ def ablate(
         seed: says which samples are taken; the forwards that follow take others.
         call: as in `byname.patch`.
         example: as in `byname.patch`.
+        attention: as in `byname.patch`.
 
     Raises:
         NoMatchError: nothing matches, or a place is not in the reference.
@@ -79,12 +81,12 @@ def ablate(
     made: Made = _zero
     if how != "zero":
         gathered: _Gathered = _Means(selection.dim) if how == "mean" else _Samples(seed)
-        for values in _captures(model, where, reference):
+        for values in _captures(model, reference, where, example=example, attention=attention):
             for path in values:
                 for one in values.calls(path) if isinstance(values, Capture) else _several(values[path]):
                     gathered.add(path, one)
         made = gathered.made
-    return edit(model, where, made, selection, call=call, example=example)
+    return edit(model, where, made, selection, call=call, example=example, attention=attention)
 
 
 def _zero(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
@@ -96,8 +98,8 @@ def _several(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _captures(model: nn.Module, where: Any, reference: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the reference, or what is captured of each of its batches."""
+def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the reference, or what is captured of each of its batches; the options are those of `capture`."""
     if isinstance(reference, Mapping):
         checked_keys(model, where, reference)
         yield reference
@@ -107,7 +109,7 @@ def _captures(model: nn.Module, where: Any, reference: Any) -> Iterator[Mapping[
             f"reference= is a Capture or an iterable of batches, not {type(reference).__name__}; of one batch write "
             "reference=[batch]"
         )
-    root, wanted, some = unwrapped(model), capture(model, where), False
+    root, wanted, some = unwrapped(model), capture(model, where, **options), False
     for batch in reference:
         args, kwargs = copied(arguments_of(tuple(batch) if isinstance(batch, list) else batch), root, [])
         with rehearsal(root, wanted.reader), torch.no_grad():

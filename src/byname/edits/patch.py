@@ -100,6 +100,7 @@ def steer(
     scale: float | Tensor = 1.0,
     positions: Any = None,
     example: Any = None,
+    attention: str | None = None,
 ) -> Handle:
     """Add a vector to the values at places of a model.
 
@@ -119,6 +120,7 @@ def steer(
         scale: what the vector is multiplied by.
         positions: as in `patch`; all by default.
         example: as in `patch`.
+        attention: as in `patch`.
 
     Raises:
         NoMatchError, BadArgumentError, InterjectionError: as in `patch`.
@@ -136,7 +138,7 @@ def steer(
         assert added is not None  # it is a tensor that was given
         return part.of(event.value) + scale * added
 
-    return edit(model, where, steered, Selection(None, positions), example=example)
+    return edit(model, where, steered, Selection(None, positions), example=example, attention=attention)
 
 
 def edit(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from byname.model.operations import is_elementary
+from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, is_elementary
 from byname.source.location import Instruction
 
-__all__ = ["Call", "Flow", "is_place"]
+__all__ = ["Call", "Flow", "is_place", "with_parts_of_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +73,22 @@ class Flow:
 def is_place(call: Call) -> bool:
     """Return whether a call is a place of its own: a module, or an operation outside leaf modules."""
     return call.kind == "module" or not is_elementary(call.module)
+
+
+def with_parts_of_attention(flow: Flow) -> Flow:
+    """Return a call graph in which each call of attention is followed by its steps, as in a run that takes them."""
+    calls: list[Call] = []
+    places: list[int] = []
+    for call in flow.calls:
+        places.append(len(calls))
+        calls.append(call if call.parent is None else replace(call, parent=places[call.parent]))
+        if call.kind == "operation" and call.operation in ATTENTIONS:
+            step = call if call.parent is None or is_place(call) else flow.calls[call.parent]
+            calls += [_part_of_attention(calls[-1], step, part) for part in PARTS_OF_ATTENTION]
+    return Flow(tuple(calls), flow.sources, flow.unseen)
+
+
+def _part_of_attention(call: Call, step: Call, part: str) -> Call:
+    """Return a part of a call, that lies in the data flow where the elementary call does that it belongs to."""
+    path, inputs, outputs = f"{call.path}.{part}", step.inputs, step.outputs
+    return replace(call, path=path, operation=part, inputs=inputs, outputs=outputs, shapes=(), elementary=False)

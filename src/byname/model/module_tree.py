@@ -136,4 +136,10 @@ def notes_on_fast_paths(model: nn.Module, hooked: Container[int], *, mode: bool)
             yield (
                 f"`{path or 'forward'}`: in evaluation without gradients PyTorch would run {type(module).__name__} by "
                 "its fast path; while it is observed it runs module by module, and the last digits may differ"
+                f"{_PADDED if isinstance(module, nn.TransformerEncoder) else ''}"
             )
+
+
+_PADDED = (
+    ", as may all of a position that src_key_padding_mask= hides, which is zero if the layers run on nested tensors"
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 from functools import lru_cache
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -14,12 +15,14 @@ from torch import nn
 from byname.reading.objects import found_in, namespace_of, parents_of
 
 __all__ = [
-    "ATTENTION",
+    "ATTENTIONS",
     "MOVES",
     "PARTS_OF_ATTENTION",
     "PLAIN_FUNCTIONS",
     "is_elementary",
+    "is_multi_head",
     "is_operation",
+    "is_part_of_attention",
     "is_torchs",
     "operation_name",
     "operation_path",
@@ -102,9 +105,23 @@ MOVES = frozenset(
 """Functions that give the same elements in another shape, order, precision or place, or some of them."""
 
 
-ATTENTION = "scaled_dot_product_attention"
+ATTENTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")
+"""PyTorch's functions that compute attention in one; the second one is that of `nn.MultiheadAttention`."""
+
 PARTS_OF_ATTENTION = ("scores", "pattern")
 """The steps of a call of attention that have places where it runs step by step: before and after its softmax."""
+
+
+def is_part_of_attention(function: str, name: str) -> bool:
+    """Return whether a name after that of a function means a step of attention.
+
+    >>> is_part_of_attention("scaled_dot_product_attention_1", "pattern"), is_part_of_attention("softmax", "pattern")
+    (True, False)
+    """
+    return name in PARTS_OF_ATTENTION and _ATTENTION.fullmatch(function) is not None
+
+
+_ATTENTION = re.compile(rf"({'|'.join(ATTENTIONS)})(_\d+)?")
 
 
 def operation_path(owner: str, name: str, count: int, names_taken: Collection[str] = ()) -> str:
@@ -155,7 +172,12 @@ def is_elementary(module: nn.Module) -> bool:
     if not _runs_own_code(kind):
         return False
     children = object.__getattribute__(module, "__dict__").get("_modules")
-    return not children or found_in(kind, "forward") is found_in(nn.MultiheadAttention, "forward")
+    return not children or is_multi_head(module)
+
+
+def is_multi_head(module: nn.Module) -> bool:
+    """Return whether a module runs the forward of `nn.MultiheadAttention`."""
+    return found_in(type(module), "forward") is found_in(nn.MultiheadAttention, "forward")
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from byname.model.module_tree import (
     under,
     unseen_in_script,
 )
-from byname.model.operations import ATTENTION, PARTS_OF_ATTENTION, is_elementary, is_operation, operations_like
+from byname.model.operations import is_elementary, is_operation, is_part_of_attention, operations_like
 from byname.model.reach import Reached, Segments, follow, is_key, keys_of, modules_reached
 from byname.model.scopes import variables_of
 from byname.model.spot import Meaning, Spot
@@ -160,8 +160,8 @@ def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> 
     if not rest or not isinstance(rest[0], Name):
         return
     first, tail = rest[0], rest[1:]
-    if _ATTENTION.fullmatch(first.plain):
-        yield from _in_attention(path, module, rest, alone)
+    if len(tail) == 1 and isinstance(tail[0], Name) and is_part_of_attention(first.plain, part := tail[0].plain):
+        yield Spot("operation", under(path, f"{first.plain}.{part}"), module, part, first.plain, alone=alone)
         return
     for name in [first.plain] if not first.wild else [one for one in functions_called(module) if first.matches(one)]:
         function = called_function(module, name)
@@ -172,16 +172,6 @@ def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> 
             continue
         found = [*_variables_of(function, path, module, name, tail, alone)]
         yield from found or _operations(path, module, tail, alone, name)
-
-
-_ATTENTION = re.compile(rf"{ATTENTION}(_\d+)?")
-
-
-def _in_attention(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    """The scores or the pattern of a call of PyTorch's attention."""
-    call, *names = [one.plain for one in rest if isinstance(one, Name)]
-    if len(names) == 1 and len(rest) == 2 and names[0] in PARTS_OF_ATTENTION:
-        yield Spot("operation", under(path, f"{call}.{names[0]}"), module, names[0], call, alone=alone)
 
 
 def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:

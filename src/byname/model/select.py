@@ -13,7 +13,7 @@ from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
 from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others
 from byname.model.online import Test
-from byname.model.operations import ATTENTION, operation_name
+from byname.model.operations import ATTENTIONS, is_part_of_attention, operation_name
 from byname.model.selectors import Counted, Look, Selector
 from byname.place import Name, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
@@ -245,12 +245,12 @@ class Attention(InFamily):
 
     @property
     def scores(self) -> Selector:
-        """What enters the softmax of each call of ``scaled_dot_product_attention``."""
+        """What enters the softmax of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`."""
         return PartOfAttention("scores")
 
     @property
     def pattern(self) -> Selector:
-        """The probabilities of each call of ``scaled_dot_product_attention``."""
+        """The probabilities of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`."""
         return PartOfAttention("pattern")
 
     def _where_hidden(self, calls: Sequence[Call]) -> str:
@@ -267,13 +267,14 @@ class PartOfAttention(Predicate):
         return f"select.attention.{self.part}"
 
     def _wanted(self) -> str:
-        return ATTENTION
+        return ATTENTIONS[0]
 
     def _where_hidden(self, calls: Sequence[Call]) -> str:
         return attention_in_steps(calls)
 
     def _takes(self, call: Call) -> bool:
-        return call.kind == "operation" and call.operation == self.part and ATTENTION in call.path
+        function = call.path.split(".")[-2:-1]
+        return call.operation == self.part and any(is_part_of_attention(one, self.part) for one in function)
 
 
 def means_parts(selector: Selector) -> bool:

@@ -68,9 +68,10 @@ def attach(
         example: arguments to run the model with once, to find its operations. Selectors that ask for the last match,
             or for the flow of data, need it.
         enabled: whether to install the attachment at once.
-        attention: ``"explicit"`` runs calls of ``scaled_dot_product_attention`` step by step if their scores or their
-            pattern are requested: ``<module>.scaled_dot_product_attention.pattern``, ``select.attention.pattern``.
-            Results are the same up to rounding; dropout draws other numbers.
+        attention: ``"explicit"`` runs calls of ``scaled_dot_product_attention`` (in `nn.MultiheadAttention`, of
+            ``multi_head_attention_forward``) step by step if their scores or their pattern are requested:
+            ``<module>.scaled_dot_product_attention.pattern``, ``select.attention.pattern``. Results are the same up to
+            rounding; dropout draws other numbers.
         before: a function ``before(path, module, inputs, kwargs)`` that is called when a matched call begins. Its
             result becomes ``event.before``.
         begun: a function that is called with the number of each forward of the whole model when it begins, before any

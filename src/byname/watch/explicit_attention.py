@@ -1,4 +1,4 @@
-"""Explicit attention: ``scaled_dot_product_attention`` as matmul, softmax and matmul, with places in between.
+"""Explicit attention: PyTorch's attention as matmul, softmax and matmul, with places in between.
 
 The kernels that PyTorch chooses compute everything in one step, and have no scores that could be observed. The result
 here is the same up to rounding. Dropout draws other random numbers than a kernel that draws its own.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError
-from byname.model.operations import ATTENTION
+from byname.model.operations import is_part_of_attention
 from byname.model.select import means_parts
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 
-__all__ = ["checked_attention", "explicit_attention"]
+__all__ = ["See", "checked_attention", "explicit_attention", "explicit_multi_head"]
 
 See = Callable[[str, Tensor], Tensor]
 """A function ``(part, value)`` that returns the replacement of the scores or of the pattern."""
@@ -32,12 +35,12 @@ def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequen
     """
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
-    steps = [f"`{spot.full}`" for spot in meaning.spots if spot.method.startswith(ATTENTION)]
+    steps = [f"`{spot.full}`" for spot in meaning.spots if is_part_of_attention(spot.method, spot.name)]
     steps += [str(one) for one in selectors if means_parts(one)]
     if attention is None and steps:
         raise BadArgumentError(
-            f'{steps[0]} is a step of {ATTENTION}, which computes all in one: pass attention="explicit", and it runs '
-            "as matmul, softmax and matmul, with the same result up to rounding"
+            f'{steps[0]} is a step of attention, which PyTorch computes all in one: pass attention="explicit", and it '
+            "runs as matmul, softmax and matmul, with the same result up to rounding"
         )
     return attention is not None
 
@@ -76,6 +79,35 @@ def explicit_attention(
     if dropout_p:
         pattern = torch.dropout(pattern, dropout_p, True)
     return pattern @ value
+
+
+def explicit_multi_head(see: See, function: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of `torch.nn.functional.multi_head_attention_forward`, up to rounding.
+
+    PyTorch's own code runs, with an attention and a softmax that take steps: whether it calls the one or the other
+    depends on ``need_weights``.
+
+    Args:
+        see: see `explicit_attention`. The shapes are ``(batch, heads, queries, keys)``.
+        function: PyTorch's function.
+        args, kwargs: the arguments of PyTorch's function.
+    """
+    heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
+    places = {
+        "scaled_dot_product_attention": partial(explicit_attention, see),
+        "softmax": partial(_softmax, see, heads),
+        "has_torch_function": lambda tensors: False,  # function modes have seen the call already
+    }
+    copied = FunctionType(
+        function.__code__, {**function.__globals__, **places}, None, function.__defaults__, function.__closure__
+    )
+    return copied(*args, **kwargs)
+
+
+def _softmax(see: See, heads: int, scores: Tensor, dim: int) -> Tensor:
+    """Return the softmax of scores of shape ``(batch * heads, queries, keys)``."""
+    scores = see("scores", torch.unflatten(scores, 0, (-1, heads)))
+    return see("pattern", torch.softmax(scores, dim)).flatten(0, 1)
 
 
 def _masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -12,15 +12,14 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from byname.model.module_tree import under
 from byname.model.operations import (
-    ATTENTION,
+    ATTENTIONS,
     PARTS_OF_ATTENTION,
     PLAIN_FUNCTIONS,
     is_torchs,
@@ -37,7 +36,7 @@ from byname.tracing.muted import active_modes
 from byname.tracing.open_calls import OpenCalls
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
-from byname.watch.explicit_attention import explicit_attention
+from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import called, changed_by, overwrite
 
@@ -248,7 +247,7 @@ class Functions:
         path = operation_path(owner.path, name, k, owner.taken)
         wanted = self._decide(owner, path, name, func)
         parts = None
-        if owner.explicit and name == ATTENTION:
+        if owner.explicit and name in ATTENTIONS:
             parts = {part: self._decide(owner, f"{path}.{part}", part, func) for part in PARTS_OF_ATTENTION}
         in_place = is_in_place(str(getattr(func, "__name__", "")))
         return Found(path, wanted, in_place, parts if parts and any(parts.values()) else None)
@@ -274,7 +273,7 @@ class Functions:
         """Run an observed operation and report its result; return the result, or what replaces it."""
         path, delivers, in_place, parts = found
         if parts is not None:
-            func = _step_by_step(parts)
+            func = _step_by_step(parts, func)
         inputs = (*args, *kwargs.values()) if kwargs else args
         running = self.running
         tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
@@ -335,15 +334,35 @@ class Functions:
         return mode
 
 
-def _step_by_step(parts: Parts) -> Any:
+class _InSteps:
+    """A function of PyTorch's that computes attention, run step by step.
+
+    Other attachments, whose modes are below on the stack, are called with it as with the function itself.
+    """
+
+    def __init__(self, function: Any, see: See) -> None:
+        self.__name__ = function.__name__
+        self.function = function
+        self.see = see
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(type(mode) is _Mode for mode in FUNCTIONS.modes()):
+            return handle_torch_function(self, (), *args, **kwargs)
+        if self.__name__ == ATTENTIONS[0]:
+            return explicit_attention(self.see, *args, **kwargs)
+        return explicit_multi_head(self.see, self.function, *args, **kwargs)
+
+
+def _step_by_step(parts: Parts, func: Any) -> _InSteps:
     """Return a function that computes attention in steps, and reports the requested ones."""
+    later = func.see if type(func) is _InSteps else None
 
     def see(part: str, value: Any) -> Any:
         for deliver in parts[part]:
             value = deliver(value)
-        return value
+        return later(part, value) if later is not None else value
 
-    return partial(explicit_attention, see)
+    return _InSteps(func.function if type(func) is _InSteps else func, see)
 
 
 def _put_on(mode: _Mode) -> None:

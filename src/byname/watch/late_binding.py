@@ -17,12 +17,12 @@ from typing import Any
 from torch import nn
 
 from byname.errors import NoMatchError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Call, Flow, with_parts_of_attention
 from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
-from byname.model.operations import ATTENTION, is_elementary
-from byname.model.select import goes_by_class
+from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is_part_of_attention
+from byname.model.select import goes_by_class, means_parts
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Name, parse
@@ -133,6 +133,7 @@ class Binding:
         if self._bound:
             return
         flow = trace(self._model, example)
+        flow = with_parts_of_attention(flow) if self._explicit else flow
         for call in flow.calls:
             if call.kind == "operation":
                 self._called.setdefault(call.path, replace(call, function=None))
@@ -178,12 +179,13 @@ class Binding:
     def _own_all_that(self, selector: Selector) -> None:
         """Observe the functions that modules call; leaf modules only if the selector asks for functions inside them."""
         for path, module in self._paths.values():
-            if not is_elementary(module) or selector.reaches_into(path):
+            if not is_elementary(module) or _asks_inside(selector, path, module):
                 self._own(module)
 
     def install(self) -> None:
         """Install the hooks."""
         self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
+        self._own_what_nests()
         self._hook_chosen()
         self._hook_asked()
         inside = self._inside_owners()
@@ -191,6 +193,17 @@ class Binding:
         self._functions.hook(self._hooks, [*self._owners.values()], others)
         self._asking.install()
         self._hooks.install()
+
+    def _own_what_nests(self) -> None:
+        """Keep the function mode on in each `nn.TransformerEncoder` around an observed `nn.MultiheadAttention`.
+
+        Without it PyTorch makes nested tensors of padded batches, which its fast path alone can compute with.
+        """
+        if any(is_multi_head(owner.module) for owner in self._owners.values()):
+            for _, module in self._paths.values():
+                if isinstance(module, nn.TransformerEncoder):
+                    self._own(module)
+                    self._matched.add(id(module))
 
     def _hook_asked(self) -> None:
         """Hook the modules that a selector may match.
@@ -316,8 +329,8 @@ class Binding:
 
     def _in_function(self, call: Call) -> bool:
         """Return whether an operation is counted in a function; a step of attention is an operation of the module."""
-        function = "" if call.kind == "module" else self._label(call)[0]
-        return bool(function) and not function.startswith(ATTENTION)
+        function, name = ("", "") if call.kind == "module" else self._label(call)
+        return bool(function) and not is_part_of_attention(function, name)
 
     def _wanting(self, call: Call) -> list[Selector]:
         """Return the selectors that match a call; none for an operation counted in a function.
@@ -332,7 +345,7 @@ class Binding:
             wanting = [
                 selector
                 for selector, online in self._online
-                if (not inside or selector.reaches_into(path)) and online.see(call)
+                if (not inside or _asks_inside(selector, path, call.module)) and online.see(call)
             ]
         self._matched.update(wanting)
         for selector in wanting:
@@ -394,9 +407,15 @@ class Binding:
             last.plain, [*self._module_calls(), *self._called.values()]
         )
         hint += f"; {inside}" if inside else ""
-        if f".{ATTENTION}" in f".{pattern}" and not any(call.operation == ATTENTION for call in self._called.values()):
-            hint += f"; no {ATTENTION} ran: where attention is computed in Python, its variables have places"
+        kernel = ATTENTIONS[0]
+        if f".{kernel}" in f".{pattern}" and not any(call.operation in ATTENTIONS for call in self._called.values()):
+            hint += f"; no {kernel} ran: where attention is computed in Python, its variables have places"
         return f"`{pattern}` matches no operation that ran{hint}"
+
+
+def _asks_inside(selector: Selector, path: str, module: nn.Module) -> bool:
+    """Return whether a selector may select operations inside a leaf module."""
+    return selector.reaches_into(path) or (is_multi_head(module) and means_parts(selector))
 
 
 _NAMED = 6
