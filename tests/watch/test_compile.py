@@ -508,3 +508,59 @@ def test_flex_attention_is_watched_as_the_function_that_it_is():
     with pytest.raises(byname.BynameError, match=r"or flex_attention itself, as in `layers.0.flex_attention`"):
         byname.capture(model, byname.select.attention)(x)
     assert torch.equal(model(x), plain)
+
+
+@pytest.fixture
+def flexible():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield torch.nn.Sequential(Flexible(), nn.Flatten(2)).eval(), torch.randn(2, 3, 8)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("example", [True, False])
+def test_selectors_of_attention_mean_flex_attention(flexible, example):
+    model, x = flexible
+    plain, inner = model(x), model[0](x)
+    options = {"example": x} if example else {}
+    cap = byname.capture(model, byname.select.attention, **options)(x)
+    assert list(cap) == ["0.flex_attention"]
+    assert torch.allclose(cap["0.flex_attention"], inner, atol=1e-6)
+    with byname.patch(model, byname.select.attention, lambda part: part * 2, heads=1, **options):
+        changed = model(x).view(2, 2, 3, 4)
+    assert torch.allclose(changed[:, 0], inner[:, 0], atol=1e-6)
+    assert torch.allclose(changed[:, 1], 2 * inner[:, 1], atol=1e-6)
+    assert torch.equal(model(x), plain)
+    with pytest.raises(byname.BynameError, match="write it with scaled_dot_product_attention to see its steps"):
+        byname.capture(model, byname.select.attention.pattern, attention="explicit")(x)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_with_flex_attention_is_listed_drawn_and_counted(flexible):
+    model, x = flexible
+    plain = model(x)
+    rows = {row["path"]: row for row in byname.points(model, example=x).rows()}
+    assert tuple(rows["0.flex_attention"]["shape"]) == (2, 2, 3, 4)
+    assert "flex_attention" in byname.draw(model, example=x).dot
+    linear, attention = 2 * 6 * 8 * 24, 2 * (2 * 2 * 2 * 3 * 3 * 4)  # queries with keys, and the pattern with values
+    assert byname.summary(model, x).totals["flops"] == linear + attention
+    assert torch.equal(model(x), plain)
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.one(x), lambda x: self.other(x), (x,)).relu()
+
+
+def test_a_model_that_pytorch_compiles_in_part_is_listed_without_gradients():
+    model, x = Chooses(), torch.ones(2, 4)
+    with pytest.raises(byname.BynameError, match=r"or run it under torch.no_grad\(\)"):
+        byname.points(model, example=x)
+    with torch.no_grad():
+        found = {row["path"]: row["calls"] for row in byname.points(model, example=x).rows()}
+        assert (found["one"], found["other"], found["relu"]) == (1, 0, 1)
+        assert [row["output"] for row in byname.summary(model, x).rows()] == [(2, 4)] * 3

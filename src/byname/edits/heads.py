@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from byname.errors import InterjectionError
-from byname.model.module_tree import modules_by_path
-from byname.place import Item, Name, join, parse
+from byname.model.families import family_named
+from byname.model.module_tree import modules_by_path, under
+from byname.place import Item, join, parse
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
@@ -56,13 +57,13 @@ def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
         if isinstance(found, _Heads) and value.shape[1] not in (found.number, found.keys):
             raise _unknown(path, value, f"dimension 1 is not that of the {found.number} heads")
         return None
+    mixed = _mixing(root, event, found)
+    if mixed:
+        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
     if not isinstance(found, _Heads):
         raise _unknown(path, value, found)
     if value.ndim not in (2, 3):
         raise _unknown(path, value, f"it has {value.ndim} dimensions")
-    mixed = _mixing(root, event)
-    if mixed:
-        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
     width = value.shape[-1]
     for count in (found.number, found.keys):
         if count and (width == count * found.size if found.size else width % count == 0):
@@ -97,7 +98,9 @@ def _found(root: nn.Module, event: Event) -> _Heads | str:
             nearest, *others = inside
             if not others and _is_attention(path, modules[path]) and _mixes_beside(event, start, modules[nearest]):
                 return inside[nearest]
-            return f"the heads nearest to it are those of `{nearest}`"
+            layer = _gives_heads_to(nearest, modules)
+            there = f", side by side in `{layer}.input`" if layer else ""
+            return f"the heads nearest to it are those of `{nearest}`{there}"
     for path in way:
         for config in _configs(modules[path]):
             if heads := _read(config):
@@ -156,17 +159,50 @@ def _number(names: tuple[str, ...], *held: dict[str, Any]) -> int | None:
     return next((number for number in found if number > 0), None)
 
 
-def _mixing(root: nn.Module, event: Event) -> str | None:
-    """Return the layer that has mixed the heads of a module's output, known by its name."""
+def _mixing(root: nn.Module, event: Event, found: _Heads | str) -> str | None:
+    """Return the layer that has mixed the heads of what a module gives, or a dropout gets; it is known by its name."""
     segments = list(parse(event.path).segments)
     while segments and isinstance(segments[-1], Item):
         segments.pop()
     modules = modules_by_path(root)
-    path = join(segments)
-    if event.kind != "module" or modules.get(path) is not event.module:
+    path = join(segments[:-1] if event.kind == "input" else segments)
+    if event.kind not in ("module", "input") or modules.get(path) is not event.module:
         return None
-    last = segments[-1]
-    if isinstance(last, Name) and last.plain in _PROJECTIONS:
-        return path
-    child = next((name for name in event.module._modules if name in _PROJECTIONS), None)
-    return f"{path}.{child}" if child else None
+    around, _, name = path.rpartition(".")
+    if isinstance(found, _Heads) and family_named("dropout").has_module(event.module):  # not that of a pattern
+        return _child(around, modules)
+    if isinstance(found, _Heads):
+        own = path if name in _PROJECTIONS else _child(path, modules)
+        return own if event.kind == "module" else None
+    beside = ((one, _beside(one, modules)) for one in _upwards(path))
+    return next((layer for one, layer in beside if layer and _follows(path, event.kind, one, layer)), None)
+
+
+def _follows(path: str, kind: str, attention: str, projection: str) -> bool:
+    """Return whether a value of a module in an attention comes after the layer that mixes the heads."""
+    if path in (attention, projection):
+        return kind == "module"
+    around = projection.rpartition(".")[0]
+    return path.startswith(f"{around}.") or (path == around and kind == "module")
+
+
+def _child(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """Return the layer in a module that mixes heads, by its name."""
+    names = modules[path]._modules if path in modules else ()
+    return next((under(path, name) for name in names if name in _PROJECTIONS), None)
+
+
+def _beside(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """Return the layer that mixes the heads of the attention inside of a module and is beside it, as in BERT."""
+    if path not in modules or not _is_attention(path, modules[path]):
+        return None
+    inside = [*_holders_inside(path, modules, [path])]
+    if len(inside) != 1 or _child(inside[0], modules):
+        return None
+    others = [one for one in modules if one.startswith(f"{path}.") and not f"{one}.".startswith(f"{inside[0]}.")]
+    return next((one for one in others if one.rpartition(".")[2] in _PROJECTIONS), None)
+
+
+def _gives_heads_to(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """Return the layer that mixes the heads of an attention."""
+    return _child(path, modules) or _beside(path.rpartition(".")[0], modules)

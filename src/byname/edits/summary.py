@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.table import Row, Rows, bytes_text, counted
+from byname.tracing.muted import nothing_compiled
 from byname.tracing.preserve import copied, tensors_in
 from byname.tracing.rehearsal import rehearsal
 from byname.tracing.tracer import refuse_unfinished
@@ -261,7 +263,7 @@ class _Figures(_Meter):
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__(root)
-        self._counter: Any = FlopCounterMode(display=False)
+        self._counter: Any = _Counter(display=False)
         no_modules: Any = _NoModules()
         self._counter.mod_tracker = no_modules
         self._parameters = {_address(one) for one in _parameters(root)}
@@ -300,6 +302,25 @@ class _Figures(_Meter):
                 self.costs.setdefault(id(call.module), _Cost()).saved[key] = storage, size
         with DisableTorchFunction():
             return torch._C.TensorBase.detach(tensor)
+
+
+class _Counter(FlopCounterMode):
+    """PyTorch's counter, which also counts ``flex_attention`` where it is not compiled."""
+
+    def __enter__(self) -> Any:
+        entered: Any = super().__enter__()  # type: ignore[no-untyped-call]
+        mode: Any = self.mode
+        mode._handle_higher_order_ops = partial(_counted, self, mode._handle_higher_order_ops)
+        return entered
+
+
+def _counted(counter: Any, handle: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator of higher order; PyTorch's mode refuses most although it has their formulas (PyTorch 2.13)."""
+    result = handle(func, types, args, kwargs)
+    if result is not NotImplemented:
+        return result
+    disable: Any = torch.compiler.disable  # PyTorch may be running what it has compiled itself
+    return counter._count_flops(func, disable(lambda: func(*args, **kwargs))(), args, kwargs)
 
 
 class _NoModules:
@@ -344,6 +365,8 @@ def _measured(
         with handle, ExitStack() as stack:
             for context in meter.during():
                 stack.enter_context(context)
+            if not torch.is_grad_enabled():  # with gradients PyTorch has to compile what it compiles itself
+                stack.enter_context(nothing_compiled())
             model(*args, **kwargs)
     return handle.notes
 

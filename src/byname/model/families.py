@@ -87,7 +87,7 @@ _OTHERS = {
         "float_power abs absolute radd rsub rmul rdiv truediv floordiv rfloordiv mod rmod rpow iadd isub imul idiv "
         "ifloordiv imod ipow addcmul addcdiv lerp square sqrt rsqrt reciprocal"
     ),
-    "attention": "scaled_dot_product_attention multi_head_attention_forward",
+    "attention": "scaled_dot_product_attention multi_head_attention_forward flex_attention",
     "conv": (
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution "
         "miopen_convolution miopen_depthwise_convolution miopen_convolution_transpose cudnn_convolution "

@@ -24,6 +24,7 @@ __all__ = [
     "is_operation",
     "is_part_of_attention",
     "is_torchs",
+    "main_result",
     "operation_name",
     "operation_path",
     "operations_like",
@@ -58,6 +59,15 @@ def operation_name(function: Any) -> str | None:
         function: the function that a function mode receives: a function, a method, or the ``__get__`` of a property.
     """
     return _known(function) if is_torchs(function) else _name_of(function)
+
+
+def main_result(function: Any, result: Any) -> Any:
+    """Return what a call of an operation gives to the program: of ``flex_attention``, without what it needs itself.
+
+    A function mode sees the operator inside of it, which returns a tuple: the result, and figures of its softmax.
+    """
+    inner = type(result) is tuple and not is_torchs(function) and operation_name(function) == "flex_attention"
+    return result[0] if inner else result
 
 
 def is_torchs(function: Any) -> bool:

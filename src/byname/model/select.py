@@ -270,6 +270,12 @@ class PartOfAttention(Predicate):
         return ATTENTIONS[0]
 
     def _where_hidden(self, calls: Sequence[Call]) -> str:
+        for call in calls:
+            if call.operation == "flex_attention":
+                return (
+                    f'`{call.path}` computes its pattern from a function of the scores, and attention="explicit" does '
+                    "not run it step by step: write it with scaled_dot_product_attention to see its steps"
+                )
         return attention_in_steps(calls)
 
     def _takes(self, call: Call) -> bool:

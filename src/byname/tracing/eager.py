@@ -25,7 +25,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.tracing.muted import active_modes
+from byname.tracing.muted import active_modes, of_thread
 
 __all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]
 
@@ -249,13 +249,15 @@ def _can_be_compiled(function: Any) -> bool:
     Raises:
         BadArgumentError: operations are watched and grad mode is on; the gradients need the compiler.
     """
-    if active_modes() and torch.is_grad_enabled():
+    watched = bool(active_modes()) or of_thread.eager > 0
+    if watched and torch.is_grad_enabled():
         itself = ", or flex_attention itself, as in `layers.0.flex_attention`" if "flex" in function.__module__ else ""
         raise BadArgumentError(
             f"PyTorch compiles {function.__module__}, and cannot do so with gradients while the operations of the "
-            f"module that calls it are watched; watch modules or local variables there instead{itself}"
+            f"module that calls it are watched; watch modules or local variables there instead{itself}; or run it "
+            "under torch.no_grad()"
         )
-    return not active_modes()
+    return not watched
 
 
 def _has_compiled(model: nn.Module) -> bool:

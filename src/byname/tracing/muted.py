@@ -13,6 +13,7 @@ __all__ = [
     "asleep",
     "example_running",
     "no_more",
+    "nothing_compiled",
     "of_thread",
     "told_only_to",
     "unheard",
@@ -105,11 +106,13 @@ class _Modes(threading.local):
     Attributes:
         modes: byname's function modes on this thread's stack.
         busy: the attachments whose callbacks are running, outermost first.
+        eager: the number of blocks of `nothing_compiled`.
     """
 
     def __init__(self) -> None:
         self.modes: list[Any] = []
         self.busy: list[Any] = []
+        self.eager = 0
 
 
 of_thread = _Modes()
@@ -119,6 +122,16 @@ of_thread = _Modes()
 def active_modes() -> list[Any]:
     """Return byname's function modes on this thread's stack, outermost first."""
     return of_thread.modes
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Have PyTorch not compile functions of its own in this thread inside the block, as while modes are active."""
+    of_thread.eager += 1
+    try:
+        yield
+    finally:
+        of_thread.eager -= 1
 
 
 def unheard(running: object | None = None) -> _Unheard:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Call, Flow
 from byname.model.module_tree import modules_by_path, under
-from byname.model.operations import is_elementary, operation_name, operation_path, taken
+from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
@@ -29,7 +29,7 @@ from byname.source.location import Instruction
 from byname.text import note_on
 from byname.tracing.callers import call_model, functions_running, line_in_the_model
 from byname.tracing.eager import EAGERLY
-from byname.tracing.muted import example_running
+from byname.tracing.muted import example_running, nothing_compiled
 from byname.tracing.open_calls import OpenCalls
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import Numbers, shape_of
@@ -97,7 +97,7 @@ class Tracer(TorchFunctionMode):
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
                 handles.append(module.register_forward_pre_hook(self._given, with_kwargs=True))
                 handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            with self:
+            with self, nothing_compiled():
                 yield
         finally:
             for handle in handles:
@@ -159,7 +159,8 @@ class Tracer(TorchFunctionMode):
                 for tensor, old, new in zip(tensors, versions, versions_of(tensors), strict=True)
                 if old != new or (old is None and targets and any(tensor is one for one in targets))
             ]
-            return self._done(draft, tensors, changed, result, targets is not None)
+            done = self._done(draft, tensors, changed, main_result(func, result), targets is not None)
+            return (done, *result[1:]) if type(result) is tuple and type(done) is not tuple else done
 
     def _begun(self, name: str, func: Any, caller: FrameType) -> Draft:
         _, frame = self._open[-1]

@@ -23,6 +23,7 @@ from byname.model.operations import (
     PARTS_OF_ATTENTION,
     PLAIN_FUNCTIONS,
     is_torchs,
+    main_result,
     operation_name,
     operation_path,
     taken,
@@ -279,12 +280,14 @@ class Functions:
         tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
         changed = changed_by(func, args, kwargs) if in_place or kwargs else None
         result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
-        value: Any = result if result is not None else changed
+        value: Any = main_result(func, result) if result is not None else changed
         told = value
         for number, deliver in enumerate(delivers):
             value = deliver(value, inputs, tokens[number] if tokens else None)
         if value is told:
             return result
+        if type(result) is tuple and told is not result:
+            return (value, *result[1:])
         if changed is None or changed is not told:
             return value
         overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
