@@ -100,7 +100,7 @@ class NoMatchError(BynameError, LookupError):
 
 
 class NotCapturedError(NoMatchError, KeyError):
-    """Raised when a capture is asked for a place that was not passed; the message names those that were."""
+    """Raised when a capture or a result is asked for a place that was not passed; the message names those that were."""
 
     __str__ = Exception.__str__  # a KeyError would print the quoted message
 

@@ -362,3 +362,27 @@ print("equal")
 def test_two_ranks_reduce_to_what_one_process_has(tmp_path):
     outputs = run_forked_ranks(tmp_path, RANKS, "ranks.py")
     assert [output[-1].strip() for output in outputs] == ["equal", "equal"]
+
+
+@pytest.mark.parametrize(("biased", "size", "needed"), [(False, 3, 4), (True, 1, 2)])
+def test_where_all_batches_were_too_small_the_result_says_so(biased, size, needed):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    similarity = Similarity(biased=biased)
+    with byname.observe(model, "*", similarity):
+        for _ in range(3):
+            model(torch.randn(size, 4))
+        inside = similarity.result()
+    for found in (inside, similarity.result()):
+        (note,) = found.notes
+        assert f"3 batches with {3 * size} samples in all were left out" in note
+        assert f"at least {needed}: run larger batches" in note
+        assert ("Similarity(biased=True) needs 2" in note) is not biased
+        with pytest.raises(KeyError, match=rf"has no figures of `0`; too few samples .* at least {needed}"):
+            found["0"]
+    with byname.observe(model, "*", similarity):
+        model(torch.randn(needed, 4))
+    assert similarity.result().notes == ()
+    assert set(similarity.result()) == {"0", "1"}
+    with pytest.raises(byname.BynameError, match="no figures of `2`; there are those of 0, 1"):
+        similarity.result()["2"]
+    assert similarity.result().get("2") is None

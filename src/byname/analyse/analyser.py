@@ -227,10 +227,7 @@ class Analyser(ABC):
             self.settle()
             figures = {path: self.figures(kept) for path, kept in self._places.items()}
             notes = [note for path in self._places for note in self.notes_of(path)]
-        if not figures:
-            silent = [said for one in self.observations for said in one.silence()] if self._enabled else []
-            notes = silent or [self._why_empty()]
-        return Results(figures, name=type(self).__name__, notes=notes)
+        return Results(figures, name=type(self).__name__, notes=notes if figures else self._notes_when_empty())
 
     def notes_of(self, path: str) -> tuple[str, ...]:
         """What is to be said of a place beside its figures, in sentences."""
@@ -277,6 +274,11 @@ class Analyser(ABC):
         self._observations.add(observation)
         if not self._enabled:
             self._resting.append(observation.handle)
+
+    def _notes_when_empty(self) -> list[str]:
+        """What to say where there are no figures."""
+        silent = [said for one in self.observations for said in one.silence()] if self._enabled else []
+        return silent or [self._why_empty()]
 
     def _why_empty(self) -> str:
         """Why there are no figures."""

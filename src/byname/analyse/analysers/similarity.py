@@ -110,7 +110,18 @@ class Similarity(Analyser):
             path: {"cka": {other: cka[i][j] for j, other in names if i != j and together[i][j]}} for i, path in names
         }
         told = f", without {counted(sums.skipped, 'batch', 'batches')} of too few samples" if sums.skipped else ""
-        return Results(figures, name=f"{type(self).__name__}{told}", notes=() if names else [self._why_empty()])
+        return Results(figures, name=f"{type(self).__name__}{told}", notes=() if names else self._notes_when_empty())
+
+    def _why_empty(self) -> str:
+        sums = self._sums()
+        if not sums.skipped:
+            return super()._why_empty()
+        biased = "" if self.biased else ". Similarity(biased=True) needs 2, and is meant for one batch with all samples"
+        return (
+            f"too few samples passed at once: {counted(sums.skipped, 'batch', 'batches')} with "
+            f"{counted(sums.count, 'sample')} in all were left out, because a batch needs at least "
+            f"{_fewest(biased=self.biased)}: run larger batches{biased}"
+        )
 
     def matrix(self) -> tuple[tuple[str, ...], Tensor]:
         """The paths, and the symmetric matrix of CKA between them; NaN where a pair never ran together."""
@@ -224,7 +235,7 @@ class Alignment(Statistic):
         """Takes the Gram matrices of one batch, from `gram_of`."""
         samples = len(next(iter(grams.values())))
         self.count += samples
-        if samples < (2 if self.biased else 4):
+        if samples < _fewest(biased=self.biased):
             self.skipped += 1
             return
         hsic = (_biased if self.biased else _unbiased)([*grams.values()]).cpu()
@@ -251,6 +262,11 @@ class Alignment(Statistic):
             sums[at[:, None], at] += more
             setattr(self, attribute, sums)
         self.names = every
+
+
+def _fewest(*, biased: bool) -> int:
+    """The samples that a batch needs for an HSIC."""
+    return 2 if biased else 4
 
 
 def gram_of(value: Tensor) -> Tensor:

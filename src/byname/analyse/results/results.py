@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from byname.analyse.results.tables import leaves_of, long_rows, path_of, rows_of, shown_rows, spare_columns
-from byname.errors import NotInstalledError
-from byname.table import Row, counted, text, to_html
+from byname.errors import NotCapturedError, NotInstalledError
+from byname.table import Row, closest, counted, text, to_html
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +35,9 @@ class Results(Mapping[str, Any]):
         fc1       3   2: 0.25 … 0.375 … 0.5
         >>> found["fc1"]["fired"]
         tensor([0.2500, 0.5000])
+        >>> found["fc2"]
+        Traceback (most recent call last):
+        byname.errors.NotCapturedError: DeadUnits has no figures of `fc2`; there are those of fc1
         >>> found == {"fc1": {"dead": 3, "fired": [0.25, 0.5]}}
         True
 
@@ -53,7 +56,16 @@ class Results(Mapping[str, Any]):
         self.notes = tuple(notes)
 
     def __getitem__(self, path: str) -> dict[Any, Any]:
+        if path not in self._figures:
+            raise NotCapturedError(
+                f"{self.name.partition(',')[0]} has no figures of `{path}`; {self._what_there_is(path)}"
+            )
         return self._figures[path]
+
+    def _what_there_is(self, path: str) -> str:
+        if self._figures:
+            return f"there are those of {closest(path, self._figures)}"
+        return "; ".join(self.notes) or "it has those of no place"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._figures)
