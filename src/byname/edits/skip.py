@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from byname.edits.cache import with_cache_filled
 from byname.errors import BadArgumentError, InterjectionError
 from byname.model.returns import returned_by
 from byname.model.where import meaning_of, unwrapped
@@ -38,7 +40,8 @@ def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
         (tensor([[1., 1.]]), None)
 
     The hooks of the module run, and what is attached to it is told of the other value. A copy of the model is one with
-    nothing skipped.
+    nothing skipped. A layer of `transformers` puts zeros into its part of a cache of keys and values, because the model
+    asks the cache how many positions there are.
 
     Args:
         model: any module.
@@ -138,6 +141,12 @@ class _Skipped(ForwardStandIn):
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what takes the place of the module's output."""
+        module = self._module()
+        if module is None:
+            return self._given(args, kwargs)
+        return with_cache_filled(module, (*args, *kwargs.values()), partial(self._given, args, kwargs))
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = self._value
         if isinstance(value, Tensor):
             return value.clone()  # a function in place may follow
