@@ -179,3 +179,36 @@ def test_no_tensor_lives_on():
     del cap
     gc.collect()
     assert tensor() is None
+
+
+def test_the_mean_of_a_reference_counts_padding_and_a_mean_of_ones_own_does_not():
+    model, ids = gpt2()
+    model.config.pad_token_id = 0
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1] * 5])
+    batch = {"input_ids": ids * mask, "attention_mask": mask}
+    path, seen = "transformer.h.1.mlp", []
+    hook = model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    model(**batch)
+    hook.remove()
+    every, real = seen[0].mean((0, 1)), seen[0][mask.bool()].mean(0)
+    assert not torch.allclose(every, real, atol=1e-5)
+    for reference in ([batch], byname.capture(model, path)(**batch)):
+        with byname.ablate(model, path, "mean", reference=reference):
+            value = byname.capture(model, path)(ids)[path]
+        assert torch.allclose(value, every.expand_as(value), atol=1e-6)
+    with byname.patch(model, path, real):
+        assert torch.equal(logits(model(ids)), by_hook(model, path, real.expand_as, ids))
+
+
+def test_batches_of_several_lengths_count_by_their_positions():
+    model, _ = gpt2()
+    batches = [torch.randint(0, 32, (3, 4)), torch.randint(0, 32, (1, 6))]
+    path, seen = "transformer.h.1.mlp", []
+    hook = model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    for batch in batches:
+        model(batch)
+    hook.remove()
+    mean = torch.cat([one.flatten(0, 1) for one in seen]).mean(0)
+    with byname.ablate(model, path, "mean", reference=batches):
+        value = byname.capture(model, path)(batches[0])[path]
+    assert torch.allclose(value, mean.expand_as(value), atol=1e-6)
