@@ -56,7 +56,7 @@ def test_each_call_of_a_kernel_is_one_attention(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("selector", [select.attention, select.attention.pattern], ids=str)
+@pytest.mark.parametrize("selector", [select.attention, select.attention.scores], ids=str)
 def test_an_attention_that_is_written_in_python_is_said_to_be(kind, selector):
     lm = causal(kind)
     softmax = f"{lm.kind.layers}.0.{lm.kind.attention}.softmax"
@@ -65,3 +65,16 @@ def test_an_attention_that_is_written_in_python_is_said_to_be(kind, selector):
         lm(IDS)
     pattern = byname.capture(lm.model, softmax)(IDS)[softmax]
     torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
+
+
+@every_kind
+@pytest.mark.parametrize("example", [None, IDS], ids=["online", "example"])
+def test_the_pattern_of_an_attention_that_is_written_in_python_is_that_of_its_softmax(kind, example):
+    lm = causal(kind)
+    attentions = lm.model(IDS, output_attentions=True).attentions
+    seen = byname.capture(lm.model, select.attention.pattern, attention="explicit", example=example)(IDS)
+    assert [*seen] == [f"{lm.kind.layers}.{layer}.{lm.kind.attention}.softmax" for layer in range(LAYERS)]
+    for value, expected in zip(seen.values(), attentions, strict=True):
+        torch.testing.assert_close(value.to(expected.dtype), expected)
+    with byname.ablate(lm.model, select.attention.pattern, attention="explicit", example=example):
+        assert not byname.capture(lm.model, [*seen])(IDS)[[*seen][0]].any()

@@ -307,13 +307,17 @@ def attention_in_steps(calls: Sequence[Call]) -> str:
     Args:
         calls: what the model calls.
     """
-    softmax = family_named("softmax")
     for call in calls:
-        if call.kind != "operation" or not is_place(call) or not softmax.has_operation(call.operation):
-            continue
-        if "att" in str(_name_of(type(call.module))).lower():
+        if is_pattern_in_python(call):
             return (
                 f"attention is written in Python there, and `{call.path}` gives its pattern: select.softmax, or "
-                'attn_implementation="sdpa" for a model of transformers'
+                'attn_implementation="sdpa" where a model of transformers supports it'
             )
     return ""
+
+
+def is_pattern_in_python(call: Call) -> bool:
+    """Return whether a call is the softmax of an attention that is written in Python; its class is known by its name."""
+    if call.kind != "operation" or not is_place(call) or not family_named("softmax").has_operation(call.operation):
+        return False
+    return "att" in str(_name_of(type(call.module))).lower()

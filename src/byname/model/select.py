@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.call_graph import Call, is_place
-from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others
+from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others, is_pattern_in_python
 from byname.model.online import Test
 from byname.model.operations import ATTENTIONS, is_part_of_attention, operation_name
 from byname.model.selectors import Counted, Look, Selector
@@ -250,7 +250,10 @@ class Attention(InFamily):
 
     @property
     def pattern(self) -> Selector:
-        """The probabilities of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`."""
+        """The probabilities of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`.
+
+        Of an attention that is written in Python, known by the name of its class, they are the result of its softmax.
+        """
         return PartOfAttention("pattern")
 
     def _where_hidden(self, calls: Sequence[Call]) -> str:
@@ -279,6 +282,8 @@ class PartOfAttention(Predicate):
         return attention_in_steps(calls)
 
     def _takes(self, call: Call) -> bool:
+        if self.part == "pattern" and is_pattern_in_python(call):
+            return True
         function = call.path.split(".")[-2:-1]
         return call.operation == self.part and any(is_part_of_attention(one, self.part) for one in function)
 
