@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from tiny import gpt2, llama, logits, plain, untouched
+from tiny import gpt2, llama, logits, plain, t5, untouched
 from torch import nn
 from torch.nn import functional as F
 from watching import differences, run
@@ -262,3 +262,46 @@ def test_selectors_classes_and_errors():
     ]:
         with pytest.raises(error, match=why):
             byname.skip(model, where, value)
+
+
+T5 = "decoder.block.1"
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (llama, "model.layers.1.self_attn"),  # which is called with keywords
+        (gpt2, "transformer.h.1.attn"),
+        (t5, T5),  # whose tuples have three items
+        (t5, f"{T5}.layer.0"),
+        (t5, f"{T5}.layer.1.EncDecAttention"),
+    ],
+)
+def test_the_function_that_an_error_names_does_what_it_says(make, path):
+    model, x = make()
+    with pytest.raises(BadArgumentError, match="such as lambda hidden_states") as raised:
+        byname.skip(model, path)
+    function = eval(str(raised.value).split("such as ")[1])
+    given = []
+    module = model.get_submodule(path)
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: given.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        ),
+        module.register_forward_hook(lambda module, args, output: (given[-1], *output[1:])),
+    ]
+    expected = logits(model(x, **({"decoder_input_ids": x} if make is t5 else {})))
+    for hook in hooks:
+        hook.remove()
+    with byname.skip(model, path, function):
+        found = logits(model(x, **({"decoder_input_ids": x} if make is t5 else {})))
+    assert torch.equal(found, expected)
+
+
+def test_of_a_tuple_that_is_not_written_out_the_length_is_left_open():
+    class Several(nn.Module):
+        def forward(self, x):
+            return (x,) + (x,) * 2
+
+    with pytest.raises(BadArgumentError, match="with as many items as it returns"):
+        byname.skip(nn.Sequential(Several()), "0")

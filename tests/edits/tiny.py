@@ -7,7 +7,7 @@ import gc
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, LlamaConfig, T5Config
 from watching import state
 
 
@@ -69,6 +69,12 @@ def llama():
     config.update({"intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 16, "pad_token_id": 0})
     config._attn_implementation = "eager"
     return AutoModelForCausalLM.from_config(config).eval(), torch.randint(0, 32, (2, 5))
+
+
+def t5():
+    torch.manual_seed(0)
+    config = T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, vocab_size=32, decoder_start_token_id=0)
+    return AutoModelForSeq2SeqLM.from_config(config).eval(), torch.randint(0, 32, (2, 5))
 
 
 def logits(output):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from byname.edits.cache import with_cache_filled
 from byname.errors import BadArgumentError, InterjectionError
-from byname.model.returns import returned_by
+from byname.model.methods import method_of
+from byname.model.returns import items_returned, returned_by
 from byname.model.where import meaning_of, unwrapped
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
@@ -94,7 +95,7 @@ def _note_what_is_open(root: nn.Module, modules: dict[str, nn.Module], handle: H
         if kind in ("tuple", "dict"):
             raise BadArgumentError(
                 f"`{path}` is a {type(module).__name__}, which returns a {kind}; its first argument cannot take the "
-                "place of that. Give value=, a function of its arguments such as lambda x, *args, **kwargs: (x, None)"
+                f"place of that. Give value=, a function of its arguments {_example(module, kind)}"
             )
         if not kind:
             unknown.append(path)
@@ -102,6 +103,19 @@ def _note_what_is_open(root: nn.Module, modules: dict[str, nn.Module], handle: H
         handle.note(_open(path))
     if unknown:
         handle.add(_on_failure(root, [_open(path) for path in unknown]))
+
+
+def _example(module: nn.Module, kind: str) -> str:
+    """Return an example of a function that may take the place of a module."""
+    function = method_of(module, "forward")
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount] if function is not None else ()
+    name, count = names[0] if names else "x", items_returned(module)
+    if kind == "dict":
+        return "that returns such a dict"
+    items = ", ".join([name, *["None"] * ((count or 2) - 1)])
+    return f"such as lambda {name}, *args, **kwargs: ({items}{',' if count == 1 else ''})" + (
+        "" if count else ", with as many items as it returns"
+    )
 
 
 def _open(path: str) -> str:

@@ -317,7 +317,7 @@ def attention_in_steps(calls: Sequence[Call]) -> str:
 
 
 def is_pattern_in_python(call: Call) -> bool:
-    """Return whether a call is the softmax of an attention that is written in Python; its class is known by its name."""
+    """Return whether a call is the softmax of an attention that is written in Python, which its class is named for."""
     if call.kind != "operation" or not is_place(call) or not family_named("softmax").has_operation(call.operation):
         return False
     return "att" in str(_name_of(type(call.module))).lower()

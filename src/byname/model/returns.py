@@ -13,7 +13,7 @@ from byname.model.methods import method_of
 from byname.model.scopes import Function, definition_of
 from byname.source.code import stands_for
 
-__all__ = ["returned_by"]
+__all__ = ["items_returned", "returned_by"]
 
 Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
 """Empty where it is not known."""
@@ -34,14 +34,38 @@ def returned_by(module: nn.Module) -> Returned:
     return _of_module(module, 0)
 
 
+def items_returned(module: nn.Module) -> int | None:
+    """Return the length of the tuple that the forward of a module returns; None where its source does not tell.
+
+    >>> items_returned(nn.MultiheadAttention(2, 1)), items_returned(nn.Linear(1, 1))
+    (2, None)
+    """
+    definition = _definition(module)
+    returned = [one.value for one in _statements(definition) if isinstance(one, ast.Return)] if definition else []
+    lengths = {_length(one) for one in returned}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _length(node: ast.expr | None) -> int | None:
+    """Return the number of items of a tuple as it is written; None for anything else."""
+    if not isinstance(node, ast.Tuple) or any(isinstance(one, ast.Starred) for one in node.elts):
+        return None
+    return len(node.elts)
+
+
+def _definition(module: nn.Module) -> Function | None:
+    """Return the syntax tree of a module's forward; None where it has no Python code, or no source."""
+    try:
+        function = method_of(module, "forward")
+    except BadArgumentError:
+        return None
+    return None if function is None else definition_of(stands_for[function.__code__])
+
+
 def _of_module(module: nn.Module, depth: int) -> Returned:
     if type(module) is nn.Sequential and len(module):
         return _of_module(module[-1], depth + 1)
-    try:
-        function = method_of(module, "forward")
-    except BadArgumentError:  # it has no Python code
-        return ""
-    definition = None if function is None else definition_of(stands_for[function.__code__])
+    definition = _definition(module)
     return "" if definition is None or depth > _DEEPEST else _Forward(module, definition, depth).returned()
 
 
