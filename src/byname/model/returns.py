@@ -37,7 +37,7 @@ def returned_by(module: nn.Module) -> Returned:
 def items_returned(module: nn.Module) -> int | None:
     """Return the length of the tuple that the forward of a module returns; None where its source does not tell.
 
-    >>> items_returned(nn.MultiheadAttention(2, 1)), items_returned(nn.Linear(1, 1))
+    >>> items_returned(nn.LSTM(1, 1)), items_returned(nn.Linear(1, 1))
     (2, None)
     """
     definition = _definition(module)
