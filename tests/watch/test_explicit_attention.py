@@ -301,3 +301,31 @@ def test_a_head_of_a_pattern_is_ablated_by_its_mean_in_a_reference(model):
         found = byname.capture(model, path, attention="explicit")(X)[path]
     assert torch.allclose(found[:, 1], mean.expand(3, 5, 5), atol=1e-6)
     assert torch.equal(found[:, 0], clean[:, 0])
+
+
+@pytest.mark.parametrize("options", [{"cache_implementation": "static"}, {"padded": True}, {}], ids=str)
+def test_in_generate_the_pattern_has_all_heads_where_several_share_their_keys(options):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    without = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "vocab_size": 20}
+    config = transformers.LlamaConfig(**sizes, **without, num_key_value_heads=2, attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(1, 20, (2, 5))
+    if "padded" in options:
+        options = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5])}
+    settings = {"max_new_tokens": 3, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+
+    def logits():
+        return torch.stack(model.generate(ids, **settings, **options).logits)
+
+    with byname.capture(model, select.attention.pattern, attention="explicit") as cap:
+        seen = logits()
+    assert torch.allclose(seen, logits(), atol=1e-5)
+    (path,) = cap
+    assert [value.shape[:3] for value in cap.calls(path)] == [(2, 4, 5), (2, 4, 1), (2, 4, 1)]
+    with byname.ablate(model, "model.layers.0.self_attn.o_proj.input", heads=[1, 2]):
+        expected = logits()
+    with byname.ablate(model, select.attention.pattern, heads=[1, 2], attention="explicit"):
+        assert torch.allclose(logits(), expected, atol=1e-5)
+    assert not torch.allclose(seen, expected, atol=1e-4)

@@ -13,15 +13,16 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from byname.errors import BadArgumentError
 from byname.model.operations import is_part_of_attention
 from byname.model.select import means_parts
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning
+from byname.reading.objects import attributes_of
 
-__all__ = ["See", "checked_attention", "explicit_attention", "explicit_multi_head"]
+__all__ = ["See", "checked_attention", "explicit_attention", "explicit_multi_head", "with_all_heads"]
 
 See = Callable[[str, Tensor], Tensor]
 """A function ``(part, value)`` that returns the replacement of the scores or of the pattern."""
@@ -102,6 +103,24 @@ def explicit_multi_head(see: See, function: FunctionType, *args: Any, **kwargs: 
         function.__code__, {**function.__globals__, **places}, None, function.__defaults__, function.__closure__
     )
     return copied(*args, **kwargs)
+
+
+def with_all_heads(module: nn.Module, value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what a function makes of scores or of a pattern, with a dimension 1 of all heads.
+
+    In a step with a mask `transformers` (5.23) hands the queries that share keys over as positions of one head, where a
+    module has ``num_key_value_groups``: ``(batch, heads of keys, groups, keys)``.
+    """
+    held = attributes_of(module)
+    groups = held.get("num_key_value_groups")
+    heads = attributes_of(held.get("config")).get("num_attention_heads")
+    if value.ndim != 4 or type(groups) is not int or groups < 2 or value.shape[2] != groups:
+        return change(value)
+    if value.shape[1] * groups != heads:
+        return change(value)
+    batch, _, _, keys = value.shape
+    unpacked = value.reshape(batch, heads, 1, keys)
+    return change(unpacked).expand_as(unpacked).reshape(value.shape)
 
 
 def _softmax(see: See, heads: int, scores: Tensor, dim: int) -> Tensor:

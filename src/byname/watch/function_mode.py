@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -37,7 +38,7 @@ from byname.tracing.muted import active_modes
 from byname.tracing.open_calls import OpenCalls
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
-from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head
+from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import called, changed_by, overwrite
 
@@ -274,7 +275,7 @@ class Functions:
         """Run an observed operation and report its result; return the result, or what replaces it."""
         path, delivers, in_place, parts = found
         if parts is not None:
-            func = _step_by_step(parts, func)
+            func = _step_by_step(parts, func, owner.module)
         inputs = (*args, *kwargs.values()) if kwargs else args
         running = self.running
         tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
@@ -356,13 +357,17 @@ class _InSteps:
         return explicit_multi_head(self.see, self.function, *args, **kwargs)
 
 
-def _step_by_step(parts: Parts, func: Any) -> _InSteps:
+def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:
     """Return a function that computes attention in steps, and reports the requested ones."""
     later = func.see if type(func) is _InSteps else None
 
-    def see(part: str, value: Any) -> Any:
+    def told(part: str, value: Any) -> Any:
         for deliver in parts[part]:
             value = deliver(value)
+        return value
+
+    def see(part: str, value: Any) -> Any:
+        value = with_all_heads(module, value, partial(told, part))
         return later(part, value) if later is not None else value
 
     return _InSteps(func.function if type(func) is _InSteps else func, see)
