@@ -277,7 +277,8 @@ class PartOfAttention(Predicate):
             if call.operation == "flex_attention":
                 return (
                     f'`{call.path}` computes its pattern from a function of the scores, and attention="explicit" does '
-                    "not run it step by step: write it with scaled_dot_product_attention to see its steps"
+                    "not run it step by step: write it with scaled_dot_product_attention to see its steps, or give "
+                    'attn_implementation="eager" for a model of transformers'
                 )
         return attention_in_steps(calls)
 
