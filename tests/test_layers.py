@@ -11,7 +11,7 @@ import byname
 
 SOURCE = Path(byname.__file__).parent
 LAYERS = [
-    {"errors", "text", "place", "codec"},
+    {"errors", "text", "extras", "place", "codec"},
     {"source"},
     {"table", "axes"},
     {"reading"},

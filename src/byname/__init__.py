@@ -203,4 +203,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names, loaded or not."""
-    return sorted([*__all__, "analyse"])
+    return sorted([*__all__, "analyse", "plug"])

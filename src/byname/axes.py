@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import NotInstalledError
+from byname.extras import needs
 from byname.source.cells import running_shell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CURVE", "EDGE", "FILL", "GREY", "INK", "LINES", "MAP", "axes_of_size", "calm", "legend", "short"]
+__all__ = ["CURVE", "EDGE", "FILL", "GREY", "INK", "LINES", "MAP", "axes_of_size", "calm", "colours", "legend", "short"]
 
 INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
 FILL, EDGE = "#a8c7e6", "#1f5f99"
@@ -22,10 +22,8 @@ MAP = "viridis"
 
 def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
     """The axes given, or those of a new figure of a size in inches: pyplot's where the program draws by pyplot."""
-    try:
+    with needs("plot()", "matplotlib"):
         from matplotlib.figure import Figure as OfNobody
-    except ImportError as missing:
-        raise NotInstalledError("plot() needs matplotlib: pip install 'byname[plot]'") from missing
     if axes is not None:
         return axes
     make = _pyplot().figure if _draws_by_pyplot() else OfNobody
@@ -42,9 +40,18 @@ def _draws_by_pyplot() -> bool:
 
 
 def _pyplot() -> Any:
-    from matplotlib import pyplot
+    with needs("plot()", "matplotlib"):
+        from matplotlib import pyplot
 
     return pyplot
+
+
+def colours(count: int) -> list[Any]:
+    """Return colours for a number of curves, in their order from dark to light."""
+    with needs("plot()", "matplotlib"):
+        from matplotlib import colormaps
+    shades = colormaps[MAP].resampled(max(count, 2))
+    return [shades(0.92 * number / max(count - 1, 1)) for number in range(count)]
 
 
 def short(label: str) -> str:

@@ -6,7 +6,8 @@ import html
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from byname.errors import BadArgumentError, NotInstalledError
+from byname.errors import BadArgumentError
+from byname.extras import needs
 from byname.text import printable
 
 if TYPE_CHECKING:
@@ -85,12 +86,10 @@ class Rows(Sequence[R], Generic[R]):
         """Return the rows as a DataFrame.
 
         Raises:
-            NotInstalledError: pandas is not installed (``pip install byname[frames]``).
+            NotInstalledError: pandas is not installed (``pip install "byname[frames]"``).
         """
-        try:
+        with needs("to_pandas()", "pandas"):
             import pandas
-        except ImportError as missing:
-            raise NotInstalledError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
         return pandas.DataFrame(self.rows())
 
 

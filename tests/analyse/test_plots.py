@@ -126,7 +126,7 @@ def test_figures_that_there_are_not_are_refused():
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BynameError, match=r"pip install 'byname\[plot\]'"):
+    with pytest.raises(BynameError, match=r'pip install "byname\[plot\]"$'):
         units().plot()
 
 

@@ -67,4 +67,4 @@ def test_a_pipe_that_nobody_reads():
 def test_without_shtab(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
-    assert "pip install 'byname[completion]'" in capsys.readouterr().err
+    assert 'pip install "byname[completion]"' in capsys.readouterr().err

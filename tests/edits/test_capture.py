@@ -301,4 +301,4 @@ def test_it_prints_as_a_table():
 
 
 def test_the_public_names_and_no_others_are_listed():
-    assert {*dir(byname)} == {*byname.__all__, "analyse"}
+    assert {*dir(byname)} == {*byname.__all__, "analyse", "plug"}

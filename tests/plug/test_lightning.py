@@ -178,7 +178,7 @@ def test_without_lightning_there_is_a_clear_error():
         except ImportError as error:
             print(type(error).__name__, error)
     """)
-    assert " ".join(words) == "NotInstalledError byname.plug.lightning needs Lightning: pip install lightning"
+    assert " ".join(words) == "NotInstalledError byname.plug.lightning needs lightning: pip install lightning"
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -140,7 +140,9 @@ def test_without_transformers_there_is_a_clear_error():
         except ImportError as error:
             print(type(error).__name__, error)
     """)
-    assert " ".join(words).startswith("NotInstalledError byname.plug.transformers needs it: pip install transformers")
+    assert " ".join(words).startswith(
+        "NotInstalledError byname.plug.transformers needs transformers: pip install transformers"
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

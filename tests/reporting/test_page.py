@@ -324,5 +324,5 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_without_jinja2_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install 'byname\[report\]'"):
+    with pytest.raises(ImportError, match=r'pip install "byname\[report\]"$'):
         byname.report(series("loss", [1.0]), to=tmp_path / "report.html")

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from byname.cli.command import CommandError
+from byname.errors import BynameError
+from byname.extras import needs
 
 __all__ = ["Completion"]
 
@@ -15,7 +17,7 @@ SHELLS = ("bash", "zsh")
 class Completion:
     """Print a script with which a shell completes commands, options and files after `byname`.
 
-    Needs shtab (pip install 'byname[completion]') when it is printed, not when it is used.
+    Needs shtab (pip install "byname[completion]") when it is printed, not when it is used.
 
     examples:
       byname completion bash > ~/.local/share/bash-completion/completions/byname
@@ -34,9 +36,10 @@ class Completion:
         from byname.cli import parser
 
         try:
-            import shtab
-        except ImportError:
-            raise CommandError("completion needs shtab: pip install 'byname[completion]'") from None
+            with needs("completion", "shtab"):
+                import shtab
+        except BynameError as error:
+            raise CommandError(str(error)) from None
         whole = parser()
         for action in _actions(whole):
             if action.metavar in ("FILE", "HTML") or action.dest == "program":

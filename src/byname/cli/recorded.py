@@ -23,6 +23,7 @@ from byname.place import parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.record import record
+from byname.recording.stores.target import needs_h5py
 from byname.table import counted, printable
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ _CLASS = re.compile(r"([^\W\d]\w*):")
 def _check_file(file: Path, *, overwrite: bool) -> None:
     """Refuses before the program starts what would be refused at the first call of its model."""
     try:
-        import h5py  # noqa: F401 - needed only when the model has been found, which may be hours later
-    except ImportError:
-        raise CommandError("--record writes HDF5, which needs h5py: pip install 'byname[record]'") from None
+        needs_h5py("--record")  # now, and not when the model is found, which may be hours later
+    except BynameError as error:
+        raise CommandError(str(error)) from None
     if not file.parent.is_dir():
         raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)
     if file.is_dir():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from byname.errors import NotInstalledError
+from byname.extras import needs
 from byname.plug.due import OnSchedule
 from byname.plug.records import RecordsTraining
 
@@ -20,13 +21,12 @@ else:
         """The class of the package that the program uses: both may be installed, and are two."""
         packages = ("lightning.pytorch", "pytorch_lightning")
         for name in sorted(packages, key=lambda name: name not in sys.modules):
-            try:
+            with suppress(ImportError):
                 return import_module(name).Callback
-            except ImportError:
-                continue
-        raise NotInstalledError("byname.plug.lightning needs Lightning: pip install lightning")
+        return import_module(packages[0]).Callback
 
-    Callback = _callback()
+    with needs("byname.plug.lightning", "lightning"):
+        Callback = _callback()
 
 __all__ = ["EvaluationCallback", "RecordCallback"]
 

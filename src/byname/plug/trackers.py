@@ -9,7 +9,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from byname.errors import BadArgumentError, NotInstalledError
+from byname.errors import BadArgumentError
+from byname.extras import needs
 
 __all__ = ["ExperimentTracker", "mlflow", "tensorboard", "trackio", "wandb"]
 
@@ -159,7 +160,5 @@ class TrackioTracker(_Closing):
 
 
 def _needed(module: str, package: str) -> Any:
-    try:
+    with needs(f"byname.plug.{package}", package):
         return import_module(module)
-    except ImportError as missing:
-        raise NotInstalledError(f"byname.plug.{package} needs it: pip install {package}") from missing

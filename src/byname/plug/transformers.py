@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import NotInstalledError
+from byname.extras import needs
 from byname.plug.due import OnSchedule
 from byname.plug.records import RecordsTraining
 
 if TYPE_CHECKING:
     TrainerCallback = object
 else:
-    try:
+    with needs("byname.plug.transformers", "transformers"):
         from transformers import TrainerCallback
-    except ImportError as missing:
-        raise NotInstalledError("byname.plug.transformers needs it: pip install transformers accelerate") from missing
 
 __all__ = ["EvaluationCallback", "RecordCallback"]
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from byname.errors import NotInstalledError
+from byname.extras import needs
 from byname.recording.lazy import Values, cropped, read, tail_of
 from byname.recording.sampling import Sampling
 from byname.table import Row, counted
@@ -161,10 +161,8 @@ class Records(Protocol):
 
 def to_pandas(series: Records) -> pandas.DataFrame:
     """The columns of a series, and its values in one more."""
-    try:
+    with needs("to_pandas()", "pandas"):
         import pandas
-    except ImportError as missing:
-        raise NotInstalledError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
     values = _column(series)
     # Said to be objects: pandas 3 would otherwise turn strings into its own type, and None into NaN.
     column = pandas.Series(values, dtype=object if values.dtype == object else None)

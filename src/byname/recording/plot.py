@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byname.axes import CURVE, GREY, LINES, MAP, axes_of_size, calm, legend, short
+from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend, short
 from byname.errors import BynameError
 from byname.recording.export import Records
 from byname.table import listed
@@ -37,12 +37,9 @@ def plotted(series: Mapping[str, Records], axes: Axes | None) -> Axes:
     lines = {printable(path): line for path, one in series.items() if len(line := _line(one))}
     if not lines:
         raise BynameError(f"there are no numbers to draw at {listed(list(map(printable, series)), 4) or 'no place'}")
-    from matplotlib import colormaps
-
     axes = axes_of_size(axes, 7.2, 3.6)
-    colours = colormaps[MAP].resampled(max(len(lines), 2))
-    for number, (path, line) in enumerate(lines.items()):
-        colour = CURVE if len(lines) == 1 else colours(0.92 * number / (len(lines) - 1))
+    found = [CURVE] if len(lines) == 1 else colours(len(lines))
+    for (path, line), colour in zip(lines.items(), found, strict=True):
         _draw(axes, line, colour, short(path))
     axes.set_xlabel("iteration", color=GREY)
     calm(axes)

@@ -16,6 +16,7 @@ from byname.errors import (
     NotARecordingError,
     RecordingError,
 )
+from byname.extras import needs
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.series_by_path import asked_for
@@ -203,10 +204,8 @@ class Recording(Mapping[str, Any]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a DataFrame, one a place; those of records are ``recording["*"].to_pandas()``. Needs pandas."""
-        try:
+        with needs("to_pandas()", "pandas"):
             import pandas
-        except ImportError as missing:
-            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
         return pandas.DataFrame(self.rows())
 
     def close(self) -> None:

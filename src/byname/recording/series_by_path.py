@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadPathError, BynameError, NoMatchError
+from byname.errors import BadPathError, NoMatchError
+from byname.extras import needs
 from byname.place import Place, parse
 from byname.recording import export
 from byname.recording.dataset import Samples
@@ -44,10 +45,8 @@ class _OfPlaces:
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
-        try:
+        with needs("to_pandas()", "pandas"):
             import pandas
-        except ImportError as missing:
-            raise BynameError('to_pandas() needs pandas: pip install "byname[frames]"') from missing
         frames = [(path, series.to_pandas()) for path, series in self.items()]
         for path, frame in frames:
             frame.insert(0, "path", path)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from byname.errors import BadArgumentError, BynameError, NotInstalledError
+from byname.errors import BadArgumentError, BynameError
+from byname.extras import needs
 from byname.recording.export import AnyArray, Records, common_type, numpy_of, to_numpy
 from byname.recording.facts import version
 from byname.recording.lazy import Positions, cropped, read, tail_of
@@ -169,10 +170,8 @@ def to_xarray(
     dims: Sequence[str] | None = None,
 ) -> xarray.DataArray:
     """The values of a series by mode (where there are both), iteration, rank, call and their own dimensions."""
-    try:
+    with needs("to_xarray()", "xarray"):
         import xarray
-    except ImportError as missing:
-        raise NotInstalledError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
     grid = grid_of(series)
     if fill is not False:
         grid = grid.filled(None if fill is True else fill)
@@ -197,7 +196,8 @@ def together(arrays: Mapping[str, xarray.DataArray]) -> xarray.DataArray:
     """
     if not arrays:
         raise BynameError("nothing was recorded at these places")
-    import xarray
+    with needs("to_xarray()", "xarray"):
+        import xarray
 
     inner = {path: tuple(one.sizes[dim] for dim in one.dims if dim not in _OUTER) for path, one in arrays.items()}
     if len({*inner.values()}) > 1:
@@ -321,10 +321,8 @@ def _per_piece(chunks: int | str | Mapping[str, int | str], source: _Source, whe
 
 
 def _lazy(source: _Source, where: Positions, iterations: int) -> dask.array.Array:
-    try:
+    with needs("to_xarray(chunks=...)", "dask"):
         import dask.array
-    except ImportError as missing:
-        raise NotInstalledError('to_xarray(chunks=...) needs dask: pip install "byname[lazy]"') from missing
     sizes = tuple(iterations if dim == where.ndim - 3 else -1 for dim in range(where.ndim))
     cells = dask.array.from_array(where, chunks=sizes, name=False)  # type: ignore[no-untyped-call]
     everything = range(where.ndim + len(source.inner))

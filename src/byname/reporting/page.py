@@ -16,7 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadArgumentError, NoFolderError, NotInstalledError, recording_error
+from byname.errors import BadArgumentError, NoFolderError, recording_error
+from byname.extras import needs
 from byname.recording.facts import version
 from byname.recording.recording import open as open_recording
 from byname.reporting.catalogue import checked, is_path, places_in, sections_of
@@ -53,7 +54,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
 
     Raises:
         BadArgumentError: `to` has another ending, nothing is given, or something that a report cannot show.
-        NotInstalledError: jinja2 is not installed (``pip install 'byname[report]'``).
+        NotInstalledError: jinja2 is not installed (``pip install "byname[report]"``).
         NoRecordingError: there is no recording at a path that is given.
         RecordingError: the file cannot be written.
 
@@ -104,10 +105,8 @@ def ready_to_write(to: str | os.PathLike[str]) -> Path:
 
 
 def _environment() -> Environment:
-    try:
+    with needs("report()", "jinja2"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as missing:
-        raise NotInstalledError("report() needs jinja2: pip install 'byname[report]'") from missing
     loader = PackageLoader("byname.reporting", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_safe

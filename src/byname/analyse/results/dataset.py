@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, levels_of, named
-from byname.errors import BynameError, NotInstalledError
+from byname.errors import BynameError
+from byname.extras import needs
 
 if TYPE_CHECKING:
     import xarray
@@ -25,10 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Dataset:
     """One variable a figure."""
-    try:
+    with needs("to_xarray()", "xarray"):
         import xarray
-    except ImportError as missing:
-        raise NotInstalledError('to_xarray() needs xarray: pip install "byname[frames]"') from missing
     leaves = [*leaves_of(figures)]
     coords = _coordinates(figures, leaves)
     variables: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from byname.analyse.results.tables import ResultLeaf, keys_of, leaves_of, plain, single
-from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, legend, short
+from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, colours, legend, short
 from byname.errors import BadArgumentError
 from byname.table import closest
 
@@ -141,15 +141,11 @@ def boxes(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) 
 
 def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) -> Axes:
     """One curve a place: the values from the largest on, with logarithmic axes."""
-    from matplotlib import colormaps
-
     widest = max(len(short(label)) for label in values)
     axes = axes_of_size(axes, 6.2 + 0.06 * widest, 4.4)
-    colours = colormaps[MAP].resampled(max(len(values), 2))
-    for number, (label, several) in enumerate(values.items()):
+    for (label, several), colour in zip(values.items(), colours(len(values)), strict=True):
         known = sorted((one for one in several if math.isfinite(one) and one > 0), reverse=True)
         marker = "o" if len(known) < 2 else None
-        colour = colours(0.92 * number / max(len(values) - 1, 1))
         axes.plot(range(1, len(known) + 1), known, color=colour, linewidth=1.3, marker=marker, label=short(label))
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("rank of the value", color=GREY)

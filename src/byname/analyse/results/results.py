@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from byname.analyse.results.tables import leaves_of, long_rows, path_of, rows_of, shown_rows, spare_columns
-from byname.errors import NotCapturedError, NotInstalledError
+from byname.errors import NotCapturedError
+from byname.extras import needs
 from byname.table import Row, closest, counted, text, to_html
 
 if TYPE_CHECKING:
@@ -90,20 +91,18 @@ class Results(Mapping[str, Any]):
         return rows_of(self._figures)
 
     def to_pandas(self, *, long: bool = False) -> pandas.DataFrame:
-        """The figures as a DataFrame; needs pandas (``pip install byname[frames]``).
+        """The figures as a DataFrame; needs pandas (``pip install "byname[frames]"``).
 
         Args:
             long: one row for each number: its place, class, figure, and index in the figure (a whole number, several,
                 or a key). Otherwise one row a place and class, as `rows` has them.
         """
-        try:
+        with needs("to_pandas()", "pandas"):
             import pandas
-        except ImportError as missing:
-            raise NotInstalledError("to_pandas() needs pandas: pip install 'byname[frames]'") from missing
         return pandas.DataFrame([*long_rows(self._figures)] if long else self.rows())
 
     def to_xarray(self) -> xarray.Dataset:
-        """The figures as a Dataset, one variable each; needs xarray (``pip install byname[frames]``).
+        """The figures as a Dataset, one variable each; needs xarray (``pip install "byname[frames]"``).
 
         The dimensions are ``place``, ``class`` where there are classes (and ``group`` for "class" and "rest"), and
         those of the figure, ``mean_dim_0`` and so on. Where the places differ in size, or in the number of dimensions,
@@ -119,7 +118,7 @@ class Results(Mapping[str, Any]):
         return dataset_of(self._figures, self.name)
 
     def plot(self, figure: str | None = None, *, axes: Axes | None = None, ax: Axes | None = None) -> Axes:
-        """Draws one of the figures; needs matplotlib (``pip install byname[plot]``).
+        """Draws one of the figures; needs matplotlib (``pip install "byname[plot]"``).
 
         Numbers become bars, one a place in the order of the model; numbers of classes, and dicts such as ``cka``, a
         heat map; tensors a box a place, from the smallest to the largest value; spectra curves with two logarithmic

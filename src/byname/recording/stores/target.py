@@ -9,10 +9,10 @@ from byname.errors import (
     IsAFolderError,
     NoFolderError,
     NotAFolderError,
-    NotInstalledError,
     RecordingExistsError,
     recording_error,
 )
+from byname.extras import needs
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.journal import is_foreign
 from byname.table import closest, printable
@@ -26,10 +26,8 @@ def needs_h5py(what: str) -> None:
     Raises:
         NotInstalledError: if it is not; it says how to install it.
     """
-    from importlib.util import find_spec
-
-    if find_spec("h5py") is None:
-        raise NotInstalledError(f'{what} needs h5py: pip install "byname[record]"')
+    with needs(what, "h5py"):
+        import h5py  # noqa: F401 - to see whether it is there
 
 
 def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
