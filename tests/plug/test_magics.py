@@ -1,5 +1,6 @@
 """``%load_ext byname``: the magics of notebooks, in IPython's shell, and in a real notebook with a kernel."""
 
+import asyncio
 import sys
 
 import pytest
@@ -74,6 +75,48 @@ def test_functions_of_other_cells_have_their_own_numbers(run):
     assert "this backward at In[1]:4" in out + err
 
 
+AWAITED = """import asyncio, torch
+async def loss(w):
+    await asyncio.sleep(0)
+    return w.tanh()
+h = await loss(torch.ones(3, requires_grad=True))
+h.sum().backward()
+"""
+
+
+def test_a_cell_may_await(run, shell):
+    result, out, err = run("%%explain\n" + AWAITED + "await asyncio.sleep(0, h.shape)")
+    assert result.success and tuple(result.result) == (3,), out + err
+    assert shell.user_ns["h"].shape == (3,)
+    assert run("%%explain\nawait asyncio.sleep(0, 3);")[0].result is None
+    run("async def three():\n    return 3")
+    coroutine = run("%%explain\nawait asyncio.sleep(0)\nthree()")[0].result  # not awaited, as without the magic
+    assert asyncio.iscoroutine(coroutine)
+    coroutine.close()
+    result, out, err = run("%%explain\nasync with asyncio.Lock():\n    x = 5\nx")
+    assert result.result == 5
+
+
+def test_an_error_in_a_cell_that_awaits_is_explained_once(run):
+    result, out, err = run("%%explain\n" + AWAITED + "await asyncio.sleep(0)\nh.mean().backward()")
+    assert type(result.error_in_exec) is RuntimeError
+    shown = out + err
+    assert shown.count("byname: backward-twice: this backward at In[1]:9 goes through `h`") == 1
+    assert "the backward at In[1]:7 freed them" in shown and "magics.py" not in shown
+
+
+def test_check_of_a_cell_that_awaits_tells_findings(run):
+    result, _, err = run("%%check\nimport asyncio\nawait asyncio.sleep(0)\n" + FORGOTTEN)
+    assert err.count("byname: not-in-optimizer: `b` gets a gradient") == 1 and tuple(result.result) == (2, 2)
+    _, _, err = run("%%check\nawait asyncio.sleep(0)")
+    assert err.strip() == "byname: no finding; only backward calls in this cell were looked at"
+
+
+def test_where_the_shell_awaits_nothing_a_cell_may_not_either(run, shell):
+    shell.autoawait = False
+    assert isinstance(run("%%explain\nawait three()")[0].error_in_exec, SyntaxError)
+
+
 def test_check_tells_findings_once_and_shows_the_value(run):
     result, _, err = run("%%check\n" + FORGOTTEN)
     assert err.count("byname: not-in-optimizer: `b` gets a gradient") == 1
@@ -111,9 +154,10 @@ def test_a_real_notebook(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     cells = ["%load_ext byname", "%%check\n" + FORGOTTEN, "%%explain\n" + TWICE, "%census"]
+    cells += ["%%explain\n" + AWAITED + "await asyncio.sleep(0, tuple(h.shape))"]
     notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
-    checked, failed, alive = notebook.cells[1:]
+    checked, failed, alive, awaited = notebook.cells[1:]
     told = "".join(one["text"] for one in checked.outputs if one.output_type == "stream")
     assert told.count("byname: not-in-optimizer: `b`") == 1
     (error,) = failed.outputs
@@ -121,3 +165,5 @@ def test_a_real_notebook(tmp_path):
     assert "\n".join(error.traceback).count("backward at In[3]:6") == 1
     (table,) = alive.outputs
     assert "a.weight" in table.data["text/html"] and "a.weight" in table.data["text/plain"]
+    (shape,) = awaited.outputs
+    assert shape.data["text/plain"] == "(3,)"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
+from inspect import CO_COROUTINE
+from types import CodeType, FrameType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -24,6 +26,24 @@ __all__ = ["load_ipython_extension"]
 def load_ipython_extension(shell: Any) -> None:
     """Give a shell the magics; IPython calls this for ``%load_ext byname``."""
     shell.register_magics(BynameMagics)
+
+    def awaited(lines: list[str]) -> list[str]:
+        return _awaited_if_it_awaits(shell, lines)
+
+    shell.input_transformers_post.append(awaited)
+
+
+_CELL_MAGIC = re.compile(r"get_ipython\(\)\.run_cell_magic(\('(?:explain|check)', .*\))\n?", re.DOTALL)
+
+
+def _awaited_if_it_awaits(shell: Any, lines: list[str]) -> list[str]:
+    """Return the code that IPython runs in place of a cell; where the cell awaits, its magic is awaited."""
+    call = _CELL_MAGIC.fullmatch("".join(lines))
+    if call is None:
+        return lines
+    _, _, cell = ast.literal_eval(call[1])
+    awaits = shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell))
+    return [f"await {line}" if number == 0 else line for number, line in enumerate(lines)] if awaits else lines
 
 
 @magics_class
@@ -47,10 +67,7 @@ class BynameMagics(Magics):
         __tracebackhide__ = True
         _no_arguments("%%check", line)
         seen = _Findings()
-        result = _run(self.shell, cell, Explaining(checked=seen.tell, non_finite=seen.tell))
-        if not seen.any:
-            _say("no finding; only backward calls in this cell were looked at")
-        return result
+        return _run(self.shell, cell, Explaining(checked=seen.tell, non_finite=seen.tell), seen.end)
 
     @line_magic
     def census(self, line: str) -> Census:
@@ -66,6 +83,11 @@ class _Findings:
         """Print a finding as the command line does."""
         self.any = True
         _say(str(finding))
+
+    def end(self) -> None:
+        """Say so where nothing was found."""
+        if not self.any:
+            _say("no finding; only backward calls in this cell were looked at")
 
 
 def _say(message: str) -> None:
@@ -88,19 +110,50 @@ def _number(shell: Any) -> int:
     return int(shell.execution_count)
 
 
-def _run(shell: Any, cell: str, context: AbstractContextManager[object]) -> Any:
+def _run(shell: Any, cell: str, context: AbstractContextManager[object], end: Callable[[], None] = lambda: None) -> Any:
     """Run a cell within a context, in the user's variables; return the value of its last expression.
 
-    The first line of the cell is that of the magic, so its code begins on the second one.
+    Of a cell that awaits, return a coroutine that does so.
     """
     __tracebackhide__ = True
-    source = "\n" + shell.transform_cell(cell)
-    name = shell.compile.cache(source, _number(shell), raw_code="\n" + cell)
-    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    statements = shell.compile(tree, name, "exec")
-    value = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
+    statements, value = _compiled(shell, cell)
+    if (statements.co_flags | (0 if value is None else value.co_flags)) & CO_COROUTINE:
+        return _run_awaiting(shell, statements, value, context, end)
     with context:
         exec(statements, shell.user_global_ns, shell.user_ns)
         result = None if value is None else eval(value, shell.user_global_ns, shell.user_ns)
-    return None if cell.rstrip().endswith(";") else result
+    end()
+    return result
+
+
+async def _run_awaiting(
+    shell: Any,
+    statements: CodeType,
+    value: CodeType | None,
+    context: AbstractContextManager[object],
+    end: Callable[[], None],
+) -> Any:
+    __tracebackhide__ = True
+    result = None
+    with context:
+        for code in (statements, value):
+            if code is not None:
+                result = eval(code, shell.user_global_ns, shell.user_ns)
+                result = await result if code.co_flags & CO_COROUTINE else result
+    end()
+    return result
+
+
+def _compiled(shell: Any, cell: str) -> tuple[CodeType, CodeType | None]:
+    """Return the code of a cell, and that of its last expression if its value is shown.
+
+    The first line of the cell is that of the magic, so its code begins on the second one.
+    """
+    source = "\n" + shell.transform_cell(cell)
+    name = shell.compile.cache(source, _number(shell), raw_code="\n" + cell)
+    with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+        shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";")
+        last = tree.body.pop() if shown else None
+        statements = shell.compile(tree, name, "exec")
+        return statements, None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
