@@ -1,6 +1,9 @@
 """Numbers of byname in trackers of experiments: TensorBoard read back, others against their own offline modes."""
 
+import json
+import math
 import os
+import sqlite3
 import sys
 import types
 
@@ -187,12 +190,24 @@ def test_a_run_of_wandb_is_given_its_iterations_as_an_axis(monkeypatch):
     assert calls == [(axis, {"hidden": True}), ("x", {"step_metric": axis}), {"x": 1.0, axis: 3}, {"x": 2.0, axis: 4}]
 
 
-def test_a_run_of_trackio_is_given_what_is_finite():
+@pytest.mark.slow
+def test_trackio_keeps_the_numbers_in_a_database(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    real = pytest.importorskip("trackio")
+    real.init(project="numbers", name="run", embed=False)
+    with trackio() as tracker:
+        tracker.log({"layers.0.x": 2.5, "nan": math.nan}, 7)
+    real.finish()
+    with sqlite3.connect(next(tmp_path.rglob("numbers.db"))) as database:
+        ((step, kept),) = database.execute("select step, metrics from metrics")
+    assert step == 7 and json.loads(kept) == {"layers.0.x": 2.5, "nan": "NaN"}
+
+
+def test_a_run_of_trackio_is_given_the_numbers_and_their_iteration():
     calls = []
-    trackio(types.SimpleNamespace(log=lambda values, step: calls.append((step, values)))).log(
-        {"x": 1.0, "nan": float("nan")}, 3
-    )
-    assert calls == [(3, {"x": 1.0})]
+    run = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)))
+    trackio(run).log({"x": 1.0, "y": math.inf}, 3)
+    assert calls == [(3, {"x": 1.0, "y": math.inf})]
 
 
 @pytest.mark.parametrize("make", [tensorboard, wandb, mlflow, trackio])

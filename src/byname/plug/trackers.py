@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from importlib import import_module
@@ -153,10 +152,8 @@ class TrackioTracker(_Closing):
         self._run = run
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log the numbers; what is not finite is left out, for Trackio keeps JSON."""
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        if finite:
-            self._run.log(finite, step=step)
+        """Log the numbers."""
+        self._run.log(dict(values), step=step)
 
 
 def _needed(module: str, package: str) -> Any:
