@@ -156,8 +156,37 @@ def test_a_page_of_a_run_that_goes_on_follows_it(browser, tmp_path):
     browser.requests.clear()
 
 
+def test_a_picture_that_would_be_of_one_colour_has_its_own_colours(browser, tmp_path):
+    pattern = torch.tensor([[1.0, -1.0], [0.5, 0.0]])
+
+    def own_colours(last):
+        values = [pattern, last * pattern]
+        series = byname.Series("x.grad", values, [0, 1], [0, 0], [0, 0], ["train"] * 2, [(2, 2)] * 2)
+        browser.open(byname.report(series, to=tmp_path / "faded.html"))
+        pixels = drawn(browser, ".heat canvas")
+        colours = browser.get(f"new Set([0, 4, 8, 12].map(at => {pixels}.slice(at, at + 3).join())).size")
+        return browser.get("document.querySelector('.heat input[type=checkbox]').checked"), colours
+
+    assert own_colours(1e-6) == (True, 4)
+    assert own_colours(0.5)[0] is False
+    browser.requests.clear()
+
+
+def test_a_tall_picture_is_no_taller_than_twice_its_width(browser, tmp_path):
+    series = byname.Series("x", [torch.randn(64, 4)] * 2, [0, 1], [0, 0], [0, 0], ["train"] * 2, [(64, 4)] * 2)
+    browser.open(byname.report(series, to=tmp_path / "tall.html"))
+    drawn(browser, ".heat canvas")
+    height, width = (
+        browser.get(f"document.querySelector('.heat canvas').client{side}") for side in ("Height", "Width")
+    )
+    assert 0 < height <= 2 * width + 2
+    browser.requests.clear()
+
+
 def test_on_paper_everything_is_drawn(browser):
-    browser.get("dispatchEvent(new Event('beforeprint'))")
+    areas = "[...document.querySelectorAll('.map')].map(one => one.childElementCount > 0)"
+    drawn_at_once = browser.get(f"(() => {{ dispatchEvent(new Event('beforeprint')); return {areas}.join(); }})()")
+    assert set(drawn_at_once.split(",")) == {"true"}
     browser.until("[...document.querySelectorAll('.plot canvas')].every(one => one.width !== 300)")
     assert browser.get("document.documentElement.dataset.theme") == "light"
     browser.get("dispatchEvent(new Event('afterprint'))")

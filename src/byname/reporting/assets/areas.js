@@ -53,6 +53,7 @@ class TreeMap {
       event.preventDefault();
       areas[next].focus();
     });
+    this.draw(this.way);  // now, and not when the observer is told: before a page is printed there is no later
     new ResizeObserver(() => this.draw(this.way)).observe(this.map);
   }
 
@@ -79,8 +80,8 @@ class TreeMap {
   }
 
   add(kind, { x, y, w, h }, ...lines) {
-    const area = make("div", { class: kind });
-    Object.assign(area.style, { left: `${x}px`, top: `${y}px`, width: `${Math.max(0, w)}px`, height: `${Math.max(0, h)}px` });
+    const area = make("div", { class: kind }), part = of => `${100 * Math.max(0, of) / this.map.clientWidth}%`;  // paper has another width
+    Object.assign(area.style, { left: part(x), top: `${y}px`, width: part(w), height: `${Math.max(0, h)}px` });
     if (w < 12 || h < 8) area.style.padding = "0";
     for (const line of lines) if (line) area.append(make("div", {}, line));
     this.map.append(area);

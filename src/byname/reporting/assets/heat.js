@@ -34,7 +34,7 @@ class Heat {
     const { height, width, labels, slices, moments } = this.data, controls = this.box.querySelector(".controls");
     this.canvas.width = width; this.canvas.height = height;
     this.box.classList.toggle("wide", Boolean(moments));
-    if (!moments) this.canvas.style.aspectRatio = `${width} / ${Math.max(height, width / 3)}`;
+    if (!moments) this.canvas.style.aspectRatio = `${Math.max(width, height / 2)} / ${Math.max(height, width / 3)}`;
     const changed = () => this.draw();
     if (labels.length > 1) { this.moment = slider("iteration", labels, labels.length - 1, changed); controls.append(this.moment.label); }
     else if (labels[0]) controls.append(make("span", {}, `iteration ${labels[0]}`));
@@ -42,6 +42,7 @@ class Heat {
     else if (slices[0]) controls.append(make("span", {}, `slice ${slices[0]}`));
     if (labels.length > 1) {
       this.each = make("input", { type: "checkbox" });
+      this.each.checked = this.pale();
       this.each.onchange = changed;
       const label = make("label", {}, " colours for each picture alone");
       label.prepend(this.each);
@@ -63,6 +64,12 @@ class Heat {
     if (labels.length < of) words.push(`${labels.length} of ${of.toLocaleString("en")} records`);
     if (slices.length < there) words.push(`${slices.length} of ${there.toLocaleString("en")} slices`);
     return words.join("; ") + bad;
+  }
+
+  /** Whether the first picture would be of one colour among all: gradients at the end of a run are small. */
+  pale() {
+    const start = this.start(), reach = of => { const [low, high] = span(of); return low < 0 ? Math.max(-low, high) : high - low; };
+    return reach(this.numbers.subarray(start, start + this.size)) < reach(this.numbers) / 8;
   }
 
   start() {
