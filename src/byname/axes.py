@@ -47,11 +47,10 @@ def _pyplot() -> Any:
 
 
 def colours(count: int) -> list[Any]:
-    """Return colours for a number of curves, in their order from dark to light."""
+    """Return colours for a number of curves, in their order from dark to light; none is too light for white paper."""
     with needs("plot()", "matplotlib"):
         from matplotlib import colormaps
-    shades = colormaps[MAP].resampled(max(count, 2))
-    return [shades(0.92 * number / max(count - 1, 1)) for number in range(count)]
+    return [colormaps[MAP](0.75 * number / max(count - 1, 1)) for number in range(count)]
 
 
 def short(label: str) -> str:

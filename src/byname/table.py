@@ -122,8 +122,7 @@ def text(
     columns, left_out = _fitting(rows[:most], _columns(rows), spare, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        number = all(type(row.get(column)) in (int, float, type(None)) for row in rows)
-        table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(column), justify="right" if _numeric(rows, column) else "left", no_wrap=True)
     for row in rows[:most]:
         table.add_row(*(Text(cell(column, row.get(column))) for column in columns))
     lines = [line.rstrip() for line in _rendered(table).splitlines()] if rows else []
@@ -167,15 +166,26 @@ def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], widt
 
 def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:
     """Return the rows as an HTML table, with all text escaped."""
-    columns = _columns(rows)
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    styles = {column: _RIGHT if _numeric(rows, column) else _LEFT for column in _columns(rows)}
+    head = "".join(f"<th{style}>{html.escape(column)}</th>" for column, style in styles.items())
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{style}>{html.escape(cell(column, row.get(column)))}</td>" for column, style in styles.items())
+        + "</tr>"
         for row in rows[:SHOWN]
     )
     below = "".join(f"<p>{html.escape(printable(note))}</p>" for note in (*_more(rows), *notes))
-    caption = html.escape(printable(title))
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    caption = f"<caption{_LEFT}>{html.escape(printable(title))}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+# In a notebook every cell is aligned to the right, and a caption is in the middle of what may be wider than the page.
+_LEFT = ' style="text-align:left"'
+_RIGHT = ' style="text-align:right;white-space:nowrap"'
+
+
+def _numeric(rows: Sequence[Row], column: str) -> bool:
+    return all(type(row.get(column)) in (int, float, type(None)) for row in rows)
 
 
 _SIZES = ("bytes", "used", "each")

@@ -44,7 +44,7 @@ def test_rows_say_what_is_inside(recording):
     assert first == {"path": "layers.0.forward", "kind": "float32", "shape": (2, 3), "records": 4, "iterations": "0-3",
                      "ranks": (0,), "bytes": 96, "min": 0.0, "max": 3.0, "mean": 1.5}  # fmt: skip
     assert (last["kind"], last["shape"], last["max"]) == ("float", (), 0.5)
-    assert "loss" in str(recording) and "<td>loss</td>" in recording._repr_html_()
+    assert "loss" in str(recording) and ">loss</td>" in recording._repr_html_()
 
 
 def test_values_are_sliced_like_a_list_and_their_array_like_numpy(recording):

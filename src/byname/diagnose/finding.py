@@ -127,7 +127,8 @@ class Finding:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        # JupyterLab would break the lines within words.
+        return f'<pre style="white-space:pre-wrap;word-break:normal">{html.escape(str(self))}</pre>'
 
 
 @dataclass(frozen=True, slots=True, repr=False)

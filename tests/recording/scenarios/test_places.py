@@ -156,7 +156,7 @@ def test_several_places_print_as_a_table():
     found = several().results["*"]
     lines = repr(found).splitlines()
     assert lines[0] == "2 places: 60 records" and lines[1].split()[0] == "path"
-    assert "<td>1</td>" in found._repr_html_()
+    assert ">1</td>" in found._repr_html_()
     assert found.head(4).splitlines()[-1] == "56 records not shown; .rows() has them"
 
 
