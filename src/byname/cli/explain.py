@@ -21,6 +21,7 @@ class Explain:
     examples:
       byname explain --pid 4711
       byname explain --pid 4711 --timeout 60
+      byname explain --pid 4711 --json
     """
 
     name = "explain"

@@ -16,7 +16,7 @@ PAUSE = 5.0
 
 
 class Report:
-    """Write one HTML page of a recording: its places, curves, heat maps and gradients.
+    """Write one HTML page of recordings: their places, curves, heat maps and gradients.
 
     The page is one file, which needs no network and no other file. Files of several processes (run.rank0.h5,
     run.rank1.h5, ...) are one recording: byname report run.h5. Several recordings become sections of one page. A
