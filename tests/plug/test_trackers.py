@@ -1,5 +1,6 @@
 """Numbers of byname in trackers of experiments: TensorBoard read back, others against their own offline modes."""
 
+import importlib.machinery
 import json
 import math
 import os
@@ -217,3 +218,14 @@ def test_a_tracker_that_is_not_installed_is_named_with_the_line_that_installs_it
     with pytest.raises(NotInstalledError, match=f"pip install {make.__name__}$") as raised:
         make()
     assert isinstance(raised.value, ImportError) and os.sep not in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [wandb, mlflow, trackio])
+def test_a_folder_in_which_a_tracker_keeps_its_runs_is_not_the_tracker(make, monkeypatch, tmp_path):
+    (tmp_path / make.__name__).mkdir()
+    monkeypatch.delitem(sys.modules, make.__name__, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # nothing is installed
+    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if one is importlib.machinery.PathFinder])
+    with pytest.raises(NotInstalledError, match=f"needs {make.__name__}: pip install {make.__name__}$"):
+        make()
+    sys.modules.pop(make.__name__, None)

@@ -158,4 +158,7 @@ class TrackioTracker(_Closing):
 
 def _needed(module: str, package: str) -> Any:
     with needs(f"byname.plug.{package}", package):
-        return import_module(module)
+        found = import_module(module)
+        if hasattr(found, "__path__") and found.__file__ is None:  # a folder here, in which a tracker keeps its runs
+            raise ModuleNotFoundError(f"No module named {module!r}", name=package)
+        return found
