@@ -46,7 +46,7 @@ def test_state_of_parameters_that_are_gone_is_growth():
 
 
 def trained(after, length=lambda step: 1, steps=12):
-    """The rows for steps of a training, each followed by `after(step, loss)`, which keeps or drops what it likes."""
+    """The growth over steps of a training, each followed by `after(step, loss)`, which keeps or drops what it likes."""
     layer = nn.Linear(4, 4)
     with byname.growth() as growth:
         for step in range(steps):
@@ -57,7 +57,7 @@ def trained(after, length=lambda step: 1, steps=12):
             loss.backward()
             after(step, loss)
             growth.mark()
-    return growth.rows()
+    return growth
 
 
 def test_a_running_total_grows_by_nodes_though_backward_has_freed_what_they_saved():
@@ -67,9 +67,26 @@ def test_a_running_total_grows_by_nodes_though_backward_has_freed_what_they_save
         nonlocal total
         total = total + loss
 
-    (row,) = trained(add)
-    assert (row["name"], row["cause"], row["bytes"]) == ("total", "retained-graph", 0)
+    (row,) = trained(add).rows()
+    assert (row["name"], row["cause"], row["count"], row["bytes"]) == ("total", "retained-graph", 0, 0)
     assert "loss.item()" in row["remedy"]
+
+
+def test_the_title_speaks_of_a_graph_only_where_it_is_a_graph_that_grows():
+    total, parts = torch.zeros(()), [torch.ones(64)]
+
+    def add(_, loss):
+        nonlocal total
+        total = total + loss
+
+    assert "a graph became longer" in str(trained(add))
+
+    def split(step, _):
+        parts[:] = torch.ones(64).chunk(2 + step)  # a new block of the old size
+
+    growth = trained(split, steps=6)
+    assert [(row.name, row.count, row.bytes) for row in growth] == [("parts[*]", 6, 0)]
+    assert "graph" not in str(growth)
 
 
 def test_the_nodes_of_a_running_total_are_counted():
@@ -87,8 +104,8 @@ def test_the_nodes_of_a_running_total_are_counted():
         return len(seen)
 
     first = []
-    (row,) = trained(lambda step, loss: (add(step, loss), first.append(count(total.grad_fn, set()))))
-    assert f"its graph got {first[-1] - first[0]} more nodes" in row["remedy"]
+    (row,) = trained(lambda step, loss: (add(step, loss), first.append(count(total.grad_fn, set())))).rows()
+    assert f"its graph became longer by {first[-1] - first[0]} nodes" in row["remedy"]
 
 
 def test_a_graph_that_is_longer_each_time_but_new_is_no_growth():
@@ -98,7 +115,7 @@ def test_a_graph_that_is_longer_each_time_but_new_is_no_growth():
         nonlocal last
         last = loss
 
-    assert trained(keep, length=lambda step: 1 + step) == []
+    assert trained(keep, length=lambda step: 1 + step).rows() == []
 
 
 def test_a_total_that_begins_anew_soon_is_no_growth():
@@ -108,7 +125,7 @@ def test_a_total_that_begins_anew_soon_is_no_growth():
         nonlocal total
         total = loss if step % 3 == 0 else total + loss
 
-    assert trained(add) == []
+    assert trained(add).rows() == []
 
 
 def test_a_total_of_an_epoch_is_told_after_it_began_anew():
@@ -118,4 +135,4 @@ def test_a_total_of_an_epoch_is_told_after_it_began_anew():
         nonlocal total
         total = loss if step % 10 == 0 else total + loss
 
-    assert [row["name"] for row in trained(add)] == ["total"]
+    assert [row.name for row in trained(add)] == ["total"]

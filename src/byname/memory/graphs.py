@@ -28,9 +28,9 @@ class GrowingGraph(NamedTuple):
     def remedy(self) -> str:
         """What to write instead."""
         return (
-            f"its graph got {counted(self.nodes[-1] - self.nodes[0], 'more node')}, and none is freed: for a "
-            "running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
-            "beginning of each iteration"
+            f"its graph became longer by {counted(self.nodes[-1] - self.nodes[0], 'node')} and still began where it "
+            "had begun: for a running total, add loss.item() or loss.detach(); for a state that is carried over, "
+            "detach it at the beginning of each iteration"
         )
 
 

@@ -37,7 +37,8 @@ class Grown:
     Attributes:
         name: the pattern of their names, such as ``trainer.history[*]['loss']``.
         count: the increase in the number of tensors; if that did not grow, the increase in the number of memory blocks
-            that they keep alive.
+            that they keep alive. It is 0 where the same tensors and blocks became larger, and for a graph that became
+            longer by nodes alone, of which `bytes` is 0 too.
         bytes: the increase in the memory that they keep alive, including the graphs behind them; each storage counts
             once, in the largest row that holds it.
         marks: the count at entry and at each mark(), including what a larger row also accounts for; empty without
@@ -183,7 +184,7 @@ class Growth(Rows[Grown]):
         found = self._found  # as the rows above the title's table are: `_shown` has just taken them
         if not found:
             return "no tensors became more or larger"
-        if not any(one.bytes for one in found):
+        if found is self._longer:
             return "no tensors became more or larger, but a graph became longer"
         return f"{bytes_text(sum(one.bytes for one in found))} more, in {counted(len(found), 'place')}"
 
