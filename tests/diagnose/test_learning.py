@@ -367,6 +367,48 @@ def test_the_remedy_of_a_module_that_is_not_frozen_freezes_it():
     assert finding.sites[0].statement == "model.requires_grad = False"
 
 
+class Shy:
+    """Nobody asks whether it is true, what it is equal to, or what it has."""
+
+    def __bool__(self):
+        raise AssertionError("byname runs code of the program")
+
+    __eq__ = __len__ = __bool__
+    __hash__ = None
+
+
+class Curious(dict):
+    """Attributes that nobody looks up by code of the program."""
+
+    def get(self, *_):
+        raise AssertionError("byname runs code of the program")
+
+    __contains__ = get
+
+
+def frozen_by_attributes_of_all_kinds():
+    agent, curious = nn.Module(), Shy()
+    agent.table, agent.shy, agent.body = torch.ones(3), Shy(), nn.Linear(4, 4)
+    agent.table.requires_grad = False
+    agent.shy.requires_grad = False
+    curious.__dict__ = Curious(table=torch.ones(3))
+    curious.table.requires_grad = False
+    agent.body.requires_grad = False
+    optimizer = torch.optim.SGD(agent.body.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = agent.body(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return agent, curious, optimizer
+
+
+def test_attributes_beside_the_module_that_is_not_frozen_are_not_asked_what_they_are():
+    _, (finding,) = found_in(frozen_by_attributes_of_all_kinds)
+    assert finding.sites[0].statement == "agent.body.requires_grad = False"
+    assert finding.remedy == "agent.body.requires_grad_(False)"
+
+
 def accumulating():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

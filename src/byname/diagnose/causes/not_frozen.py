@@ -32,7 +32,7 @@ def not_frozen(parameters: Iterable[torch.Tensor], frame: FrameType) -> Iterator
     """
     reached = {id(one): one for one in parameters}
     modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))
-    for module in [one for one in modules if attributes_of(one).get("requires_grad") is False]:
+    for module in [one for one in modules if dict.get(attributes_of(one), "requires_grad") is False]:
         theirs = [reached[id(one)] for one in parameters_in(module) if id(one) in reached]
         if theirs:
             yield _finding(module, theirs, _assignment(frame, module))
@@ -68,12 +68,12 @@ def _value_of(path: ast.expr, variables: dict[str, Any]) -> Any:
         return variables.get(path.id)
     if isinstance(path, ast.Attribute):
         own = attributes_of(_value_of(path.value, variables))
-        return own.get(path.attr) or _modules_of(own).get(path.attr)
+        return dict.get(own if dict.__contains__(own, path.attr) else _modules_of(own), path.attr)
     if isinstance(path, ast.Subscript) and isinstance(path.slice, ast.Constant):
         return _modules_of(attributes_of(_value_of(path.value, variables))).get(str(path.slice.value))
     return None
 
 
 def _modules_of(own: dict[str, Any]) -> dict[str, Any]:
-    modules = own.get("_modules")
+    modules = dict.get(own, "_modules")
     return modules if type(modules) is dict else {}
