@@ -1,6 +1,7 @@
 """Is it told which parameters learn nothing in a whole run, and nothing of runs in which they are meant not to?"""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -318,7 +319,7 @@ LINEAR = ["model.bias", "model.weight"]
         (drawn, "zero-gradient", ["encoder.bias", "encoder.weight"]),
         (put_back, "never-learns", LINEAR),
         (too_small_for_the_dtype, "never-learns", LINEAR),
-        (new_optimizers, "never-learns", LINEAR),
+        (new_optimizers, "optimizer-anew", LINEAR),
         (frozen_by_an_attribute, "not-frozen", LINEAR),
         (softmax_before_nll, "no-log-probabilities", []),
         (made_in_forward, "not-in-optimizer", []),
@@ -527,6 +528,40 @@ def rounds_of_their_own_optimizers():
     return model, optimizer
 
 
+def an_optimizer_without_state_for_each_step():
+    class Signs(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.01})
+
+        @torch.no_grad()
+        def step(self):
+            for one in self.param_groups[0]["params"]:
+                one -= 0.01 * one.grad.sign()
+
+    model = nn.Linear(4, 1)
+    for step in range(3 * STEPS):
+        kinds = [Signs, torch.optim.SGD, torch.optim.Rprop][step * 3 // (3 * STEPS) :]
+        optimizer = kinds[0](model.parameters())
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def copies_that_are_trained_once():
+    slow, uses = torch.zeros(4), Counter()
+    while max(uses.values(), default=0) < 12 and uses.total() < 2000:  # copies at an address that is used again
+        fast = slow.clone().requires_grad_()
+        optimizer = torch.optim.Adam([fast], 0.1)
+        (fast - torch.rand(4)).square().sum().backward()
+        optimizer.step()
+        slow.lerp_(fast.detach(), 0.1)
+        uses[id(fast)] += 1
+        del fast, optimizer
+    assert max(uses.values()) == 12
+    return slow
+
+
 def tasks_in_turn():
     body, heads = nn.Linear(4, 4), [nn.Linear(4, 1) for _ in range(3)]
     optimizer = torch.optim.Adam([*body.parameters(), *(one for head in heads for one in head.parameters())])
@@ -563,6 +598,8 @@ def log_probabilities():
     [
         a_residual_that_begins_at_zero,
         rounds_of_their_own_optimizers,
+        an_optimizer_without_state_for_each_step,
+        copies_that_are_trained_once,
         tasks_in_turn,
         a_critic_of_differences,
         log_probabilities,

@@ -140,7 +140,7 @@ class LearningWatch:
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
         self._leaf_losses = self._heard = False
-        self._single: dict[frozenset[int], int] = {}
+        self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
         self._told: set[int] = set()
         self._over = False
 
@@ -295,9 +295,11 @@ class LearningWatch:
     def _note_single(self, followed: _Followed, optimizer: Any) -> None:
         """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
         if followed.steps > 1:
-            self._single[followed.keys] = 0
-        elif _has_averages(optimizer):
-            self._single[followed.keys] = times = self._single.get(followed.keys, 0) + 1
+            self._single.pop(followed.keys, None)
+        elif followed.keys and _keeps_state(optimizer):
+            self._single = {keys: known for keys, known in self._single.items() if _all_alive(known[1])}
+            times = self._single.get(followed.keys, (0, ()))[0] + 1
+            self._single[followed.keys] = times, [weakref.ref(one) for one in followed.parameters()]
             if times == _SINGLE:
                 followed.name(followed.parameters())
                 self._tell(made_anew(self._steps(followed), times, followed.names_of(followed.keys)))
@@ -369,6 +371,10 @@ def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Te
     return (tensor for reference in references if (tensor := reference()) is not None)
 
 
+def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:
+    return all(reference() is not None for reference in references)
+
+
 def _rate_is_zero(group: dict[str, Any]) -> bool:
     rate = group.get("lr")
     return type(rate) in (int, float) and rate == 0
@@ -379,9 +385,17 @@ def _has_zero_gradient(parameter: torch.Tensor) -> bool:
     return gradient is not None and is_zero(gradient)
 
 
-def _has_averages(optimizer: Any) -> bool:
-    """Return whether an optimizer's steps depend on earlier ones."""
-    return type(optimizer) is not torch.optim.SGD or any(group.get("momentum") for group in optimizer.param_groups)
+def _keeps_state(optimizer: Any) -> bool:
+    """Return whether the steps of an optimizer are known to depend on earlier gradients."""
+    if issubclass(type(optimizer), torch.optim.SGD):
+        return any(group.get("momentum") for group in optimizer.param_groups)
+    return issubclass(type(optimizer), _WITH_STATE)
+
+
+_WITH_STATE = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
+)
 
 
 _WATCHED = 3

@@ -1,6 +1,7 @@
 """Never learns: never-learns, zero-gradient, zeroed-before-step, zero-learning-rate, never-stepped, never-zeroed.
 
-These findings tell what was so in every step of an optimizer, or in every backward call, of a program that runs.
+Also optimizer-anew, which loses the state of an optimizer. These findings tell what was so in every step of an
+optimizer, or in every backward call, of a program that runs.
 """
 
 from __future__ import annotations
@@ -184,10 +185,10 @@ def made_anew(steps: Steps, number: int, names: tuple[Name, ...]) -> Finding:
     """Return a finding about an optimizer with a state that is made anew for each step, over the same parameters."""
     message = (
         f"suspicious: {number} times in a row a new {steps.kind} made one step{at(steps.site)} for {quote_all(names)}: "
-        "its averages of earlier gradients begin anew each time"
+        "what it keeps of earlier gradients begins anew each time"
     )
     remedy = "make the optimizer once, before the loop; to change a setting, assign it in optimizer.param_groups"
-    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+    return Finding("optimizer-anew", message, culprits_of(*names), known_sites(steps.site), remedy)
 
 
 def _zero(steps: Steps, names: tuple[Name, ...]) -> Finding:
