@@ -349,7 +349,8 @@ def test_of_round_the_line_is_told():
     ("program", "said"),
     [
         (micro_batches_cleared_too_soon, "the gradients are cleared in between"),
-        (no_backward, "backward() is never called"),
+        (no_backward, "No call of backward() was seen"),
+        (no_step, "no call of step() was seen of the optimizer (SGD) that has them"),
         (one_layer_unused, "no backward reaches them"),
         (drawn, "the derivative of normal() at"),
         (put_back, "the same values before each"),

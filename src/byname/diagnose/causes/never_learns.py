@@ -147,7 +147,7 @@ def _strangers(steps: Steps, names: tuple[Name, ...], others: tuple[Name, ...]) 
         message += f". The losses reach {quote_all(others)}, and no optimizer has {_have(others, 'it', 'them')}"
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
     elif not steps.heard:
-        message += ". backward() is never called"
+        message += ". No call of backward() was seen"
         remedy = "call loss.backward() before the step; without its parentheses, loss.backward calls nothing"
     else:
         message += ". No loss that was looked at is computed from the parameters themselves"
@@ -211,7 +211,7 @@ def _zero(steps: Steps, names: tuple[Name, ...]) -> Finding:
 
 
 def never_stepped(steps: Steps, calls: int, names: tuple[Name, ...]) -> Finding:
-    """Return a finding about an optimizer whose parameters get gradients and whose ``step()`` was not called.
+    """Return a finding about an optimizer whose parameters get gradients and of which no call of ``step()`` was seen.
 
     Args:
         steps: the steps, of which there are none.
@@ -220,8 +220,8 @@ def never_stepped(steps: Steps, calls: int, names: tuple[Name, ...]) -> Finding:
     """
     message = (
         f"{counted(calls, 'backward call')} or more{at(steps.backward)} "
-        f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and step() of the optimizer ({steps.kind}) that "
-        f"has {_have(names, 'it', 'them')} is never called"
+        f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and no call of step() was seen of the "
+        f"optimizer ({steps.kind}) that has {_have(names, 'it', 'them')}"
     )
     remedy = "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing"
     return Finding("never-stepped", message, culprits_of(*names), known_sites(steps.backward), remedy)
