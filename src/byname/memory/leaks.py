@@ -67,6 +67,16 @@ class Evidence:
         """The keys in the state of live models and optimizers, with the shapes of the tensors there."""
         return originals(self.look.living)
 
+    @cached_property
+    def context_cycle(self) -> str:
+        """Which custom function, of those that are garbage, keeps its own result on its ``ctx``; empty if none does."""
+        custom = torch.autograd.function.BackwardCFunction
+        nodes = self.look.living.nodes if self.group.key == LOST else ()
+        for node in nodes:
+            if issubclass(type(node), custom) and id(node) in self.look.garbage and (place := _own_result_of(node)):
+                return f"{type(node).__name__.removesuffix('Backward')} keeps its own result in {place}"
+        return ""
+
     def is_many(self) -> bool:
         """Return whether the members are entries of a container, and not one new variable."""
         return "[*]" in self.group.key.pattern
@@ -121,34 +131,11 @@ def _is_graph_in_grad(found: Evidence) -> bool:
     return False
 
 
-def _is_context_cycle(found: Evidence) -> bool:
-    """Return whether the group is garbage, and some garbage custom function keeps its own result on ``ctx``."""
-    return found.group.key == LOST and bool(_cycle_in(found))
-
-
-def _cycle_in(found: Evidence) -> tuple[str, str] | None:
-    """Return a custom function and the place on its ``ctx`` of its own result, if one that is garbage keeps it."""
-    custom = torch.autograd.function.BackwardCFunction
-    nodes = (node for node in found.look.living.nodes if issubclass(type(node), custom))
-    for node in nodes:
-        if id(node) in found.look.garbage and (place := _own_result_of(node)) is not None:
-            return type(node).__name__.removesuffix("Backward"), place
-    return None
-
-
 def _own_result_of(node: Node) -> str | None:
     """Return the place, such as ``ctx.y``, from which a custom function's ``ctx`` leads to one of its own results."""
     reached = reached_from_context(node)
     own = (tensor for tensor in reached.tensors() if fact(tensor, "grad_fn") is node)
     return next((way.text.words for tensor in own for way in reached.ways_to(tensor)), None)
-
-
-def _without_cycle(found: Evidence) -> str:
-    function, place = _cycle_in(found) or ("the function", "ctx")
-    return (
-        f"{function} keeps its own result in {place}, which is a reference cycle: in its forward write "
-        "ctx.save_for_backward(...) for inputs and results, and take them from ctx.saved_tensors in its backward"
-    )
 
 
 def _pins_base(found: Evidence) -> bool:
@@ -191,8 +178,11 @@ def _comes_with_the_first_step(found: Evidence) -> bool:
 _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence], str]]] = (
     (
         "context-cycle",
-        _is_context_cycle,
-        _without_cycle,
+        lambda found: bool(found.context_cycle),
+        lambda found: (
+            f"{found.context_cycle}, which is a reference cycle: in its forward write ctx.save_for_backward(...) for "
+            "inputs and results, and take them from ctx.saved_tensors in its backward"
+        ),
     ),
     (
         "graph-in-grad",
