@@ -21,7 +21,6 @@ from byname.diagnose.causes.misused import (
     gradient_count,
     gradient_shape,
     graph_in_worker,
-    no_derivative,
     scaler_order,
 )
 from byname.diagnose.causes.non_leaf import non_leaf_grad
@@ -29,6 +28,7 @@ from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path
 from byname.diagnose.causes.refused import (
     empty_optimizer,
     input_without_grad,
+    no_derivative,
     non_scalar_backward,
     numpy_of_graph,
     unused_input,

@@ -1,4 +1,4 @@
-"""Misused tools: gradient-count, gradient-shape, no-derivative, copy-of-graph, scaler-order and the like.
+"""Misused tools: gradient-count, gradient-shape, copy-of-graph, scaler-order and the like.
 
 PyTorch's error says which rule was broken; each finding names the tensor, the class or the line that broke it.
 """
@@ -31,7 +31,7 @@ from byname.source.location import Site, is_library, locate
 from byname.table import counted
 
 __all__ = [
-    *("copy_of_graph", "ddp_ready_twice", "gradient_count", "gradient_shape", "graph_in_worker", "no_derivative"),
+    *("copy_of_graph", "ddp_ready_twice", "gradient_count", "gradient_shape", "graph_in_worker"),
     "scaler_order",
 ]
 
@@ -96,27 +96,6 @@ def gradient_shape(context: FailureContext, error: BaseException) -> Finding | N
     )
     culprit = Name(f"{custom.__name__}.backward", "attribute", exact=False)
     return Finding("gradient-shape", message, (culprit,), known_sites(returned, context.noticed), remedy)
-
-
-def no_derivative(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the call of an operation of which PyTorch has no derivative."""
-    told = re.search(r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented", message_of(error))
-    if told is None or not context.has_graph:
-        return None
-    operation, argument = told[1], told[2]
-    walk = context.walk
-    with DisableTorchFunction():
-        kinds = [(node, type(node).__name__) for node in walk.nodes[1:]]
-    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
-    numbers = [walk.numbers[node] for node, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
-    site = context.site(numbers[0]) if len(numbers) == 1 else None
-    given = f" by its argument `{argument}`" if argument else ""
-    message = f"PyTorch has no derivative of {operation}(){given}{at(site)}, through which this gradient has to pass"
-    remedy = (
-        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
-        "to pass; or write a torch.autograd.Function with its derivative"
-    )
-    return Finding("no-derivative", message, (), known_sites(site, context.noticed), remedy)
 
 
 def _function(attribute: Any) -> FunctionType | None:

@@ -1,11 +1,12 @@
-"""Refused calls: non-scalar-backward, input-without-grad, unused-input, numpy-of-graph, empty-optimizer.
+"""Refused calls: non-scalar-backward, input-without-grad, unused-input, numpy-of-graph, empty-optimizer, no-derivative.
 
-PyTorch refuses these calls at once, for what it was given. Each finding names what was given and what to write instead.
+PyTorch refuses these calls for what they were given. Each finding names that, and what to write instead.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from byname.autograd.order import node_of_input
 from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
-from byname.diagnose.context import FailureContext, made_at
+from byname.diagnose.context import FailureContext, made_at, message_of
 from byname.diagnose.failing_expression import failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote, quote_all
@@ -25,7 +26,10 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
 
-__all__ = ["empty_optimizer", "input_without_grad", "non_scalar_backward", "numpy_of_graph", "unused_input"]
+__all__ = [
+    *("empty_optimizer", "input_without_grad", "no_derivative", "non_scalar_backward", "numpy_of_graph"),
+    "unused_input",
+]
 
 
 def non_scalar_backward(context: FailureContext, error: BaseException) -> Finding | None:
@@ -202,3 +206,24 @@ def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Na
         leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
     names = context.names([one for one in leaves if issubclass(type(one), nn.Parameter)])
     return [name for name in names if name.path]
+
+
+def no_derivative(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the call of an operation of which PyTorch has no derivative."""
+    told = re.search(r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented", message_of(error))
+    if told is None or not context.has_graph:
+        return None
+    operation, argument = told[1], told[2]
+    walk = context.walk
+    with DisableTorchFunction():
+        kinds = [(node, type(node).__name__) for node in walk.nodes[1:]]
+    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
+    numbers = [walk.numbers[node] for node, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
+    site = context.site(numbers[0]) if len(numbers) == 1 else None
+    given = f" by its argument `{argument}`" if argument else ""
+    message = f"PyTorch has no derivative of {operation}(){given}{at(site)}, through which this gradient has to pass"
+    remedy = (
+        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
+        "to pass; or write a torch.autograd.Function with its derivative"
+    )
+    return Finding("no-derivative", message, (), known_sites(site, context.noticed), remedy)
