@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,12 +27,13 @@ from byname.diagnose.causes.suspicious import edited_past_autograd, leaf_loss, s
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
+from byname.diagnose.followed_optimizer import MOST_NAMED, FollowedOptimizer, alive, has_zero_gradient, unchanged
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
-from byname.reading.arguments import living_optimizers, parameters_of
+from byname.reading.arguments import living_optimizers
 from byname.reading.frames import caller, line_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
-from byname.reading.tensor import PLAIN, fact
+from byname.reading.tensor import fact
 from byname.source.code import ThisCode
 from byname.source.location import Site, locate
 from byname.undo import Undo
@@ -52,80 +52,6 @@ _CARRIED = 3
 """Steps in a row that used gradients of the step before, until that is told."""
 
 
-@dataclass
-class _Followed:
-    """An optimizer that is followed. It and its parameters are held weakly.
-
-    Attributes:
-        optimizer: the optimizer.
-        kind: the name of its class.
-        site: the line of its first step.
-        steps: its steps so far.
-        without: the parameters without a gradient in every step so far, by ``id``.
-        zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
-        values: for some small parameters what their values were at the first step, by ``id``, if they still are.
-        names: the names of these parameters, as they were at an early step.
-        keys: the ``id`` of each of its parameters that require grad.
-        rates_zero: whether the learning rate of every group was 0 in every step so far.
-        backward: the line of the last backward call that reached one of its parameters.
-        backwards: those calls, of the ones that were looked at.
-        reached: whether there was such a call since the last step.
-        cleared: whether gradients were cleared before one of these calls.
-        fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
-        lost: steps among these at which no parameter had a gradient.
-        carried: steps in a row that used the gradients of the step before.
-        flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
-        cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
-    """
-
-    optimizer: weakref.ref[Any]
-    kind: str
-    site: Site | None = None
-    steps: int = 0
-    without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
-    zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
-    values: dict[int, bytes] = field(default_factory=dict)
-    names: dict[int, Name] = field(default_factory=dict)
-    keys: frozenset[int] = frozenset()
-    rates_zero: bool = True
-    backward: Site | None = None
-    backwards: int = 0
-    reached: bool = False
-    cleared: bool = False
-    fed: int = 0
-    lost: int = 0
-    carried: int = 0
-    flat: Flat | None = None
-    cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Return its parameters that require grad."""
-        optimizer = self.optimizer()
-        found = [] if optimizer is None else parameters_of(optimizer)
-        return [one for one in found if fact(one, "requires_grad")]
-
-    def has_zero_matrices(self) -> bool:
-        """Return whether all parameters have gradients of zeros, or weights have, not biases alone.
-
-        A bias that all outputs share has no gradient where a loss compares outputs, as that of a critic does.
-        """
-        return self.zero.keys() == self.keys or any(one.dim() > 1 for one in _alive(self.zero.values()))
-
-    def name(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note the names of some of its parameters, as long as they and the program's variables are alive."""
-        unnamed = [one for one in tensors if id(one) not in self.names][:_MOST_NAMED]
-        if unnamed:
-            names = FailureContext(optimizers=[self.optimizer()]).names(unnamed)
-            self.names.update(zip(map(id, unnamed), names, strict=True))
-
-    def names_of(self, keys: Iterable[int]) -> tuple[Name, ...]:
-        """Return the names of those parameters that have one."""
-        return tuple([self.names[key] for key in keys if key in self.names])
-
-
-_MOST_NAMED = 200
-
-
 class LearningWatch:
     """Follow every optimizer of the program, and tell once which of its parameters learn nothing, and why.
 
@@ -135,7 +61,7 @@ class LearningWatch:
 
     def __init__(self, tell: Callable[[Finding], None]) -> None:
         self._tell = tell
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
@@ -202,7 +128,7 @@ class LearningWatch:
             rebinding, before = self._rebound.pop(place)
             same = [one for reference, total in before if (one := reference()) is not None and _sum_of(one) == total]
             if same and len(same) == len(before):
-                names = tuple(FailureContext().names(same[:_MOST_NAMED]))
+                names = tuple(FailureContext().names(same[:MOST_NAMED]))
                 self._tell(never_changed(rebinding, number - 1, run.site, names))
 
     def _tell_of_leaves(self, roots: Sequence[Any], called: Site | None) -> None:
@@ -213,7 +139,7 @@ class LearningWatch:
                 self._leaf_losses = True
                 self._tell(finding)
 
-    def _reaches(self, followed: _Followed, mine: list[torch.Tensor], site: Site | None) -> None:
+    def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], site: Site | None) -> None:
         followed.backward, followed.reached = site, True
         followed.backwards += 1
         followed.cleared = followed.cleared or _is_cleared(mine)
@@ -232,18 +158,18 @@ class LearningWatch:
                 if count + 1 == _ENOUGH:
                     known.append(leaf)
         if known:
-            self._outside_names += tuple(FailureContext().names(known[:_MOST_NAMED]))
+            self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
 
     def note_cut(self, optimizer: Any, finding: Finding, parameters: Iterable[torch.Tensor]) -> None:
         """Note a finding about parameters that a recorded call may have cut off from a loss."""
         followed = self._of(optimizer)
-        if followed is not None and len(followed.cuts) < _MOST_NAMED:
+        if followed is not None and len(followed.cuts) < MOST_NAMED:
             followed.cuts.append((finding, frozenset(map(id, parameters))))
 
-    def _of(self, optimizer: Any) -> _Followed | None:
+    def _of(self, optimizer: Any) -> FollowedOptimizer | None:
         known = self._followed.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
-            known = _Followed(weakref.ref(optimizer), type(optimizer).__name__)
+            known = FollowedOptimizer(weakref.ref(optimizer), type(optimizer).__name__)
             known.without = {id(one): weakref.ref(one) for one in known.parameters()}
             known.keys = frozenset(known.without)
             self._followed[id(optimizer)] = known
@@ -261,7 +187,7 @@ class LearningWatch:
         with DisableTorchFunction():
             self._look(followed, optimizer)
         if followed.steps == _ENOUGH:
-            followed.name(_alive([*followed.without.values(), *followed.zero.values()]))
+            followed.name(alive([*followed.without.values(), *followed.zero.values()]))
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
         self._note_single(followed, optimizer)
         if followed.carried == _CARRIED:
@@ -270,7 +196,7 @@ class LearningWatch:
         if followed.steps in _TELL_AT:
             self._tell_of(followed)
 
-    def _look(self, followed: _Followed, optimizer: Any) -> None:
+    def _look(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         followed.steps += 1
         if followed.steps == 1:
             code, instruction, outer = line_of(caller())
@@ -285,14 +211,14 @@ class LearningWatch:
             followed.lost += not graded and not followed.zero and followed.reached
         if followed.zero and followed.steps & (followed.steps - 1) == 0:  # steps 1, 2, 4, 8 ...
             kept = {key: tensor for key, reference in followed.zero.items() if (tensor := reference()) is not None}
-            followed.zero = {key: followed.zero[key] for key, tensor in kept.items() if _has_zero_gradient(tensor)}
+            followed.zero = {key: followed.zero[key] for key, tensor in kept.items() if has_zero_gradient(tensor)}
         if followed.steps & (followed.steps - 1) == 0:
-            followed.values = _unchanged(followed)
+            followed.values = unchanged(followed)
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
         followed.reached = followed.cleared = False
 
-    def _note_single(self, followed: _Followed, optimizer: Any) -> None:
+    def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
         if followed.steps > 1:
             self._single.pop(followed.keys, None)
@@ -316,7 +242,7 @@ class LearningWatch:
                 names = tuple(followed.names.values())
                 self._tell(never_stepped(self._steps(followed), followed.backwards, names))
 
-    def _tell_of(self, followed: _Followed) -> None:
+    def _tell_of(self, followed: FollowedOptimizer) -> None:
         if followed.steps < _ENOUGH or id(followed) in self._told or self._leaf_losses:
             return
         told: set[int] = set()
@@ -333,7 +259,7 @@ class LearningWatch:
         if told or found:
             self._told.add(id(followed))
 
-    def _steps(self, followed: _Followed) -> Steps:
+    def _steps(self, followed: FollowedOptimizer) -> Steps:
         """Return the facts of the steps of an optimizer."""
         return Steps(
             followed.kind,
@@ -367,10 +293,6 @@ def _flat_among(nodes: Iterable[Any], roots: Sequence[Any]) -> Flat | None:
     return None
 
 
-def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    return (tensor for reference in references if (tensor := reference()) is not None)
-
-
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:
     return all(reference() is not None for reference in references)
 
@@ -378,11 +300,6 @@ def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:
 def _rate_is_zero(group: dict[str, Any]) -> bool:
     rate = group.get("lr")
     return type(rate) in (int, float) and rate == 0
-
-
-def _has_zero_gradient(parameter: torch.Tensor) -> bool:
-    gradient = fact(parameter, "grad")
-    return gradient is not None and is_zero(gradient)
 
 
 def _keeps_state(optimizer: Any) -> bool:
@@ -396,30 +313,6 @@ _WITH_STATE = (
     *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
 )
-
-
-_WATCHED = 3
-"""Parameters of an optimizer whose values are compared."""
-_SMALL = 4096
-"""Numbers of a parameter that is compared, at most."""
-
-
-def _unchanged(followed: _Followed) -> dict[int, bytes]:
-    """Return the values of some small parameters that have gradients, without those whose values have changed."""
-    small = [one for one in followed.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
-    if followed.steps > 1:
-        small = [one for one in small if id(one) in followed.values]
-    some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not _has_zero_gradient(one)]
-    now = {id(one): _bytes_of(one) for one in some}
-    return {key: value for key, value in now.items() if value and value == followed.values.get(key, value)}
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the values of a tensor as bytes; none if they cannot be read."""
-    with looking():
-        if type(tensor) not in PLAIN or not can_look(tensor):
-            return b""
-        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _sum_of(tensor: torch.Tensor) -> float:

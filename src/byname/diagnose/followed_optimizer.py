@@ -1,0 +1,131 @@
+"""Followed optimizer: an optimizer of a running program, with what was so of its parameters in all steps so far."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from byname.diagnose.causes.never_learns import Flat
+from byname.diagnose.context import FailureContext
+from byname.diagnose.finding import Finding
+from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
+from byname.naming.name import Name
+from byname.reading.arguments import parameters_of
+from byname.reading.tensor import PLAIN, fact
+from byname.source.location import Site
+
+__all__ = ["MOST_NAMED", "FollowedOptimizer", "alive", "has_zero_gradient", "unchanged"]
+
+
+@dataclass
+class FollowedOptimizer:
+    """An optimizer that is followed. It and its parameters are held weakly.
+
+    Attributes:
+        optimizer: the optimizer.
+        kind: the name of its class.
+        site: the line of its first step.
+        steps: its steps so far.
+        without: the parameters without a gradient in every step so far, by ``id``.
+        zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
+        values: for some small parameters what their values were at the first step, by ``id``, if they still are.
+        names: the names of these parameters, as they were at an early step.
+        keys: the ``id`` of each of its parameters that require grad.
+        rates_zero: whether the learning rate of every group was 0 in every step so far.
+        backward: the line of the last backward call that reached one of its parameters.
+        backwards: those calls, of the ones that were looked at.
+        reached: whether there was such a call since the last step.
+        cleared: whether gradients were cleared before one of these calls.
+        fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
+        lost: steps among these at which no parameter had a gradient.
+        carried: steps in a row that used the gradients of the step before.
+        flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
+        cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
+    """
+
+    optimizer: weakref.ref[Any]
+    kind: str
+    site: Site | None = None
+    steps: int = 0
+    without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    values: dict[int, bytes] = field(default_factory=dict)
+    names: dict[int, Name] = field(default_factory=dict)
+    keys: frozenset[int] = frozenset()
+    rates_zero: bool = True
+    backward: Site | None = None
+    backwards: int = 0
+    reached: bool = False
+    cleared: bool = False
+    fed: int = 0
+    lost: int = 0
+    carried: int = 0
+    flat: Flat | None = None
+    cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return its parameters that require grad."""
+        optimizer = self.optimizer()
+        found = [] if optimizer is None else parameters_of(optimizer)
+        return [one for one in found if fact(one, "requires_grad")]
+
+    def has_zero_matrices(self) -> bool:
+        """Return whether all parameters have gradients of zeros, or weights have, not biases alone.
+
+        A bias that all outputs share has no gradient where a loss compares outputs, as that of a critic does.
+        """
+        return self.zero.keys() == self.keys or any(one.dim() > 1 for one in alive(self.zero.values()))
+
+    def name(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note the names of some of its parameters, as long as they and the program's variables are alive."""
+        unnamed = [one for one in tensors if id(one) not in self.names][:MOST_NAMED]
+        if unnamed:
+            names = FailureContext(optimizers=[self.optimizer()]).names(unnamed)
+            self.names.update(zip(map(id, unnamed), names, strict=True))
+
+    def names_of(self, keys: Iterable[int]) -> tuple[Name, ...]:
+        """Return the names of those parameters that have one."""
+        return tuple([self.names[key] for key in keys if key in self.names])
+
+
+MOST_NAMED = 200
+"""Parameters that are named at a time, at most."""
+
+
+def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """Return those of some tensors that are still alive."""
+    return (tensor for reference in references if (tensor := reference()) is not None)
+
+
+def has_zero_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has a gradient of zeros only."""
+    gradient = fact(parameter, "grad")
+    return gradient is not None and is_zero(gradient)
+
+
+_WATCHED = 3
+"""Parameters of an optimizer whose values are compared."""
+_SMALL = 4096
+"""Numbers of a parameter that is compared, at most."""
+
+
+def unchanged(followed: FollowedOptimizer) -> dict[int, bytes]:
+    """Return the values of some small parameters that have gradients, without those whose values have changed."""
+    small = [one for one in followed.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
+    if followed.steps > 1:
+        small = [one for one in small if id(one) in followed.values]
+    some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not has_zero_gradient(one)]
+    now = {id(one): _bytes_of(one) for one in some}
+    return {key: value for key, value in now.items() if value and value == followed.values.get(key, value)}
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the values of a tensor as bytes; none if they cannot be read."""
+    with looking():
+        if type(tensor) not in PLAIN or not can_look(tensor):
+            return b""
+        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
