@@ -32,6 +32,14 @@ def loss_of(model):
     return F.mse_loss(model(x), y)
 
 
+def trained(optimizer, loss, steps=STEPS):
+    """Make steps that are right, with the loss of a batch."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(*batch()).backward()
+        optimizer.step()
+
+
 def another_model():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters())
@@ -85,21 +93,14 @@ def no_rate():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch // 100)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y))
     return model, optimizer
 
 
 def rounded():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.mse_loss(model(x).round(), y).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(model(x).round(), y))
     return model, optimizer
 
 
@@ -144,32 +145,21 @@ def wrapped_anew():
 def softmax_twice():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        F.cross_entropy(model(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.cross_entropy(model(x), torch.zeros(8, dtype=torch.long)))
     return model, optimizer
 
 
 def sigmoid_twice():
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(model(x).reshape(8, 1), y).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.binary_cross_entropy_with_logits(model(x).reshape(8, 1), y))
     return model, optimizer
 
 
 def broadcast():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.huber_loss(model(x), y[:, 0]).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.huber_loss(model(x), y[:, 0]))
     return model, optimizer
 
 
@@ -196,10 +186,7 @@ def no_backward():
 def one_layer_unused():
     model, unused = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *unused.parameters()], 0.1)
-    for _ in range(2 * STEPS):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 2 * STEPS)
     return model, unused, optimizer
 
 
@@ -232,10 +219,7 @@ def too_small_for_the_dtype():
     optimizer = torch.optim.SGD(model.parameters(), 1e-7)
     with torch.no_grad():
         model.weight.fill_(1), model.bias.fill_(1)
-    for _ in range(2 * STEPS):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4).bfloat16()).square().mean().backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: model(x.bfloat16()).square().mean(), 2 * STEPS)
     return model, optimizer
 
 
@@ -264,21 +248,14 @@ def frozen_by_an_attribute():
 def softmax_before_nll():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        F.nll_loss(model(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.nll_loss(model(x), torch.zeros(8, dtype=torch.long)))
     return model, optimizer
 
 
 def made_in_forward():
     head = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(head.parameters(), 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.mse_loss(head(nn.Linear(4, 4)(x)), y).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(head(nn.Linear(4, 4)(x)), y))
     return head, optimizer
 
 
@@ -462,11 +439,7 @@ def warming_up():
 def only_the_head():
     body, head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1)
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.mse_loss(head(body(x)), y).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(head(body(x)), y))
     return body, head, optimizer
 
 
@@ -510,11 +483,7 @@ def a_residual_that_begins_at_zero():
     model, inner, outer = nn.Linear(4, 1), nn.Linear(4, 4), nn.Linear(4, 4)
     nn.init.zeros_(outer.weight), nn.init.zeros_(outer.bias)
     optimizer = torch.optim.SGD([*model.parameters(), *inner.parameters(), *outer.parameters()], 0.1)
-    for _ in range(2 * STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.mse_loss(model(x + outer(inner(x).relu())), y).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.mse_loss(model(x + outer(inner(x).relu())), y), 2 * STEPS)
     return model, inner, outer, optimizer
 
 
@@ -522,10 +491,7 @@ def rounds_of_their_own_optimizers():
     model = nn.Linear(4, 1)
     for _ in range(2 * STEPS):
         optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            optimizer.step()
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 2)
     return model, optimizer
 
 
@@ -587,10 +553,7 @@ def a_critic_of_differences():
 def log_probabilities():
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        F.nll_loss(model(torch.randn(8, 4)).log_softmax(1), torch.zeros(8, dtype=torch.long)).backward()
-        optimizer.step()
+    trained(optimizer, lambda x, y: F.nll_loss(model(x).log_softmax(1), torch.zeros(8, dtype=torch.long)))
     return model, optimizer
 
 
@@ -839,14 +802,11 @@ def copy_changed(h):
     return h * seen.mean()
 
 
-def trained_with(change):
+def squeezed_by(change):
     def program():
         model = Squeezed(change)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            optimizer.step()
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y))
         return model, optimizer
 
     return program
@@ -862,7 +822,7 @@ def trained_with(change):
     ],
 )
 def test_a_result_that_is_changed_through_data_is_told_once(change, advice):
-    told, (found,) = found_in(trained_with(change))
+    told, (found,) = found_in(squeezed_by(change))
     assert told == [("data-edit", ["h"])]
     assert found.message.startswith("suspicious: ") and advice in found.remedy
     assert [site.line for site in found.sites] == [change.__code__.co_firstlineno + 1]
@@ -870,7 +830,7 @@ def test_a_result_that_is_changed_through_data_is_told_once(change, advice):
 
 @pytest.mark.parametrize("change", [straight_through, clamped_out_of_place, copy_changed])
 def test_what_autograd_sees_and_copies_are_no_edits_through_data(change):
-    assert found_in(trained_with(change))[0] == []
+    assert found_in(squeezed_by(change))[0] == []
 
 
 def weights_kept_small():
