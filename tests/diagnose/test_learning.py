@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import byname
 from byname.diagnose.causes.out_of_place import without_data
@@ -529,6 +530,19 @@ def copies_that_are_trained_once():
     return slow
 
 
+def an_input_that_a_reentrant_checkpoint_needs():
+    block, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], 0.1)
+
+    def loss(x, y):
+        entering = x.requires_grad_()
+        return F.mse_loss(head(checkpoint(block, entering, use_reentrant=True)), y)
+
+    trained(optimizer, loss)
+    assert block.weight.grad.any()
+    return block, head, optimizer
+
+
 def tasks_in_turn():
     body, heads = nn.Linear(4, 4), [nn.Linear(4, 1) for _ in range(3)]
     optimizer = torch.optim.Adam([*body.parameters(), *(one for head in heads for one in head.parameters())])
@@ -564,6 +578,7 @@ def log_probabilities():
         rounds_of_their_own_optimizers,
         an_optimizer_without_state_for_each_step,
         copies_that_are_trained_once,
+        an_input_that_a_reentrant_checkpoint_needs,
         tasks_in_turn,
         a_critic_of_differences,
         log_probabilities,

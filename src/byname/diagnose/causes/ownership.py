@@ -164,6 +164,8 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     if leaf.site is not None and is_library(leaf.site.file):  # as transformers does, so that checkpoints have gradients
         return False
+    if any(use.node == "CheckpointFunctionBackward" for use in leaf.consumers):  # needs it
+        return False
     with DisableTorchFunction():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False
