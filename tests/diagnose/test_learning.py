@@ -271,6 +271,38 @@ def positions_in_a_loss():
     return model, optimizer
 
 
+def wrapped_in_the_loss():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        logits = model(torch.randn(8, 4))
+        mean = torch.tensor([one.sum().item() for one in logits], requires_grad=True).square().mean()
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+    return model, optimizer
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+        self.factor = nn.Parameter(torch.ones(1)) * 0.1
+
+    def forward(self, x):
+        return self.inner(x) * self.factor
+
+
+def parameter_of_which_a_result_is_kept():
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward(retain_graph=True)
+        optimizer.step()
+    return model, optimizer
+
+
 LINEAR = ["model.bias", "model.weight"]
 
 
@@ -302,6 +334,7 @@ LINEAR = ["model.bias", "model.weight"]
         (softmax_before_nll, "no-log-probabilities", []),
         (made_in_forward, "not-in-optimizer", []),
         (positions_in_a_loss, "leaf-loss", None),
+        (parameter_of_which_a_result_is_kept, "non-leaf-grad", ["self.factor"]),
     ],
 )
 def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, cause, culprits):
@@ -339,6 +372,13 @@ def test_of_round_the_line_is_told():
 def test_it_says_why_nothing_is_learnt(program, said):
     _, (finding,) = found_in(program)
     assert said in finding.message
+
+
+def test_a_loss_of_numbers_wrapped_anew_is_not_advised_to_be_a_leaf():
+    _, findings = found_in(wrapped_in_the_loss)
+    (finding,) = [one for one in findings if one.cause in ("leaf-loss", "non-leaf-grad")]
+    assert finding.cause == "leaf-loss" and [str(name) for name in finding.culprits] == ["mean"]
+    assert finding.remedy.startswith("leave out requires_grad")
 
 
 def test_the_remedy_of_a_module_that_is_not_frozen_freezes_it():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.autograd.leaves import Leaf
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, known_sites
 from byname.naming.name import Name, at, quote, quote_all
 from byname.naming.roots import codes_of_the_program
@@ -24,7 +24,7 @@ from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
 from byname.reading.objects import found_in
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact
+from byname.reading.tensor import fact, is_tensor
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
@@ -44,7 +44,8 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     has = "has" if _several(context) else "does not have"
     uses = known_sites(*(use.site for leaf in mine for use in leaf.consumers))
     if uses and all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine):
-        return [_made_anew(context, names, uses)]
+        once = all(map(_wraps_too_early, uses))
+        return [_not_a_leaf(use, names[0]) for use in uses] if once else [_made_anew(context, names, uses)]
     message = f"{quote_all(names)} {gather} a gradient, but {_those(context)} {has} {it}"
     remedy = (
         f"give {it} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is complete; "
@@ -55,6 +56,12 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
     return [Finding("not-in-optimizer", message, names, remedy=remedy)]
+
+
+def _wraps_too_early(use: Site) -> bool:
+    """Return whether a statement that runs once keeps what it computes from a new parameter, not the parameter."""
+    runs_once = use.function.rpartition(".")[2] in ("__init__", "<module>")
+    return runs_once and bool(use.target) and "Parameter(" in use.statement
 
 
 def _made_anew(context: FailureContext, names: tuple[Name, ...], uses: Sequence[Site]) -> Finding:
@@ -135,7 +142,7 @@ def free_leaves(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding
     ]
     held = [leaf for leaf in idle if leaf.name.exact and not leaf.name.rebound_at]
     together = held if len(held) > 1 else []
-    found = [_free(leaf) for leaf in idle if leaf not in together]
+    found = [_free(context, leaf) for leaf in idle if leaf not in together]
     return [*([_several_free(together)] if together else []), *found]
 
 
@@ -175,11 +182,12 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     return is_lost or bool(context.optimizers)
 
 
-def _free(leaf: Leaf) -> Finding:
+def _free(context: FailureContext, leaf: Leaf) -> Finding:
     made, used = leaf.site, next((one.site for one in leaf.consumers if one.site is not None), None)
     name = leaf.name
     if used is not None and used.target and not name.exact and "requires_grad" in used.statement:
-        return _not_a_leaf(used, name)
+        is_loss = any(is_tensor(root) and made_at(root) == used for root in context.roots)
+        return _wrapped_in_loss(used) if is_loss else _not_a_leaf(used, name)
     held = (
         "no variable holds it any more, so"
         if not name.exact or name.rebound_at
@@ -205,6 +213,20 @@ def _not_a_leaf(made: Site, name: Name) -> Finding:
     remedy = f"compute the values first: {made.target} = (...).requires_grad_(), or wrap them in nn.Parameter(...)"
     target = Name(made.target or "", "local", name.scope, exact=False, site=made)
     return Finding("non-leaf-grad", message, (target,), known_sites(made), remedy)
+
+
+def _wrapped_in_loss(made: Site) -> Finding:
+    """Return a finding for ``loss = torch.tensor(losses, requires_grad=True).mean()``."""
+    message = (
+        f"`{made.target}` is computed at {made} from a tensor that was given requires_grad in the same statement: no "
+        "gradient flows further back than to it, and no variable holds it"
+    )
+    remedy = (
+        "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
+        "several; .item(), float(), torch.tensor() and comparisons cut them off"
+    )
+    target = Name(made.target or "", "local", exact=False, site=made)
+    return Finding("leaf-loss", message, (target,), known_sites(made), remedy)
 
 
 class _Function(NamedTuple):
