@@ -303,6 +303,28 @@ def parameter_of_which_a_result_is_kept():
     return model, optimizer
 
 
+def head_replaced_after_the_optimizer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.requires_grad_(False)
+    model[1] = nn.Linear(4, 1)
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y))
+    return model, optimizer
+
+
+def frozen_later():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y))
+    model.requires_grad_(False)
+    head = nn.Linear(1, 1)
+    other = torch.optim.SGD(head.parameters(), 0.1)
+    for _ in range(STEPS):
+        trained(other, lambda x, y: F.mse_loss(head(model(x)), y), 1)
+        optimizer.step()
+    return model, head, optimizer, other
+
+
 LINEAR = ["model.bias", "model.weight"]
 
 
@@ -334,6 +356,7 @@ LINEAR = ["model.bias", "model.weight"]
         (softmax_before_nll, "no-log-probabilities", []),
         (made_in_forward, "not-in-optimizer", []),
         (positions_in_a_loss, "leaf-loss", None),
+        (head_replaced_after_the_optimizer, "never-learns", ["model[1].bias", "model[1].weight"]),
         (parameter_of_which_a_result_is_kept, "non-leaf-grad", ["self.factor"]),
     ],
 )
@@ -618,6 +641,7 @@ def log_probabilities():
         rounds_of_their_own_optimizers,
         an_optimizer_without_state_for_each_step,
         copies_that_are_trained_once,
+        frozen_later,
         an_input_that_a_reentrant_checkpoint_needs,
         tasks_in_turn,
         a_critic_of_differences,

@@ -36,6 +36,7 @@ class FollowedOptimizer:
         names: the names of these parameters, as they were at an early step.
         keys: the ``id`` of each of its parameters that require grad.
         rates_zero: whether the learning rate of every group was 0 in every step so far.
+        frozen: whether none of its parameters required grad at any step so far.
         backward: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
         reached: whether there was such a call since the last step.
@@ -57,6 +58,7 @@ class FollowedOptimizer:
     names: dict[int, Name] = field(default_factory=dict)
     keys: frozenset[int] = frozenset()
     rates_zero: bool = True
+    frozen: bool = True
     backward: Site | None = None
     backwards: int = 0
     reached: bool = False

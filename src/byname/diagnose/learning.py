@@ -15,6 +15,7 @@ from byname.diagnose.causes.never_learns import (
     Flat,
     Rebinding,
     Steps,
+    all_frozen,
     made_anew,
     never_changed,
     never_stepped,
@@ -202,6 +203,7 @@ class LearningWatch:
             code, instruction, outer = line_of(caller())
             followed.site = None if code is None else locate(code, instruction, outer).site
         followed.fed += followed.reached
+        followed.frozen = followed.frozen and not followed.parameters()
         followed.rates_zero = followed.rates_zero and all(_rate_is_zero(group) for group in optimizer.param_groups)
         if followed.without:
             now = {id(one) for one in followed.parameters() if fact(one, "grad") is None}
@@ -254,6 +256,8 @@ class LearningWatch:
         same = followed.names_of(followed.values) if followed.steps >= _ENOUGH else ()
         zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
         found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
+        if followed.frozen and self._outside_names:
+            found.append(all_frozen(self._steps(followed), self._outside_names))
         for finding in found:
             self._tell(finding)
         if told or found:

@@ -21,6 +21,7 @@ __all__ = [
     "Flat",
     "Rebinding",
     "Steps",
+    "all_frozen",
     "made_anew",
     "never_changed",
     "never_stepped",
@@ -179,6 +180,16 @@ def _undone(steps: Steps, names: tuple[Name, ...]) -> Finding:
         "bfloat16 or float16 need larger steps: keep them in float32 and compute under torch.autocast"
     )
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+
+
+def all_frozen(steps: Steps, others: tuple[Name, ...]) -> Finding:
+    """Return a finding about an optimizer of frozen parameters, and `others` that losses reach and no optimizer has."""
+    message = (
+        f"no parameter of the optimizer requires grad in any of {steps}: no step changes anything. The losses reach "
+        f"{quote_all(others)}, and no optimizer has {_have(others, 'it', 'them')}"
+    )
+    remedy = "build the optimizer when the model is complete, from those of its parameters that require grad"
+    return Finding("never-learns", message, culprits_of(*others), known_sites(steps.site), remedy)
 
 
 def made_anew(steps: Steps, number: int, names: tuple[Name, ...]) -> Finding:
