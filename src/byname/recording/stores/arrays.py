@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import numpy
@@ -274,30 +275,45 @@ class Array:
 
     def put_bytes(self, start: int, count: int, data: numpy.ndarray[Any, Any]) -> None:
         """Writes rows at the end, given as the bytes that the file is to hold."""
-        self.grow(start + count)
         if data.nbytes != count * self.row_bytes:  # HDF5 would read past the end
             raise AssertionError(f"{data.nbytes} bytes for {count} rows of {self.row_bytes}")
+        self.grow(start + count)
+        self._write(self._by_chunks(start, count, data))
+
+    def put_each(self, start: int, rows: Sequence[numpy.ndarray[Any, Any]]) -> None:
+        """Writes rows at the end, each given as its bytes; those that lie one behind the other in one go."""
+        if any(row.nbytes != self.row_bytes for row in rows):
+            raise AssertionError(f"rows of {[row.nbytes for row in rows]} bytes for rows of {self.row_bytes}")
+        self.grow(start + len(rows))
+        self._write((number - number % self._chunk[0], number, 1, row) for number, row in enumerate(rows, start))
+
+    def _by_chunks(self, start: int, count: int, data: numpy.ndarray[Any, Any]) -> Iterator[_Rows]:
         per = self._chunk[0]
         for first in range(start - start % per, start + count, per):
             begin, end = max(first, start), min(first + per, start + count)
-            rows = data[(begin - start) * self.row_bytes : (end - start) * self.row_bytes]
-            if rows.nbytes:
-                self._put_in_chunk(first, begin, end - begin, rows)
+            yield first, begin, end - begin, data[(begin - start) * self.row_bytes : (end - start) * self.row_bytes]
 
     def put_objects(self, start: int, texts: list[str]) -> None:
         """Writes texts of any length."""
         self.grow(start + len(texts))
         self.dataset[start : start + len(texts)] = texts
 
-    def _put_in_chunk(self, first: int, begin: int, count: int, rows: numpy.ndarray[Any, Any]) -> None:
-        """Writes rows that lie in one chunk, or one row that is cut into several."""
-        places = self._places(first) if self._disk is not None else []
-        if self._disk is None or None in places:
-            self._put_by_hdf5(begin, count, rows)
+    def _write(self, several: Iterable[_Rows]) -> None:
+        """Writes rows, each time of one chunk, or one row that is cut into several."""
+        if not self.row_bytes:
             return
-        before = (begin - first) * self.row_bytes  # 0 where a row is cut
-        for place, (_, low, high) in zip(places, self._pieces, strict=True):
-            self._disk.write_unseen(before + place, rows if len(places) == 1 else rows[low:high])
+        pieces: list[tuple[int, numpy.ndarray[Any, Any]]] = []
+        for first, begin, count, rows in several:
+            places = self._places(first) if self._disk is not None else [None]
+            if None in places:
+                self._put_by_hdf5(begin, count, rows)
+                continue
+            before = (begin - first) * self.row_bytes  # 0 where a row is cut
+            for place, (_, low, high) in zip(places, self._pieces, strict=True):
+                assert place is not None
+                pieces.append((before + place, rows if len(places) == 1 else rows[low:high]))
+        if self._disk is not None and pieces:
+            self._disk.write_unseen(pieces)
 
     def _places(self, first: int) -> list[int | None]:
         """Where in the file the chunks with this row begin; None for room that was something else before."""
@@ -347,6 +363,8 @@ def _chunk(shape: tuple[int, ...], itemsize: int, expected: int) -> tuple[int, .
     return (1, *sizes)
 
 
+_Rows: TypeAlias = tuple[int, int, int, "numpy.ndarray[Any, Any]"]
+"""Rows of one chunk: the first row of the chunk, the first of these, how many they are, and their bytes."""
 Piece = tuple[tuple[int, ...], int, int]
 
 

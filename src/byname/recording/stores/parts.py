@@ -327,9 +327,7 @@ class Part:
         elif type(batch.values) is Tensor:
             array.put_bytes(start, len(batch), bytes_of(batch.values))
         elif array.row_bytes >= _COPIED:
-            array.grow(start + len(batch))
-            for number, value in enumerate(batch.values, start):
-                array.put_bytes(number, 1, bytes_of(value))
+            array.put_each(start, [bytes_of(value) for value in batch.values])
         else:
             array.put_bytes(start, len(batch), bytes_of(torch.stack(list(batch.values))))
 

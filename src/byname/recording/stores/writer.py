@@ -116,6 +116,8 @@ _ATTRIBUTES = 32
 """Of a group: more than a place has."""
 _OUTSIDE = (OSError, RuntimeError, ValueError, KeyError)
 """What h5py raises when the file cannot be written: HDF5's own errors become one of these."""
+_LARGE, _PAGE = 64 * 1024, 4096
+"""Bytes of chunks that begin where a page of the disk does: the system writes them faster."""
 
 
 class Hdf5Store:
@@ -263,7 +265,9 @@ class Hdf5Store:
         # again as of 1.10, it gets indexes of chunks that are small, and fast for many chunks.
         h5py.File(self._disk, "w", libver=("v108", "v110")).close()
         uncached = {} if filters.code else {"rdcc_nbytes": 0}
-        self._file = h5py.File(self._disk, "r+", libver=("v110", "v110"), **uncached)
+        self._file = h5py.File(
+            self._disk, "r+", libver=("v110", "v110"), alignment_threshold=_LARGE, alignment_interval=_PAGE, **uncached
+        )
         self._disk.sign(self._file)
         self._settings = Settings(self._disk, filters, int(run.get("rank", 0)))
         self._inventory = Inventory(self._file, self._settings)

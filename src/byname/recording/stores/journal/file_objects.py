@@ -6,11 +6,11 @@ import atexit
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from byname.recording.stores.journal.descriptors import read_at, write_at
+from byname.recording.stores.journal.descriptors import read_at, write_together
 from byname.recording.stores.journal.frames import Extents
 
 __all__ = ["FileCutError", "GuardedFile", "Positioned", "SUPERBLOCK", "read_by_hdf5"]
@@ -138,10 +138,13 @@ class GuardedFile(Positioned):
         """Nothing: what was written is seen with `commit`."""
 
     def _put(self, data: Any, offset: int) -> None:
+        self._put_together([data], offset)
+
+    def _put_together(self, several: Sequence[Any], offset: int) -> None:
         """Writes to the file itself. One that was cut off gets no more: it would be as long again, and of zeros."""
         self._check_whole()
-        write_at(self._descriptor, data, offset)
-        self._reach = max(self._reach, offset + len(data))
+        end = write_together(self._descriptor, several, offset)
+        self._reach = max(self._reach, end)
 
     def _check_whole(self) -> None:
         """Raises an error where another program has changed the file; a look of a microsecond before each write."""

@@ -37,6 +37,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -155,15 +156,19 @@ class JournaledFile(GuardedFile):
         """Where what was committed ends: bytes before it change only through the journal."""
         return self._fence
 
-    def write_unseen(self, offset: int, data: Any) -> None:
+    def write_unseen(self, pieces: Sequence[tuple[int, Any]]) -> None:
         """Writes bytes to the file at once, where HDF5 has made room and nothing committed leads.
 
         Such are the rows behind the committed length of an array, in a chunk that was allocated behind the `fence` of
         its time: no reader sees them before the commit of the new length, and no journal speaks of them.
+
+        Args:
+            pieces: each with where in the file it goes.
         """
         if self._writable():
             try:
-                self._put(memoryview(data), offset)
+                for several, offset in _runs(pieces):
+                    self._put_together(several, offset)
             except OSError as error:
                 self._fail(error)
 
@@ -312,3 +317,18 @@ class JournaledFile(GuardedFile):
             copy.unlink(missing_ok=True)
             raise
         self._journal.remove()
+
+
+def _runs(pieces: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[Any], int]]:
+    """Pieces of which each begins where the one before it ends, and where the first of them begins."""
+    several: list[Any] = []
+    begin = end = -1
+    for offset, piece in pieces:
+        if several and offset != end:
+            yield several, begin
+            several = []
+        begin = begin if several else offset
+        several.append(piece)
+        end = offset + len(piece)
+    if several:
+        yield several, begin
