@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from time import perf_counter
 
 import torch
@@ -43,12 +44,14 @@ def main() -> None:
         parser.error(f"no topic {unknown[0]!r}; there are {', '.join(_TOPICS)}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"Python {platform.python_version()}, PyTorch {torch.__version__}, one thread")
-    for topic in asked:
+    print(f"Python {platform.python_version()}, PyTorch {torch.__version__}, one thread", flush=True)
+    for number, topic in enumerate(asked, 1):
+        print(f"{number} of {len(asked)}: {topic}; some take ten minutes", file=sys.stderr, flush=True)
         start = perf_counter()
         rows = _TOPICS[topic]()
         if rows:
             print_table(f"{topic} ({perf_counter() - start:.0f} s)", rows)
+            sys.stdout.flush()
 
 
 main()
