@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.extras import needs
+from byname.recording.columns import Scalars, distinct
 from byname.recording.lazy import Values, cropped, read, tail_of
 from byname.recording.sampling import Sampling
 from byname.table import Row, counted
@@ -68,7 +69,7 @@ def to_numpy(values: Values, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
         return numpy_of(values).copy()
     if len(values) == 0:
         return np.zeros(0)
-    if len(set(shapes)) == 1 and tail_of(values) is not None:
+    if len(distinct(shapes)) == 1 and tail_of(values) is not None:
         return read(values, np.arange(len(values)))
     return array_from(list(values))
 
@@ -179,8 +180,10 @@ def to_pandas(series: Records) -> pandas.DataFrame:
 
 def _column(series: Records) -> AnyArray:
     """Numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
+    if isinstance(series.values, Scalars):
+        return np.array(series.values)
     values = [cropped(value, shape) for value, shape in zip(series.values, series.shapes, strict=True)]
-    if all(torch.Size(shape).numel() == 1 for shape in series.shapes):
+    if all(torch.Size(shape).numel() == 1 for shape in distinct(series.shapes)):
         return array_from([value.reshape(()) if issubclass(type(value), Tensor) else value for value in values])
     return objects(_cell(value) for value in values)
 
@@ -271,12 +274,13 @@ def title(series: Records) -> str:
     size = len(series.iterations)
     if not size:
         return f"{series.path}: no records"
-    first, last = min(series.iterations), max(series.iterations)
+    first, last = int(np.min(series.iterations)), int(np.max(series.iterations))
     when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
-    ranks = sorted(set(series.ranks))
+    ranks = distinct(series.ranks)
     among = f", {len(ranks)} ranks" if len(ranks) > 1 else ""
+    modes = " and ".join(sorted(distinct(series.modes)))
     how = f"; {series.sampling}" if series.sampling is not None and str(series.sampling) else ""
-    return f"{series.path}: {counted(size, 'record')}, {when}, {' and '.join(sorted(set(series.modes)))}{among}{how}"
+    return f"{series.path}: {counted(size, 'record')}, {when}, {modes}{among}{how}"
 
 
 class Range:

@@ -16,6 +16,7 @@ from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Numbers
+from byname.recording.columns import Kinds, Scalars
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.distributed.gather import Gatherer
 from byname.recording.sampling import Sampling, Time
@@ -121,15 +122,19 @@ class Column:
             records.sort(key=lambda record: (record.time.iteration, record.call))
         return Series(
             path=self.path,
-            values=[record.value for record in records],
-            iterations=[record.time.iteration for record in records],
-            ranks=[rank] * len(records),
-            calls=[record.call for record in records],
-            modes=[record.time.mode for record in records],
-            shapes=[tuple(record.value.shape) if isinstance(record.value, Tensor) else () for record in records],
-            shards=[record.shard for record in records],
+            values=Scalars.where_alike([record.value for record in records]),
+            iterations=Scalars.of(record.time.iteration for record in records),
+            ranks=Scalars.all(rank, len(records)),
+            calls=Scalars.of(record.call for record in records),
+            modes=Kinds.of([record.time.mode for record in records]),
+            shapes=Kinds.of([_shape(record.value) for record in records]),
+            shards=Kinds.of([record.shard for record in records]),
             sampling=self.sampling,
         )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 _SECONDS = 1.0

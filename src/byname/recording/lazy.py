@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.errors import BadArgumentError
+from byname.recording.columns import Packed, end_to_end, picked
 from byname.table import counted
 
 __all__ = [
@@ -164,8 +165,8 @@ def taken(values: Values, which: slice | Positions) -> Values:
         if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
             which = np.array(range(len(values))[which], np.int64)
         return values[which if isinstance(which, slice) else torch.from_numpy(which)]
-    if isinstance(values, (list, tuple)):
-        return values[which] if isinstance(which, slice) else [values[number] for number in which]
+    if isinstance(values, list | tuple | Packed):
+        return picked(values, which)
     return Picked.of([values]).within(which)
 
 
@@ -175,7 +176,9 @@ def after_each_other(parts: Sequence[Values], shapes: Sequence[Sequence[tuple[in
     tensors = [values for values in every if isinstance(values, Tensor)]
     if every and len(tensors) == len(every) and len({(one.dtype, one.shape[1:]) for one in tensors}) == 1:
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    if all(isinstance(values, (list, tuple, Tensor)) for values in every):
+    if every and all(isinstance(values, Packed) for values in every):
+        return end_to_end(every)
+    if all(isinstance(values, list | tuple | Tensor | Packed) for values in every):
         return [one for values, own in zip(parts, shapes, strict=True) for one in _apart(values, own)]
     return every[0] if len(every) == 1 else Picked.of(every)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.recording import export, to_xarray
+from byname.recording.columns import Kinds, distinct, end_to_end, picked
 from byname.recording.dataset import Samples
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.export import Records
@@ -58,7 +59,7 @@ class Moments:
         self._iterations, self._ranks, self._calls = (
             np.array(column, np.int64) for column in (series.iterations, series.ranks, series.calls)
         )
-        known = set(series.modes)
+        known = distinct(series.modes)
         self.several = len(known) > 1
         modes = np.array([*series.modes] if self.several else [*known], np.str_)
         self._modes = np.broadcast_to(modes, len(self._iterations))
@@ -198,11 +199,11 @@ class Series:
         if not len(self):
             return f"{self.path} has no records"
         asked = f"{self.path} has no value at iteration {iteration} or before it for rank {rank}, call {call}"
-        there = sorted({self.iterations[number] for number in here})
+        there = sorted(distinct(picked(self.iterations, np.array(here, np.int64))))
         if there:
             return f"{asked}; its iterations are {_some(there)}"
-        ranks, calls = (_some(sorted(set(column))) for column in (self.ranks, self.calls))
-        return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted(set(self.modes)))}"
+        ranks, calls = (_some(sorted(distinct(column))) for column in (self.ranks, self.calls))
+        return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted(distinct(self.modes)))}"
 
     def with_values(self, values: Sequence[Any] | Tensor) -> Series:
         """The same records with other values, one for each: what a callback returns.
@@ -363,14 +364,12 @@ def concatenated(parts: Sequence[Series]) -> Series:
         raise BadArgumentError(f"series of one place can be joined, not of {', '.join(paths) or 'none'}")
     if len(parts) == 1:
         return parts[0]
-    sharded = any(len(one.shards) for one in parts)
-    columns: list[list[Any]] = [[], [], [], [], []]
-    shards: list[Any] = []
-    for one in parts:
-        for column, more in zip(columns, _columns(one), strict=False):
-            column.extend(more)
-        shards.extend(one.shards if len(one.shards) else [None] * len(one) if sharded else ())
-    columns.append(shards)
+    *of_each, shards = zip(*map(_columns, parts), strict=True)
+    if any(map(len, shards)):
+        shards = tuple(
+            own if len(own) else Kinds[Shard | None].all(None, len(one)) for own, one in zip(shards, parts, strict=True)
+        )
+    columns = [end_to_end(several) for several in (*of_each, shards)]
     values = after_each_other([one.values for one in parts], [one.shapes for one in parts])
     sampling = next((one.sampling for one in parts if one.sampling is not None), None)
     return _made(replace(parts[0], sampling=sampling), values, columns)
@@ -407,7 +406,7 @@ def without_repeats(series: Series) -> Series:
 
 
 def _picked(series: Series, order: Positions) -> Series:
-    columns = [[column[number] for number in order] if len(column) else [] for column in _columns(series)]
+    columns = [picked(column, order) if len(column) else [] for column in _columns(series)]
     return _made(series, taken(series.values, order), columns)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from byname.recording.series import Series, concatenated
 
 __all__ = ["MemoryStore", "Store"]
@@ -51,9 +53,12 @@ class MemoryStore:
     """Memory takes all."""
 
     def append(self, window: Mapping[str, Series]) -> None:
-        """Keeps a window."""
+        """Keeps a window. Many short ones become a long one, which takes less room; stacked values stay as they are."""
         for path, series in window.items():
-            self._windows.setdefault(path, []).append(series)
+            several = self._windows.setdefault(path, [])
+            several.append(series)
+            if len(several) > _SEVERAL and not isinstance(series.values, Tensor):
+                several[:] = [concatenated(several)]
 
     def flush(self) -> None:
         """Nothing is buffered."""
@@ -96,6 +101,9 @@ class _Kept(Mapping[str, Series]):
 
     def __len__(self) -> int:
         return len(self._sizes)
+
+
+_SEVERAL = 64
 
 
 def _with_own_lists(series: Series) -> Series:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from byname.codec import bytes_of, dtype_name, dtype_named, encoded, size_of_numbers
+from byname.recording.columns import Scalars, picked
 from byname.recording.distributed.dtensor import Shard
+from byname.recording.lazy import Positions, taken
 from byname.recording.series import Series
 from byname.recording.stores.arrays import Array, Settings, dimension, file_type, strings
 from byname.recording.stores.coordinates import Columns, Index, columns_of
@@ -93,12 +95,14 @@ def batches(series: Series, start: int, settled: Callable[[Form], Form]) -> list
     chosen: dict[Form, list[int]] = {}
     for position, form in enumerate(forms):
         chosen.setdefault(settled(form), []).append(position)
-    return [_picked(series, form, at, order) for form, at in chosen.items()]
+    return [_picked(series, form, numpy.array(at), order) for form, at in chosen.items()]
 
 
 def _forms(series: Series) -> list[Form]:
     shards = series.shards or itertools.repeat(None)
     values: Any = series.values
+    if isinstance(values, Scalars) and len(values):
+        return [_NUMBERS[type(values[0])]] * len(values)
     if type(values) is Tensor:
         own = tuple(values.shape[1:])
         name = dtype_name(values.dtype)
@@ -148,17 +152,17 @@ def _is_utf8(value: Any) -> bool:
     return True
 
 
-def _picked(series: Series, form: Form, at: list[int] | slice, order: range) -> Batch:
-    def pick(column: Sequence[Any]) -> Sequence[Any]:
-        return column[at] if isinstance(at, slice) else [column[one] for one in at]
-
-    values: Any = series.values
-    if type(values) is Tensor and not isinstance(at, slice):
-        values = values[torch.tensor(at)]
-    elif type(values) is not Tensor:
-        values = pick(values)
-    columns = [pick(one) for one in (series.iterations, series.ranks, series.calls, series.modes, series.shapes, order)]
-    return Batch(form, values, *columns)
+def _picked(series: Series, form: Form, at: Positions | slice, order: range) -> Batch:
+    return Batch(
+        form,
+        taken(series.values, at),
+        picked(series.iterations, at),
+        picked(series.ranks, at),
+        picked(series.calls, at),
+        picked(series.modes, at),
+        picked(series.shapes, at),
+        picked(order, at),
+    )
 
 
 _COPIED = 64 * 1024

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
+from byname.recording.columns import Kinds, Scalars, distinct, end_to_end, picked
 from byname.recording.lazy import Picked
 from byname.recording.series import Series
 from byname.recording.stores.arrays import FORMAT, VERSION, modes, numbers
@@ -96,19 +97,22 @@ class StoredPlaces(Mapping[str, Series]):
     def __getitem__(self, path: str) -> Series:
         place = self.places[path]
         index = self.index(path)
-        values = [StoredValues(self._source, part) for part in place.parts]
-        several = len(values) > 1
-        shapes, shards = self._shapes(place), [part.form.shard for part in place.parts]
-        numbered = list(zip(index.part.tolist(), index.row.tolist(), strict=True)) if several else []
+        values: list[StoredValues] = [StoredValues(self._source, part) for part in place.parts]
+        shapes = end_to_end([self._shapes(part) for part in place.parts])
+        shards = end_to_end([Kinds.all(part.form.shard, part.count) for part in place.parts])
+        if several := len(place.parts) > 1:
+            begins = numpy.cumsum([0, *(part.count for part in place.parts)])
+            at = begins[index.part] + index.row
+            shapes, shards = picked(shapes, at), picked(shards, at)
         return Series(
             path,
             Picked(values, index.part, index.row) if several else values[0],
-            index.iterations.tolist(),
-            index.ranks.tolist(),
-            index.calls.tolist(),
-            ["eval" if mode == 1 else "train" for mode in index.modes.tolist()],
-            [shapes[part][row] for part, row in numbered] if several else shapes[0],
-            ([shards[part] for part, _ in numbered] if several else shards * len(index.row)) if any(shards) else (),
+            Scalars(index.iterations),
+            Scalars(index.ranks),
+            Scalars(index.calls),
+            Kinds((index.modes == 1).astype(numpy.int8), ("train", "eval")),
+            shapes,
+            shards if distinct(shards) != {None} else (),
             place.sampling,
         )
 
@@ -146,17 +150,13 @@ class StoredPlaces(Mapping[str, Series]):
             names = [(group, name) for group in groups for name in ("values", "bytes") if name.encode() in group.id]
             return sum(int(storage(group, name)) for group, name in names)
 
-    def _shapes(self, place: Stored) -> list[list[tuple[int, ...]]]:
-        shapes = []
-        for part in place.parts:
-            form = part.form
-            if not (form.padded or form.layout == "flat"):
-                shapes.append([form.shape] * part.count)
-                continue
-            with self._source.reading() as file:
-                found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
-                shapes.append([tuple(shape) for shape in first_rows(found, part.count).tolist()])
-        return shapes
+    def _shapes(self, part: PartAt) -> Kinds[tuple[int, ...]]:
+        form = part.form
+        if not (form.padded or form.layout == "flat"):
+            return Kinds.all(form.shape, part.count)
+        with self._source.reading() as file:
+            found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
+            return Kinds.of([tuple(shape) for shape in first_rows(found, part.count).tolist()])
 
 
 def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:
