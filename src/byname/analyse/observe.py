@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -213,7 +214,7 @@ class Observation:
     def _put(self, sample: Callable[..., Sample], value: Tensor, *, gradient: bool) -> None:
         # What is kept is made outside of inference mode, and in full precision. What an analyser computes is no part of
         # the program: a tracker hears nothing of it.
-        precise = torch.autocast(value.device.type, enabled=False)
+        precise = _without_autocast(value.device.type)
         with self._analyser.lock, DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), precise:
             given = sample(value=value.detach(), gradient=gradient)
             self._analyser.put(given)
@@ -325,6 +326,10 @@ class PlaceKinds:
         output = modules.get(_without_items(plain)) is module
         parameter = modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
         return PlaceKind(output, parameter, gradient, Surroundings(modules, plain, module, output))
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _without_items(path: str) -> str:

@@ -45,6 +45,7 @@ class Kept:
 
     def __init__(self, model: nn.Module) -> None:
         self._undo: list[Callable[[], None]] = [*_modes(), *_generators()]
+        self._empty: list[dict[Any, Any]] = []
         self._seen: set[int] = set()
         self._tensors: list[_Tensor] = []
         self._storages: dict[int, tuple[Any, Any]] = {}
@@ -115,6 +116,9 @@ class Kept:
                 tensor.restore()
         for undo in self._undo[::-1]:
             undo()
+        for held in self._empty:
+            if held:
+                held.clear()
 
     def _keep_class(self, module: nn.Module) -> None:
         kind = type(module)
@@ -149,6 +153,9 @@ class Kept:
 
     def _keep_dict(self, held: dict[Any, Any], depth: int) -> None:
         base: Any = OrderedDict if type(held) is OrderedDict else dict
+        if not base.__len__(held):  # as nearly all registries of a module are
+            self._empty.append(held)
+            return
         before = list(base.items(held))
 
         def undo() -> None:

@@ -210,6 +210,7 @@ for mine, whole in zip(seen(chunks[rank]), seen(data), strict=True):
     compare({"1": found["1"]}, {"1": wanted["1"]})
     assert [*found] == [*wanted]
 print("equal")
+distributed.destroy_process_group()
 """
 
 

@@ -235,13 +235,19 @@ _PIECE = 1 << 19
 
 def _nonzeros(samples: Tensor, over: list[int]) -> Tensor:
     """How many values are not zero; in a sixth of the time that `torch.count_nonzero` takes on the CPU (2.13)."""
-    rows = _PIECE // max(1, samples.numel() // max(1, len(samples)))
+    if samples.dtype is torch.bool:
+        return samples.sum(over)
+    count = len(samples)
+    rows = _PIECE // max(1, samples.numel() // max(1, count))
     if samples.device.type != "cpu" or not rows:
         return torch.count_nonzero(samples, over)
-    counts = torch.zeros(samples.shape[1], dtype=torch.int64)
-    for piece in torch.split(samples, rows):
-        counts += torch.ne(piece, 0, out=torch.empty_like(piece, dtype=torch.float32)).sum(over).long()
-    return counts
+    if count <= rows:
+        return _nonzeros_of_piece(samples, over)
+    return torch.stack([_nonzeros_of_piece(piece, over) for piece in torch.split(samples, rows)]).sum(0)
+
+
+def _nonzeros_of_piece(piece: Tensor, over: list[int]) -> Tensor:
+    return torch.ne(piece, 0, out=torch.empty_like(piece, dtype=torch.float32)).sum(over).long()
 
 
 def check_channels(before: Tensor, now: Tensor) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -30,6 +32,18 @@ from byname.text import printable
 __all__ = ["PairStatistic", "Statistic"]
 
 
+@contextmanager
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():  # what is kept is changed in place outside of it, too
+        yield
+
+
+def _plain() -> AbstractContextManager[object]:
+    """A context without gradients and outside of inference mode; it costs next to nothing where that is so already."""
+    return _without_gradients() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else _ALREADY
+
+
+_ALREADY = nullcontext()
 _ABOUT = frozenset({"statistic", "version", "settings"})
 """What a state says of itself."""
 
@@ -96,7 +110,7 @@ class Statistic(ABC):
                 ``nan="raise"``; if a weight is negative or not finite. Nothing is taken then.
         """
         samples = samples_of(batch)
-        with torch.inference_mode(False), torch.no_grad():  # what is kept is changed in place outside of it, too
+        with _plain():
             self._add(samples, checked_weights(weights, samples))
         self.count += len(samples)
         return self
@@ -123,7 +137,7 @@ class Statistic(ABC):
             return self
         if other is self or other.device != self.device:
             other = other.twin().to(self.device)
-        with torch.inference_mode(False), torch.no_grad():
+        with _plain():
             self._merge(other)
         self.count, self.nans = self.count + other.count, self.nans + other.nans
         return self
