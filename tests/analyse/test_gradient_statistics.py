@@ -485,6 +485,7 @@ for path in ("forward", "weight"):
         one, other = together.result()[path][figure], whole.result()[path][figure]
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-10, atol=0)
 print("equal")
+distributed.destroy_process_group()
 """
 
 

@@ -356,6 +356,7 @@ for similarity, part in ((mine, data[rank::2]), (whole, data)):
 paths, matrix = mine.reduce().matrix()
 torch.testing.assert_close(matrix, whole.matrix()[1], rtol=1e-12, atol=0)
 print("equal")
+distributed.destroy_process_group()
 """
 
 

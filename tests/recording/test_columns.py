@@ -59,7 +59,7 @@ def test_one_item_for_all_records_takes_no_room_for_each():
 def test_nobody_writes_to_a_column():
     mine = np.arange(3)
     column = Scalars(mine)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="read-only"):
         np.asarray(column)[0] = 7
     mine[0] = 5  # the array is still its owner's
     assert not hasattr(column, "append")

@@ -175,7 +175,7 @@ def test_what_is_done_to_a_result_is_not_done_to_what_goes_on_being_recorded():
         model(torch.ones(1, 3))
         series = recorder.results["first"]
         series.values.clear()
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="read-only"):
             np.asarray(series.iterations)[0] = 7
         model(torch.ones(1, 3))
     assert recorder.results["first"].iterations == [0, 1]
