@@ -105,6 +105,20 @@ def rounded():
     return model, optimizer
 
 
+def one_logit():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long)))
+    return model, optimizer
+
+
+def probability_of_one():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.binary_cross_entropy(torch.softmax(model(x), -1), (y.view(-1, 1) > 0).float()))
+    return model, optimizer
+
+
 def detached_generator():
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     of_generator = torch.optim.SGD(generator.parameters(), 0.1)
@@ -339,6 +353,8 @@ LINEAR = ["model.bias", "model.weight"]
         (no_zero_grad, "never-zeroed", LINEAR),
         (no_rate, "zero-learning-rate", []),
         (rounded, "zero-gradient", LINEAR),
+        (one_logit, "zero-gradient", LINEAR),
+        (probability_of_one, "zero-gradient", LINEAR),
         (detached_generator, "detached-parameter", ["generator.bias", "generator.weight"]),
         (through_numpy, "detached-parameter", ["encoder.bias", "encoder.weight"]),
         (wrapped_anew, "leaf-loss", ["loss"]),
@@ -372,6 +388,19 @@ def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one()
     _, (finding,) = found_in(another_model)
     assert "`model.bias` and `model.weight`, and no optimizer has them" in finding.message
     assert "of the 6 steps of Adam" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "line"),
+    [
+        (one_logit, "log_softmax() at", "F.cross_entropy(model(x)"),
+        (probability_of_one, "softmax() at", "torch.softmax(model(x), -1)"),
+    ],
+)
+def test_of_a_softmax_of_one_element_the_line_is_told(program, said, line):
+    _, (finding,) = found_in(program)
+    assert said in finding.message and "along a dimension with one element" in finding.message
+    assert line in finding.sites[0].statement and "binary_cross_entropy_with_logits" in finding.remedy
 
 
 def test_of_round_the_line_is_told():

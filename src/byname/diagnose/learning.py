@@ -292,9 +292,24 @@ def _flat_among(nodes: Iterable[Any], roots: Sequence[Any]) -> Flat | None:
     for node in nodes:
         kind = type(node).__name__.rstrip("0123456789")
         if kind in _FLAT:
-            context = FailureContext(roots)
-            return Flat(kind.removesuffix("Backward").lower(), context.site(context.walk.numbers[node]))
+            return Flat(kind.removesuffix("Backward").lower(), _site_of(node, roots))
+        if kind in _SOFTMAX and _is_of_one(node):
+            return Flat(_SOFTMAX[kind], _site_of(node, roots), of_one=True)
     return None
+
+
+_SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
+
+
+def _is_of_one(node: Any) -> bool:
+    """Return whether a softmax was along a dimension with one element."""
+    shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
+    return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
+
+
+def _site_of(node: Any, roots: Sequence[Any]) -> Site | None:
+    context = FailureContext(roots)
+    return context.site(context.walk.numbers[node])
 
 
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:

@@ -40,10 +40,17 @@ class Rebinding(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """An operation whose derivative is 0 everywhere, such as ``round``, and the line that calls it."""
+    """An operation whose derivative is 0 everywhere, such as ``round``.
+
+    Attributes:
+        operation: its name.
+        site: the line that calls it.
+        of_one: whether it is a softmax along a dimension with one element, the result of which is always the same.
+    """
 
     operation: str
     site: Site | None
+    of_one: bool = False
 
 
 class Steps(NamedTuple):
@@ -112,6 +119,10 @@ def nothing_learnt(
 _CHOICES = (
     "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "
     "weight the log-probability of what was drawn (REINFORCE)"
+)
+_ONE_ELEMENT = (
+    "take it along the dimension of the classes; one logit a sample goes to binary_cross_entropy_with_logits, or to a "
+    "sigmoid: cross_entropy, which begins with log_softmax, needs a logit for each class"
 )
 _DRAWN = {
     "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
@@ -205,7 +216,11 @@ def made_anew(steps: Steps, number: int, names: tuple[Name, ...]) -> Finding:
 def _zero(steps: Steps, names: tuple[Name, ...]) -> Finding:
     message = f"the gradient of {quote_all(names)} is exactly 0 in each of those of {steps} that were looked at"
     if steps.flat is not None:
-        operation, site = steps.flat
+        operation, site, of_one = steps.flat
+        if of_one:
+            message += f": {operation}(){at(site)} is along a dimension with one element, so that its result is always "
+            message += "0" if operation == "log_softmax" else "1"
+            return Finding("zero-gradient", message, culprits_of(*names), known_sites(site, steps.site), _ONE_ELEMENT)
         message += f": the derivative of {operation}(){at(site)} is 0 everywhere"
         remedy = _DRAWN.get(operation) or (
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
