@@ -249,9 +249,9 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "growing-cache",
         lambda found: bool(found.group.ways) and found.is_one() and found.was_there(),
-        "the tensor of this name is larger than before: where each holds the one before it, as with torch.cat, keep only "
-        "the part that is still needed, x = x[-limit:].clone(), or allocate it once at full size and overwrite the "
-        "oldest part; where each is made anew, it is the input that became larger",
+        "the tensor of this name is larger than before: where each holds the one before it, as with torch.cat, keep "
+        "only the part that is still needed, x = x[-limit:].clone(), or allocate it once at full size and overwrite "
+        "the oldest part; where each is made anew, it is the input that became larger",
     ),
     (
         "growing-cache",
