@@ -13,6 +13,7 @@ from programs import write
 from torch import nn
 
 import byname
+from byname.cli.sparklines import BARS, sparkline
 
 TRAINS = """
     import torch
@@ -145,6 +146,16 @@ def test_no_color_is_kept_and_lines_fit_the_terminal(name, runs, waiting, narrow
         too_long = [line for line in text.splitlines() if len(line) > width]
         assert [line for line in too_long if not is_excepted(line)] == []
         assert width < 200 or not too_long
+
+
+def test_a_terminal_shows_how_values_went_and_a_pipe_does_not(runs, waiting, narrow, plain):
+    _, forks = narrow
+    lines = printed(forks, runs, "show --tail", waiting, os.openpty()).splitlines()
+    with byname.open(runs / "run.h5") as recording:
+        means = [float(value.double().mean()) for value in recording["1"].values]
+    (mine,) = [line.split() for line in lines if line.startswith("  1 ")]
+    assert mine == ["1", sparkline(means), f"{means[-1]:.4g}"] and len({*mine[1]}) > 1
+    assert not {*BARS} & {*printed(plain, runs, "show --tail", waiting, os.pipe())}
 
 
 def is_excepted(line):

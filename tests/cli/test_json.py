@@ -47,7 +47,14 @@ def test_records_of_a_place(recorded, capsys):
         for row, value in zip(told["records"], values, strict=True):
             assert torch.equal(torch.tensor(row["value"]), value)
     assert main(["show", "--json", "--place", "nope", str(recorded)]) == 1
-    assert main(["show", "--json", "--tail", str(recorded)]) == 2
+
+
+def test_what_comes(recorded, capsys):
+    assert main(["show", "--json", "--tail", str(recorded)]) == 0
+    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {*told} == fields("byname show --tail --json")
+    assert told["came"] == told["records"] == {"0": 3, "1": 3}
+    assert (told["iteration"], told["ended"], told["complete"], told["missing"]) == (2, True, True, [])
 
 
 def test_a_report(recorded, tmp_path, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from byname.cli.command import CommandError
 from byname.cli.running import positive
 
 __all__ = ["Show"]
@@ -36,7 +35,9 @@ class Show:
         parser.add_argument(
             "--repair", action="store_true", help="first put what a crash has left into the file, for other readers"
         )
-        parser.add_argument("--json", action="store_true", help="print JSON, with all rows")
+        parser.add_argument(
+            "--json", action="store_true", help="print JSON, with all rows; with --tail a line of it for each change"
+        )
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
         parser.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
@@ -47,10 +48,8 @@ class Show:
 
         if options.repair:
             shown.repaired(options.file)
-        if options.tail and options.json:
-            raise CommandError("--tail tells in words what comes; --json goes without it", exit_code=2)
         if options.tail:
-            return shown.tail(options.file)
+            return shown.tail(options.file, in_json=options.json)
         with shown.opened(options.file) as recording:
             if options.json:
                 shown.as_json(recording, options.place, ranges=not options.no_ranges)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, say, show
+from byname.cli.sparklines import Sparklines
 from byname.cli.width import fitted, table_width, width_of
 from byname.errors import BynameError
 from byname.table import Row, counted, printable
@@ -122,20 +123,28 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def tail(name: str) -> int:
+def tail(name: str, *, in_json: bool = False) -> int:
     """Prints a line for what comes, until the recording is closed or somebody presses Ctrl-C.
 
     Args:
         name: the file, which need not be there yet.
+        in_json: whether each line is a JSON object; else it is in words, and a terminal also shows how values went.
     """
     before: dict[str, int] = {}
+    course = Sparklines() if sys.stdout.isatty() and not in_json else None
     try:
         for recording in states(name):
-            rows = recording.rows()
+            rows = recording.rows(ranges=False)
             came = {row["path"]: row["records"] - before.get(row["path"], 0) for row in rows}
+            before = {row["path"]: row["records"] for row in rows}
+            if in_json:
+                print(json.dumps(_object(recording, rows, came)), flush=True)
+                continue
             if any(came.values()):
                 print(_line(rows, came), flush=True)
-            before = {row["path"]: row["records"] for row in rows}
+                if course is not None:
+                    course.add(recording, came)
+                    print("\n".join(course.lines(table_width(sys.stdout))), flush=True)
             if recording.ended:
                 state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
                 show(f"{printable(name)} is closed, and {state}")
@@ -183,8 +192,25 @@ def _written(name: str) -> list[tuple[str, int, int]]:
     return found
 
 
+def _object(recording: Recording, rows: list[Row], came: dict[str, int]) -> dict[str, Any]:
+    """What a line of JSON tells; docs/json.md has its schema."""
+    return {
+        "iteration": max((_last(row) for row in rows), default=None),
+        "came": {path: count for path, count in came.items() if count},
+        "records": {row["path"]: row["records"] for row in rows},
+        "ended": recording.ended,
+        "complete": recording.complete,
+        "missing": list(recording.missing),
+    }
+
+
 def _line(rows: list[Row], came: dict[str, int]) -> str:
     """What came: until which iteration, how much, and how much there is."""
-    last = max(int(row["iterations"].rpartition("-")[2]) for row in rows if came[row["path"]])
+    last = max(_last(row) for row in rows if came[row["path"]])
     new = f"{counted(sum(came.values()), 'record')} of {counted(sum(map(bool, came.values())), 'place')}"
     return f"{time.strftime('%H:%M:%S')}  to iteration {last}: {new}, {sum(row['records'] for row in rows)} in all"
+
+
+def _last(row: Row) -> int:
+    """The last iteration of a place."""
+    return int(row["iterations"].rpartition("-")[2])
