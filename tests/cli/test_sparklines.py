@@ -44,3 +44,25 @@ def test_the_newest_numbers_are_kept_and_a_line_fits(width):
     assert shown <= RECORDS and told["forward.mean"] == [sparkline(range(60 - shown, 60)), "59"]
     assert told["forward.bad"] == ["·", "nan"] and "forward.word" not in told
     assert told["forward.x"][1] == "59"
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        value_with_a_rather_long_name = 2 * x
+        return value_with_a_rather_long_name
+
+
+class Places(nn.Sequential):
+    def forward(self, x):
+        much = 10**400
+        return super().forward(x)
+
+
+def test_places_whose_names_end_the_same_have_a_line_each_and_a_number_beyond_floats_is_a_dot():
+    model, course = Places(Doubled(), Doubled()), Sparklines()
+    with byname.record(model, ["*.forward.value_with_a_rather_long_name", "forward.much"]) as recorder:
+        model(torch.ones(1))
+    course.add(recorder.results, {path: len(series) for path, series in recorder.results.items()})
+    lines = course.lines(30)
+    assert lines[1].split()[0] == lines[2].split()[0]  # too long for the terminal: the ends are the same
+    assert [line.split()[1:] for line in lines] == [["·", "inf"], ["▁", "2"], ["▁", "4"]]

@@ -29,7 +29,7 @@ def sparkline(numbers: Iterable[float]) -> str:
     """Numbers as bars between the smallest and the largest; what is not finite is a dot.
 
     >>> sparkline([0.0, 1.0, 7.0, float("nan"), 3.5]), sparkline([2.0, 2.0])
-    ('▁▂█·▄', '▁▁')
+    ('▁▂█·▅', '▁▁')
     """
     several = list(numbers)
     finite = [number for number in several if math.isfinite(number)]
@@ -61,12 +61,12 @@ class Sparklines:
     def lines(self, width: int) -> list[str]:
         """One line a place, no longer than so many characters where that is possible."""
         room = max(_LEAST, width - RECORDS - _NUMBER)
-        told = {_end_of(printable(path), room): numbers for path, numbers in self._numbers.items() if numbers}
-        longest = max(map(len, told), default=0)
+        told = [(_end_of(printable(path), room), numbers) for path, numbers in self._numbers.items() if numbers]
+        longest = max((len(name) for name, _ in told), default=0)
         shown = max(1, min(RECORDS, width - longest - _NUMBER))
         return [
             f"  {name:{longest}}  {sparkline(list(numbers)[-shown:])}  {numbers[-1]:.4g}"
-            for name, numbers in told.items()
+            for name, numbers in told
         ]
 
 
@@ -83,4 +83,9 @@ def _number(value: Any) -> list[float]:
     """The number that stands for a value; none for text and the like."""
     if isinstance(value, Tensor):
         return [float(value.double().mean())] if value.numel() and not value.is_complex() else []
-    return [float(value)] if isinstance(value, bool | int | float) else []
+    if not isinstance(value, bool | int | float):
+        return []
+    try:
+        return [float(value)]
+    except OverflowError:  # a whole number beyond the floats
+        return [math.inf if value > 0 else -math.inf]
