@@ -64,10 +64,7 @@ class Sparklines:
         told = [(_end_of(printable(path), room), numbers) for path, numbers in self._numbers.items() if numbers]
         longest = max((len(name) for name, _ in told), default=0)
         shown = max(1, min(RECORDS, width - longest - _NUMBER))
-        return [
-            f"  {name:{longest}}  {sparkline(list(numbers)[-shown:])}  {numbers[-1]:.4g}"
-            for name, numbers in told
-        ]
+        return [f"  {name:{longest}}  {sparkline(list(numbers)[-shown:])}  {numbers[-1]:.4g}" for name, numbers in told]
 
 
 _NUMBER = 17
