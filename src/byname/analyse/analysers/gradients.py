@@ -220,9 +220,12 @@ def _norm(tensors: list[Tensor], others: list[Tensor] | None = None) -> float:
 def _square(one: Tensor, other: Tensor | None = None) -> Tensor:
     """The sum of squares of a tensor, or of its distance from another, in float64."""
     total = torch.zeros((), dtype=torch.float64, device=one.device)
+    wide, subtracted = _Wide(), _Wide()
     for piece, *less in _pieces(one) if other is None else _pieces(one, other):
-        far = (piece.double() - less[0] if less else piece.double()).flatten()
-        total += torch.dot(far, far)
+        far = wide(piece)
+        if less:
+            far -= subtracted(less[0])
+        total += torch.dot(far.view(-1), far.view(-1))
     return total
 
 
@@ -232,10 +235,27 @@ _PIECE = 1 << 17
 
 def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     """The same parts of tensors of one shape, along their first dimension; on a GPU all as one."""
-    length, size = tensors[0].shape[:1].numel(), tensors[0].numel()
-    if size <= _PIECE or tensors[0].device.type != "cpu":
+    if tensors[0].numel() <= _PIECE or tensors[0].device.type != "cpu":
         return [tensors]
-    return zip(*(torch.split(one, max(1, _PIECE * length // size)) for one in tensors), strict=True)
+    if all(one.is_contiguous() for one in tensors):
+        tensors = tuple(one.view(-1) for one in tensors)
+    step = max(1, _PIECE * len(tensors[0]) // tensors[0].numel())
+    return zip(*(torch.split(one, step) for one in tensors), strict=True)
+
+
+class _Wide:
+    """Pieces as float64, each in the memory of the one before: new memory for each would take longer than the work.
+
+    To convert both operands and then subtract is faster, too, than to subtract what is of another dtype.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.float64)
+
+    def __call__(self, piece: Tensor) -> Tensor:
+        if self._room.numel() < piece.numel() or self._room.device != piece.device:
+            self._room = torch.empty(piece.numel(), dtype=torch.float64, device=piece.device)
+        return self._room[: piece.numel()].view(piece.shape).copy_(piece)
 
 
 def _parameters(sample: Sample) -> list[Tensor]:
@@ -333,9 +353,9 @@ class ElementMoments(Statistic):
 
     def _join(self, mean: Tensor, squares: Tensor | None, count: int) -> None:
         """The update of Chan, Golub and LeVeque 1979; for a single sample that of Welford 1962."""
-        whole = self.count + count
+        whole, wide = self.count + count, _Wide()
         for piece, known, spread in _pieces(mean, self._mean, self._squares):
-            distance = piece - known  # in float64, whatever the sample is in
+            distance = wide(piece).sub_(known)
             known.add_(distance, alpha=count / whole)
             spread.addcmul_(distance, distance, value=self.count / whole * count)
         if squares is not None:
