@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from byname.autograd.leaves import Leaves, find_leaves, leaves_among
+from byname.autograd.pause import backward_paused
 from byname.autograd.saved import Saved, find_saved, rows_among
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import Walk
@@ -240,7 +241,7 @@ def graph(root: Any) -> Graph:
     [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
     """
     walk, question = Walk(root), Question()
-    with DisableTorchFunction(), collection_paused():
+    with backward_paused(), DisableTorchFunction(), collection_paused():
         leaves = leaves_among(walk, find_leaves(walk, question))
         slots = slots_of(walk)  # not before: these refer to leaves, and references to them are counted
         fields = _fields_of(walk, _tensor_names(walk, question, leaves))

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, overload
 import torch
 
 from byname.autograd.leaves import opaque_notes
+from byname.autograd.pause import backward_paused
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Walk
 from byname.naming.describe import Describer
@@ -217,7 +218,7 @@ def saved(root: Any) -> Saved:
 
 def saved_of(walk: Walk) -> Saved:
     """Return the saved tensors of an existing walk."""
-    with DisableTorchFunction(), collection_paused():
+    with backward_paused(), DisableTorchFunction(), collection_paused():
         return rows_of(walk, slots_of(walk))
 
 

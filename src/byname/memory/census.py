@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import torch
 
+from byname.autograd.pause import PATIENCE
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unattributed, used
@@ -354,10 +355,15 @@ def _memory(block: StorageRegion) -> str:
 
 
 def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
-    hidden = alive.hidden
-    if not hidden:
-        return ()
-    return (
-        f"gc.freeze() hides {counted(hidden, 'object')} from the garbage collector's list: byname searched from the "
-        "variables only, and tensors that only C code leads to are missing; gc.unfreeze() shows them",
-    )
+    told = []
+    if alive.hidden:
+        told.append(
+            f"gc.freeze() hides {counted(alive.hidden, 'object')} from the garbage collector's list: byname searched "
+            "from the variables only, and tensors that only C code leads to are missing; gc.unfreeze() shows them"
+        )
+    if alive.unread:
+        told.append(
+            f"a backward in another thread had not ended after {PATIENCE:.0f} seconds, and what nodes save cannot be "
+            "read meanwhile: tensors that only graphs hold are missing"
+        )
+    return tuple(told)

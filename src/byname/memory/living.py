@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from byname.autograd.pause import backward_elsewhere
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
 from byname.naming.referrers import candidates, codes_of, everything, reached_from
@@ -49,10 +50,12 @@ class LiveObjects:
         modules, optimizers: every live one.
         links: the references from PyTorch's C++ to each tensor, by its id.
         hidden: the number of objects that ``gc.freeze`` hides from the collector's list.
+        unread: whether what nodes have saved was not read, since another thread's backward did not come to its end.
     """
 
     def __init__(self, objects: list[object], hidden: int) -> None:
         self.hidden = hidden
+        self.unread = backward_elsewhere()
         tensors, nodes, storages, modules, optimizers = _sorted_out(objects)
         self.tensors = Targets(tensors)
         self.visible = len(tensors)
@@ -79,14 +82,15 @@ class LiveObjects:
             roots += [node for tensor in fresh if (node := self._follow_tensor(tensor)) is not None]
             found = Ours(nodes_from(roots, seen))
             self.nodes += found
-            for node, role, tensor in held_by_nodes(found):
+            for node, role, tensor in () if self.unread else held_by_nodes(found):
                 self._found(tensor, Link(node, role))
             fresh, roots = Ours(self.tensors[before:]), Ours()
 
     def _follow_hidden(self) -> None:
         """Add the tensors in Python objects that only nodes hold, which ``gc.freeze`` hides from the collector."""
         custom = [node for node in self.nodes if issubclass(type(node), torch.autograd.function.BackwardCFunction)]
-        packed = [one for _, _, raw in packed_in(self.nodes) for one in (raw.data, raw.unpack_hook)]
+        slots = () if self.unread else packed_in(self.nodes)
+        packed = [one for _, _, raw in slots for one in (raw.data, raw.unpack_hook)]
         for tensor in _sorted_out(reached_from([], [*custom, *packed]))[0]:
             if id(tensor) not in self._known:
                 self._known.add(id(tensor))

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.autograd.pause import backward_elsewhere, backward_paused
 from byname.autograd.slots import packed_in
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
 from byname.memory.blocks import StorageRegion, blocks_of, used
@@ -226,8 +227,8 @@ def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Disable the program's modes and overrides, and pause the garbage collector, while a snapshot is in use."""
-    with DisableTorchFunction(), collection_paused(), _disable_current_modes():
+    """Disable the program's modes and overrides while a snapshot is in use; the collector and backward calls wait."""
+    with backward_paused(), DisableTorchFunction(), collection_paused(), _disable_current_modes():
         yield
 
 
@@ -267,7 +268,7 @@ def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
     for node in nodes:
         if issubclass(type(node), torch.autograd.function.BackwardCFunction):
             yield node, _context(node)
-    for node, slot, raw in packed_in(nodes):
+    for node, slot, raw in () if backward_elsewhere() else packed_in(nodes):
         for one in (raw.data, raw.unpack_hook):
             yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
 
