@@ -19,6 +19,15 @@ FROZEN = {"analyse", "drawing", "edits", "model", "recording", "rewriting", "tra
 
 
 def pytest_collection_modifyitems(items):
+    grids = {}
+    for item in items:
+        if grid := item.get_closest_marker("grid"):
+            grids.setdefault(item.nodeid.partition("[")[0], (grid.kwargs["fast"], []))[1].append(item)
+    for fast, cases in grids.values():
+        quick = {round(at * (len(cases) - 1) / (fast - 1)) for at in range(fast)}
+        for at, item in enumerate(cases):
+            if at not in quick:
+                item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("sees_nothing"):
             item.add_marker(pytest.mark.filterwarnings("ignore::byname.errors.NothingSeenWarning"))

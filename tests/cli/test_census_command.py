@@ -36,6 +36,7 @@ def test_a_script_runs_as_under_python(name, files, forks):
     assert tables == (name not in NEVER_ENDS)
 
 
+@pytest.mark.grid(fast=5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
     plain = run_started(files, COMMANDS[name], GIVEN)

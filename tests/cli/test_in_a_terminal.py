@@ -131,12 +131,14 @@ def printed(forks, folder, name, process, ends):
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
+@pytest.mark.grid(fast=10)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_in_a_pipe_has_a_colour_code(name, runs, waiting, plain):
     text = printed(plain, runs, name, waiting, os.pipe())
     assert text and "\x1b" not in text
 
 
+@pytest.mark.grid(fast=16)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_color_is_kept_and_lines_fit_the_terminal(name, runs, waiting, narrow):
     width, forks = narrow

@@ -76,6 +76,7 @@ def told(way):
     return " ".join(way[3:]) or "run"
 
 
+@pytest.mark.grid(fast=6)
 @pytest.mark.parametrize("way", WAYS, ids=told)
 @pytest.mark.parametrize("flags", FILTERS)
 def test_warnings_have_the_programs_lines_and_filters(flags, way, tmp_path):
