@@ -55,7 +55,10 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    whole = _Parser(prog="byname", description="PyTorch programs in their own words.")
+    whole = _Parser(
+        prog="byname",
+        description="Explain errors, list live tensors and record values of a PyTorch program, without changing it.",
+    )
     commands = whole.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
         summary, description = described(command)

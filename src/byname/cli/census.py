@@ -14,7 +14,7 @@ __all__ = ["Census"]
 
 
 class Census:
-    """Run a program, and tell which tensors are alive in it, or which become more and more.
+    """Run a program, and list which tensors are alive in it, or which grow in number.
 
     The program runs as under python: the same arguments, output, exit code and traceback. When its last line has run,
     a census goes to the standard error; when it fails, a census of the moment of the error, with the variables of the

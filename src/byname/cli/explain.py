@@ -12,7 +12,7 @@ __all__ = ["Explain"]
 
 
 class Explain:
-    """Tell what a process is doing at this moment, and how much is alive in it.
+    """Show what a running process is doing, and how many tensors are alive in it.
 
     For each of its threads: the lines of the program, the module that is being called, and the function of the library
     it is in. The process goes on unchanged. It has to be one that was started by `byname run --census-on-signal` or

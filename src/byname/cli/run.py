@@ -19,7 +19,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """Run a program, explain in its own words what autograd refuses, and record values of its model.
+    """Run a program, explain its errors of autograd, and record values of its model.
 
     The program runs as under python: the same arguments, output, exit code and traceback. An error of autograd gets
     a note that says which variables and lines it comes from. Options of Python stand before the module byname:

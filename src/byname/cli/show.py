@@ -11,7 +11,7 @@ __all__ = ["Show"]
 
 
 class Show:
-    """Tell what is inside a recording: places, types, shapes, iterations, processes, and the range of the values.
+    """Show what is inside a recording: places, types, shapes, iterations, processes, and the range of the values.
 
     The file may still be written, or be what a crash has left; then the last lines say what is missing. Files of
     several processes (run.rank0.h5, run.rank1.h5, ...) are shown as one: byname show run.h5
