@@ -12,6 +12,7 @@ from programs import write
 from torch import nn
 
 import byname
+from byname.cli import main, shown
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,19 @@ def test_a_table_tells_the_run_and_each_place_with_its_range(runs, forks):
 def test_without_ranges_no_value_is_read(runs, forks):
     assert "min" not in forks.run(runs, ["show", "--no-ranges", "shown.h5"]).out.decode().split()
     assert "min" in forks.run(runs, ["show", "shown.h5"]).out.decode().split()
+
+
+def test_of_a_large_recording_ranges_are_read_on_request_only(runs, monkeypatch, capsys):
+    monkeypatch.setattr(shown, "SMALL", 100)
+    file = str(runs / "shown.h5")
+    assert main(["show", file]) == 0
+    out, err = capsys.readouterr()
+    assert "min" not in out.split()
+    assert f"byname show --ranges {file}" in " ".join(err.split())
+    assert main(["show", "--ranges", file]) == 0
+    out, err = capsys.readouterr()
+    assert "min" in out.split()
+    assert not err
 
 
 def test_the_records_of_a_place_are_shown_one_a_line(runs, forks):

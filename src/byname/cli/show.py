@@ -25,7 +25,7 @@ class Show:
     """
 
     name = "show"
-    usage = "show [--place PATH | --tail] [--json] [--repair] [--top K] [--no-ranges] FILE"
+    usage = "show [--place PATH | --tail] [--json] [--repair] [--top K] [--ranges | --no-ranges] FILE"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The file, and what of it."""
@@ -39,7 +39,9 @@ class Show:
             "--json", action="store_true", help="print JSON, with all rows; with --tail a line of it for each change"
         )
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
-        parser.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
+        ranges = parser.add_mutually_exclusive_group()
+        ranges.add_argument("--ranges", action="store_true", help="read all values for min, max and mean, however many")
+        ranges.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -56,6 +58,9 @@ class Show:
             elif options.place:
                 shown.places(recording, options.place, options.top)
             else:
-                shown.table(recording, options.file, options.top, ranges=not options.no_ranges)
+                few = options.ranges or shown.is_small(recording)
+                shown.table(recording, options.file, options.top, ranges=few and not options.no_ranges)
+                if not few and not options.no_ranges:
+                    shown.say_how_to_get_ranges(options.file)
         sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
         return 0

@@ -63,6 +63,21 @@ def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:
     show(recording.head(most, width=table_width(sys.stdout), ranges=ranges))
 
 
+SMALL = 64 << 20
+"""Bytes of values that are read for their ranges without being asked for: that takes no second."""
+
+
+def is_small(recording: Recording) -> bool:
+    """Whether the ranges of all values are there at once."""
+    size: int = sum(row["bytes"] for row in recording.rows())
+    return size <= SMALL
+
+
+def say_how_to_get_ranges(name: str) -> None:
+    """Tell why the table has no ranges."""
+    say(f"min, max and mean are left out, since all values would be read: byname show --ranges {printable(name)}")
+
+
 def _print_labelled(label: str, words: str) -> None:
     width = width_of(sys.stdout)
     lines = fitted(words, None if width is None else width - len(label)).split("\n")

@@ -283,6 +283,10 @@ def title(series: Records) -> str:
     return f"{series.path}: {counted(size, 'record')}, {when}, {modes}{among}{how}"
 
 
+_WITH_RANGES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+"""Types of which PyTorch tells the range without a copy as float64."""
+
+
 class Range:
     """The range of all numbers that were added; NaN is only counted, complex numbers count by their size."""
 
@@ -296,14 +300,22 @@ class Range:
             value = torch.tensor(abs(value) if type(value) is complex else float(value), dtype=torch.float64)
         if type(value) is not Tensor or not value.numel():
             return
-        numbers = (value.to(torch.complex128).abs() if value.is_complex() else value.to(torch.float64)).reshape(-1)
-        of_all = numbers.numel()
-        numbers = numbers[~numbers.isnan()]
-        self.nan += of_all - numbers.numel()
-        if numbers.numel():
-            low, high = torch.aminmax(numbers)
-            self.smallest, self.largest = min(self.smallest, low.item()), max(self.largest, high.item())
-            self.total, self.count = self.total + numbers.sum().item(), self.count + numbers.numel()
+        numbers = value.reshape(-1)
+        if numbers.is_complex():
+            numbers = numbers.to(torch.complex128).abs()
+        elif numbers.dtype not in _WITH_RANGES:
+            numbers = numbers.to(torch.float64)
+        low, high = (one.item() for one in torch.aminmax(numbers))
+        if math.isnan(low):
+            of_all = numbers.numel()
+            numbers = numbers[~numbers.isnan()]
+            self.nan += of_all - numbers.numel()
+            if not numbers.numel():
+                return
+            low, high = (one.item() for one in torch.aminmax(numbers))
+        self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
+        self.total += numbers.sum(dtype=torch.float64).item()
+        self.count += numbers.numel()
 
     def row(self) -> Row:
         """The figures as columns of a table; None where there was no number."""

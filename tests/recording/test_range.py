@@ -1,0 +1,37 @@
+"""The range of all numbers of a place, of every type that a tensor may have."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from byname.recording.export import Range
+
+TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+TYPES += [torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool]
+
+
+def expected(value):
+    wide = value.to(torch.complex128).abs() if value.is_complex() else value.to(torch.float64)
+    numbers = wide.numpy()[~np.isnan(wide.numpy())]
+    figures = (numbers.min(), numbers.max(), numbers.mean()) if numbers.size else (None, None, None)
+    return figures, wide.numel() - numbers.size
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("odd", [None, math.nan, math.inf, "all NaN"], ids=str)
+def test_it_is_that_of_numpy(dtype, odd):
+    numbers = torch.randn(50) * 5
+    if odd is not None:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            pytest.skip("has neither NaN nor infinity")
+        numbers[[3, 4] if odd != "all NaN" else slice(None)] = math.nan if odd == "all NaN" else odd
+    value = torch.complex(numbers, numbers).to(dtype) if dtype.is_complex else numbers.abs().to(dtype)
+    found = Range()
+    found.add(value.view(5, 10).mT)
+    row = found.row()
+    figures, nan = expected(value)
+    assert row.get("nan", 0) == nan
+    for name, figure in zip(("min", "max", "mean"), figures):
+        assert row[name] == (None if figure is None else pytest.approx(figure, rel=1e-5, nan_ok=True))
