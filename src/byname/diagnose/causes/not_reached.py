@@ -283,7 +283,8 @@ class CutOff(NamedTuple):
         """Return the place of the cut, as the rest of a sentence."""
         if not self.snips:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
-        places = [f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in self.snips]
+        told = (f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in self.snips)
+        places = list(dict.fromkeys(told))  # several calls on one line may be told in the same words
         return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 
