@@ -1,5 +1,8 @@
 """Which models of transformers are byname tried on? Tiny ones, of random weights, made from their configurations."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 
@@ -82,3 +85,12 @@ def _inputs(name, config):
     if name == "clip":
         return {"input_ids": ids, "pixel_values": torch.randn(2, 3, 8, 8)}
     return {"input_ids": ids, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
+
+
+@functools.cache
+def cache_word():
+    """The keyword and the item of an output under which this version of transformers has the keys and values."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    names = {field.name for field in dataclasses.fields(BaseModelOutputWithPast)}
+    return "cache" if "cache" in names else "past_key_values"

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from architectures import cache_word
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
 import byname
 
+CACHE = cache_word()
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 WITHOUT = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.3}
 CONFIGS = {
@@ -49,9 +51,9 @@ def test_steps_of_ones_own_know_their_positions(model, several):
     layers = [f"{model.layers_at}.{layer}" for layer in (0, 2)]
     with byname.skip(model, layers):
         whole = model(torch.cat([IDS, following], 1)).logits[:, IDS.shape[1] :]
-        cache = model(IDS, use_cache=True).past_key_values
+        cache = model(IDS, use_cache=True)[CACHE]
         assert [cache.get_seq_length(layer) for layer in range(3)] == [6, 6, 6]
-        assert torch.allclose(model(following, past_key_values=cache).logits, whole, atol=1e-4)
+        assert torch.allclose(model(following, **{CACHE: cache}).logits, whole, atol=1e-4)
 
 
 def test_a_skipped_attention_keeps_the_length_too(model):
@@ -59,23 +61,23 @@ def test_a_skipped_attention_keeps_the_length_too(model):
     path = f"{model.layers_at}.0.{name}"
     with byname.skip(model, path, lambda hidden_states, **options: (hidden_states, None)):
         whole = model(torch.cat([IDS, NEXT], 1)).logits[:, -1]
-        cache = model(IDS, use_cache=True).past_key_values
-        assert torch.allclose(model(NEXT, past_key_values=cache).logits[:, -1], whole, atol=1e-4)
+        cache = model(IDS, use_cache=True)[CACHE]
+        assert torch.allclose(model(NEXT, **{CACHE: cache}).logits[:, -1], whole, atol=1e-4)
 
 
 def test_a_function_that_fills_the_cache_itself_is_left_to_it(model):
     layer = model.get_submodule(f"{model.layers_at}.0")
     with byname.skip(model, f"{model.layers_at}.0", type(layer).forward.__get__(layer)):
-        cache = model(IDS, use_cache=True).past_key_values
-    plain = model(IDS, use_cache=True).past_key_values
+        cache = model(IDS, use_cache=True)[CACHE]
+    plain = model(IDS, use_cache=True)[CACHE]
     assert torch.equal(cache.layers[0].keys, plain.layers[0].keys)
 
 
 def test_a_cache_that_has_keys_already_gets_zeros_of_their_shape(model):
-    cache = model(IDS, use_cache=True).past_key_values
+    cache = model(IDS, use_cache=True)[CACHE]
     before = cache.layers[0].keys.clone()
     with byname.skip(model, f"{model.layers_at}.0"):
-        model(NEXT, past_key_values=cache)
+        model(NEXT, **{CACHE: cache})
     after = cache.layers[0].keys
     assert after.shape[:2] == before.shape[:2]
     assert not after[:, :, -1].any()
@@ -84,4 +86,4 @@ def test_a_cache_that_has_keys_already_gets_zeros_of_their_shape(model):
 
 def test_without_a_cache_there_is_none(model):
     with byname.skip(model, f"{model.layers_at}.0"):
-        assert model(IDS, use_cache=False).past_key_values is None
+        assert CACHE not in model(IDS, use_cache=False)

@@ -1,6 +1,7 @@
 """What the recipes of docs/recipes/generation.md compute is what hooks written by hand compute."""
 
 import torch
+from architectures import cache_word
 from causal import HEADS, IDS, OTHER, WIDTH, causal, every_kind, hooked, kept, with_first
 
 import byname
@@ -46,7 +47,7 @@ def test_keys_are_those_of_the_cache(kind):
     attention = f"{lm.kind.layers}.2.{lm.kind.attention}"
     place = f"{attention}.forward.{KEYS.get(kind, 'key_states')}"
     seen = byname.capture(lm.model, place)(IDS)
-    cached = seen.output.past_key_values
+    cached = seen.output[cache_word()]
     keys = cached.layers[2].keys if hasattr(cached, "layers") else cached[2][0]
     same = [value for value in seen.calls(place) if value.shape == keys.shape and torch.equal(value, keys)]
     assert same, "an assignment of the variable is what the cache got"
@@ -56,7 +57,7 @@ def test_keys_of_gpt2_before_they_are_split_into_heads():
     lm = causal("GPT2")
     seen = byname.capture(lm.model, "transformer.h.0.attn.c_attn")(IDS)
     _, key, _ = seen["transformer.h.0.attn.c_attn"].split(WIDTH, dim=2)
-    cached = seen.output.past_key_values
+    cached = seen.output[cache_word()]
     keys = cached.layers[0].keys if hasattr(cached, "layers") else cached[0][0]
     assert torch.equal(key.unflatten(-1, (HEADS, 8)).transpose(1, 2), keys)
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from architectures import NAMES, architecture
+from architectures import NAMES, architecture, cache_word
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -112,15 +112,16 @@ def test_the_parameters_may_be_moved_to_another_dtype():
 
 
 def test_each_call_makes_its_own_cache():
+    CACHE = cache_word()
     model, example = architecture("llama")
     new = rewrite(model.eval(), "layers.0", nothing, example=example)
     one, other = new(**example), new(**example)
-    assert one.past_key_values is not other.past_key_values
-    assert one.past_key_values.get_seq_length() == 4
-    further = model(input_ids=torch.tensor([[5]]), past_key_values=one.past_key_values)
-    wanted = model(input_ids=torch.tensor([[5]]), past_key_values=model(**example).past_key_values)
+    assert one[CACHE] is not other[CACHE]
+    assert one[CACHE].get_seq_length() == 4
+    further = model(input_ids=torch.tensor([[5]]), **{CACHE: one[CACHE]})
+    wanted = model(input_ids=torch.tensor([[5]]), **{CACHE: model(**example)[CACHE]})
     assert torch.equal(further.last_hidden_state, wanted.last_hidden_state)
-    assert other.past_key_values.get_seq_length() == 4
+    assert other[CACHE].get_seq_length() == 4
 
 
 @pytest.mark.parametrize("way", [lambda new: pickle.loads(pickle.dumps(new)), copy.deepcopy, copy.copy])
