@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: help demo test slow check docs versions bench house format clean
+.PHONY: help demo test slow check docs lock versions bench house format clean
 
 help:
 	@echo "make demo    train small models, record one, look inside, and write build/report.html: two minutes"
@@ -12,13 +12,14 @@ help:
 	@echo "make slow    run the tests over large corpora"
 	@echo "make check   lint, format and types"
 	@echo "make docs    build the site of the documentation into build/site"
-	@echo "make versions  run the tests on other versions of Python and PyTorch; VERSIONS='3.12+2.15.0 3.13+2.15.0' names them"
+	@echo "make lock    write into constraints.txt the newest version of every package that the tests need; TORCH=2.13.0 names PyTorch's"
+	@echo "make versions  run the tests on other versions of Python and PyTorch, with the newest of everything else"
 	@echo "make house   draw the folders and their imports into docs/design.md"
 	@echo "make bench   measure against the floor and against rivals"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(READY)
 
@@ -68,7 +69,18 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-# The oldest and the newest PyTorch that docs/versions.md names, each in an environment of its own.
+# Everything that an environment of today gets, direct and indirect, so that the tests run tomorrow with the same.
+TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < constraints.txt)))
+LOCKED = build/lock
+lock:
+	$(PYTHON) -m venv --clear $(LOCKED)
+	$(LOCKED)/bin/python -m pip install --quiet --upgrade pip
+	$(LOCKED)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[dev]"
+	$(LOCKED)/bin/python -m pip freeze --all --exclude-editable > $(LOCKED)/packages
+	sed 's/+cpu$$//' $(LOCKED)/packages > constraints.txt
+	rm -r $(LOCKED)
+
+# The oldest and the newest PyTorch, each in an environment of its own; writes the table in docs/versions.md.
 VERSIONS ?= 3.11+2.10.0 3.12+2.15.0 3.13+2.15.0
 versions:
 	.ci/versions $(VERSIONS)

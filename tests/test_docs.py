@@ -1,8 +1,10 @@
 """Every page of the documentation runs as it stands and prints what it shows.
 
 The python blocks of a page are one program, train.py, in which each line has the number it has in the page. A text
-block right after a python block is what that block prints. A block ``python 2 ranks`` is a program of its own, which is
-started as two processes; what it prints is the output of the first. Left alone: ``python no-run``, ``text no-check``.
+block right after a python block is what that block prints. A block ``python file`` begins another program, in which its
+first line has number 1, as in the file of a reader who pastes it. A block ``python 2 ranks`` is a program of its own,
+which is started as two processes; what it prints is the output of the first. Left alone: ``python no-run``,
+``text no-check``.
 
     python tests/test_docs.py       # write the outputs into the pages anew, after a change
 """
@@ -19,6 +21,7 @@ from forked import run_forked_file, run_forked_ranks
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 END = "-- end of block --"
+FILE = "python file"
 RANKS = "python 2 ranks"
 
 
@@ -55,7 +58,7 @@ def examples(lines):
     for block, following in pairwise([*blocks(lines), Block("", len(lines), len(lines))]):
         between = "".join(lines[block.closing + 1 : following.opening])
         shown = following.kind.startswith("text") and not between.strip()
-        if block.kind in ("python", RANKS):
+        if block.kind in ("python", FILE, RANKS):
             found.append(Example(block, following if shown else None))
     return found
 
@@ -66,21 +69,33 @@ def program(lines, parts):
         inside = slice(part.code.opening + 1, part.code.closing)
         code[inside] = lines[inside]
         code[part.code.closing] = f"print({END!r})"
-    return "\n".join(code)
+    first = parts[0].code
+    return "\n".join(code[first.opening + 1 :] if first.kind == FILE else code)
+
+
+def programs(parts):
+    """The examples of each program of a page."""
+    found = []
+    for part in parts:
+        if not found or part.code.kind != "python":
+            found.append([])
+        found[-1].append(part)
+    return found
 
 
 def printed(page, folder):
     """What each python block of a page prints, as lists of lines."""
     lines = page.read_text(encoding="utf-8").splitlines()
     parts = examples(lines)
-    together = [part for part in parts if part.code.kind != RANKS]
-    pieces = [[]]
-    for line in run_forked_file(folder, program(lines, together), "train.py") if together else ():
-        if line == END:
-            pieces.append([])
-        else:
-            pieces[-1].append(line.rstrip())
-    prints = dict(zip(together, pieces[:-1], strict=True))
+    prints = {}
+    for some in programs([part for part in parts if part.code.kind != RANKS]):
+        pieces = [[]]
+        for line in run_forked_file(folder, program(lines, some), "train.py"):
+            if line == END:
+                pieces.append([])
+            else:
+                pieces[-1].append(line.rstrip())
+        prints |= dict(zip(some, pieces[:-1], strict=True))
     for part in parts:
         if part not in prints:
             first, *_ = run_forked_ranks(folder, program(lines, [part]), "train.py")

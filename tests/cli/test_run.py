@@ -1,10 +1,14 @@
 """``byname run`` against ``python``: the same program, the same arguments, the same output, errors and exit code."""
 
+import platform
 import textwrap
+from importlib import metadata
 
 import pytest
 from forking import run_started
 from programs import BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
+
+import byname
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *(name for name in BYTES if name != "undecodable")])
@@ -129,3 +133,10 @@ def test_the_commands_themselves_load_no_pytorch(files):
         print("torch" in sys.modules)
     """
     assert run_started(files, ["-c", textwrap.dedent(bare)]) == (0, b"False\n", b"")
+
+
+def test_the_versions_are_those_of_this_environment(files, forks):
+    told = forks.run(files, ["--version"])
+    torch, python = metadata.version("torch"), platform.python_version()
+    assert (told.code, told.err) == (0, b"")
+    assert told.out.decode() == f"byname {byname.__version__} (PyTorch {torch}, Python {python})\n"
