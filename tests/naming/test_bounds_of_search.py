@@ -8,6 +8,7 @@ import torch
 
 import byname
 from byname.naming import search as searching
+from byname.naming.name import quote
 from byname.naming.names import find
 from byname.naming.referrers import everything
 from byname.naming.roots import given_root
@@ -21,7 +22,7 @@ def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
     reached = search([given_root([many, few])])
     ways = reached._into(reached._numbers[id(one)])
     assert len(ways) == TOLD + 1
-    assert [way.source for way in reached.ways_to(one)][:2] == ["list[0][0]", "list[0][1]"]
+    assert [way.source for way in reached.ways_to(one)][:2] == ["list[1][0]", "list[0][0]"]  # the long one is read last
     assert len(reached.ways_to(one)) == TOLD
 
 
@@ -43,6 +44,48 @@ def test_a_search_says_that_it_came_to_its_bound(monkeypatch):
     saved = byname.saved(torch.ones(3, requires_grad=True).exp().sum())
     assert sentence in saved.opaque
     assert sentence in str(saved)
+
+
+BOUND = "names were looked for among the 300,000 objects nearest to the variables, and there are more"
+
+
+class Trainer:
+    def __init__(self, samples):
+        self.samples = samples
+        self.parts = {"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))}
+        self.optimizer = torch.optim.AdamW(self.parts["model"].parameters())
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        lambda: [("a.png", number) for number in range(400_000)],
+        lambda: {label: [("a.png", number) for number in range(1_000)] for label in range(400)},
+    ],
+    ids=["a long list", "many lists"],
+)
+def test_a_model_beside_more_objects_than_a_search_visits_keeps_its_names(samples):
+    trainer = Trainer(samples())
+    model = "trainer.parts['model']"
+    assert str(byname.name(trainer.parts["model"][1].weight)) == f"{model}[1].weight"
+    found = byname.leaves(trainer.parts["model"](torch.ones(1, 2)).sum())
+    parameters = {f"{model}[{layer}].{name}" for layer in (0, 1) for name in ("weight", "bias")}
+    assert {str(leaf.name) for leaf in found} == parameters
+    assert BOUND in str(found)
+    census = byname.census()
+    assert BOUND in census.notes
+    assert parameters <= {str(row.name) for row in census}
+    cut = trainer.parts["model"][1](trainer.parts["model"][0](torch.ones(1, 2)).detach()).sum()
+    (one,) = byname.check(cut, model=trainer.parts["model"])
+    assert [str(name) for name in one.culprits] == [f"{model}[0].weight", f"{model}[0].bias"]
+
+
+def test_where_a_search_came_to_its_bound_the_text_for_a_tensor_without_a_name_says_so():
+    many = [[None] for _ in range(400_000)]
+    nameless = byname.name((lambda: torch.ones(1))())
+    del many
+    assert str(nameless) == "unnamed among the 300,000 objects nearest to the variables"
+    assert quote(nameless) == "a tensor without a name among the 300,000 objects nearest to the variables"
 
 
 def test_a_type_that_is_not_ready_holds_nothing():

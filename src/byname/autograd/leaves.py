@@ -311,8 +311,7 @@ def leaves_among(
                 counts=counts,
             )
             items.append(leaf)
-    nameless = any(leaf.name.how == "unnamed" for leaf in items)
-    return Leaves(tuple(items), (*opaque_notes(walk), *(findings.bound() if nameless else ())))
+    return Leaves(tuple(items), (*opaque_notes(walk), *findings.bound()))
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:

@@ -208,7 +208,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         if names:
             look = HeapSnapshot()
             rows: Sequence[StorageRow] = sorted(map(_Described(look).resident, look.blocks), key=_place)
-            return Census(rows, unattributed(look.blocks), _not_seen(look.living))
+            return Census(rows, unattributed(look.blocks), (*_not_seen(look.living), *look.findings.bound()))
         alive = living()
         blocks = blocks_of(alive.tensors, alive.storages)
         return Census(_Bare(blocks), unattributed(blocks), _not_seen(alive))

@@ -98,7 +98,7 @@ class Describer:
         if own:
             return own
         name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
-        return (name or self._findings.related_name(leaf, made) or unnamed(made),)
+        return (name or self._findings.related_name(leaf, made) or self._findings.unnamed(made),)
 
     def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name:
         """Return the name of a tensor that a node saved.
@@ -143,7 +143,7 @@ class Describer:
             number: the node.
             among: the nodes whose names may be used instead if the node's own result has none.
         """
-        return self._own(number) or self._around(number, among) or unnamed(self.site(number))
+        return self._own(number) or self._around(number, among) or self._findings.unnamed(self.site(number))
 
     def site(self, number: int) -> Site | None:
         """Return the location of the call that made a node, or where its living result was made."""

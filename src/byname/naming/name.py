@@ -27,7 +27,8 @@ class Name:
         rebound_at: the statement that gave the name to another tensor.
         site: where the tensor was made, if that is known.
         relation: the relation of the tensor to the one that the path names (``view of``); empty if it is that tensor.
-        text: the name in words, if the path would be hard to read; empty if the path is used.
+        text: the name in words, if the path would be hard to read; empty if the path is used. Without a name: how far
+            byname looked, if it did not look at everything.
 
     >>> str(Name("model.fc.weight", "parameter", "__main__"))
     'model.fc.weight'
@@ -48,7 +49,7 @@ class Name:
 
     def _words(self) -> str:
         if self.how == "unnamed":
-            return f"unnamed, made at {_line(self.site)}" if self.site else "unnamed"
+            return f"unnamed, made at {_line(self.site)}" if self.site else f"unnamed {self.text}".rstrip()
         words = f"{self.relation} {self.text or self.path}" if self.relation else self.text or self.path
         if self.rebound_at is not None and not self.distance:
             return f"{words} (before {_line(self.rebound_at)})"
@@ -64,15 +65,15 @@ def _line(site: Site) -> str:
     return f"{site}" if site.caller is None or site.caller.file == site.file else f"{site}, called at {site.caller}"
 
 
-def unnamed(site: Site | None = None) -> Name:
-    """Return the name of a tensor for which the program has none."""
-    return Name("", "unnamed", exact=False, site=site)
+def unnamed(site: Site | None = None, among: str = "") -> Name:
+    """Return the name of a tensor for which the program has none; `among` says how far byname looked."""
+    return Name("", "unnamed", exact=False, site=site, text=among)
 
 
 def quote(name: Name) -> str:
     """Return a name as text for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
     if not name.path:
-        return f"the tensor made at {name.site}" if name.site else "a tensor without a name"
+        return f"the tensor made at {name.site}" if name.site else f"a tensor without a name {name.text}".rstrip()
     relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
     if relation is None:
         relation = f"{name.relation} " if name.relation else ""

@@ -121,7 +121,7 @@ class Findings:
                 return own
             if former is not None:
                 return (former,)
-            return (self.related_name(tensor, site) or unnamed(site),)
+            return (self.related_name(tensor, site) or self.unnamed(site),)
 
     def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
         """Return the names by which the program reaches this very tensor."""
@@ -160,10 +160,16 @@ class Findings:
 
     def bound(self) -> tuple[str, ...]:
         """Return a sentence if the search from the program's variables stopped at its budget."""
+        among = self._among()
+        return (f"names were looked for {among}, and there are more",) if among else ()
+
+    def unnamed(self, site: Site | None) -> Name:
+        """Return the name of a tensor without one; it says so if the search stopped at its budget."""
+        return unnamed(site, self._among())
+
+    def _among(self) -> str:
         most = self._searches[0].budget
-        if not most:
-            return ()
-        return (f"names were looked for among the {most:,} objects nearest to the variables, and there are more",)
+        return f"among the {most:,} objects nearest to the variables" if most else ""
 
     def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
         """Return whether no Python object holds the tensor, so that PyTorch alone keeps it alive."""

@@ -6,7 +6,8 @@ than a small one. Objects that it does not reach are left to `byname.naming.refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -61,6 +62,7 @@ class SearchResult:
         self._first: list[int] = []
         self._others: dict[int, list[int]] = {}
         self._full: set[int] = set()  # ids of objects that have as many holders as are remembered
+        self._waiting: list[int] = []
         self._steps: dict[int, list[_Into]] = OursById()
         self._alone: dict[int, ReferencePath | None] = OursById()
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
@@ -73,18 +75,22 @@ class SearchResult:
             self._first.append(_NOBODY)
         self._roots.setdefault(number, []).append(root)
 
-    def descend(self, level: range, only: Collection[int] | None, budget: int) -> range:
+    def descend(self, level: Iterable[int], only: Collection[int] | None, budget: int, width: int) -> range:
         """Add the objects that a level holds; return the numbers of the new ones.
 
-        One long loop without calls: it runs once for every object that the program's variables lead to.
+        One long loop without calls: it runs once for every object that the program's variables lead to. A holder of
+        more than `width` objects waits, and so do all but modules once the level has given as many new ones.
         """
         values, numbers, first, others, full = self._values, self._numbers, self._first, self._others, self._full
         children = self._children.of
-        count = len(values)
+        count = before = len(values)
         for holder in level:
             if count > budget:
                 break
             held = children(values[holder])
+            if len(held) > width or (count - before > width and not issubclass(type(values[holder]), torch.nn.Module)):
+                self._waiting.append(holder)
+                continue
             if full and full.issuperset(map(id, held)):
                 continue
             for value in held:
@@ -104,7 +110,12 @@ class SearchResult:
                     known.append(holder)
                     if len(known) == MOST_WAYS:
                         full.add(id(value))
-        return range(level.stop, count)
+        return range(before, count)
+
+    def waiting(self) -> list[int]:
+        """Return the numbers of the holders that wait, which then wait no longer."""
+        found, self._waiting = self._waiting, []
+        return found
 
     def __len__(self) -> int:
         return len(self._values)
@@ -232,6 +243,8 @@ _NOBODY = -1
 """Stands for the missing holder of a root's value."""
 
 _PATIENCE = 4096
+_WIDTHS = 4096, 65_536, sys.maxsize
+"""How many objects a holder or a level may give, first, then when all else has been read, and at last."""
 
 
 def search(
@@ -251,11 +264,13 @@ def search(
     reached = SearchResult()
     for root in sorted(roots, key=lambda root: (root.quality, root.distance)):
         reached.start(root)
-    level = range(len(reached))
+    holders: Sequence[int] = range(len(reached))
     with DisableTorchFunction():
-        for _ in range(depth):
-            level = reached.descend(level, only, budget)
-            if not level or len(reached) > budget:
-                break
+        for width in _WIDTHS:  # a data set's samples come last: they may take the rest of the budget
+            for _ in range(depth):
+                holders = reached.descend(holders, only, budget, width)
+                if not holders or len(reached) > budget:
+                    break
+            holders = reached.waiting()
     reached.budget = budget if len(reached) > budget else 0
     return reached

@@ -11,7 +11,7 @@ import functools
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -78,7 +78,7 @@ class Children:
         kind = type(obj)
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
-    def of(self, obj: Any) -> Iterable[object]:
+    def of(self, obj: Any) -> Sequence[object]:
         """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts."""
         kind = type(obj)
         if kind is list or kind is tuple:
