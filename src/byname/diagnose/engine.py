@@ -91,6 +91,11 @@ class _Engine:
         self._wrapped: list[tuple[Any, Any, Any]] = []
         self._numbers = itertools.count()
 
+    @property
+    def listens(self) -> bool:
+        """Whether there is a listener."""
+        return bool(self._heard)
+
     def listen(self, block: object, listener: Listener) -> None:
         """Notify a listener of every run from now on.
 

@@ -14,9 +14,11 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from byname.autograd.leaves import Leaf
 from byname.diagnose.context import FailureContext, made_at
+from byname.diagnose.engine import ENGINE, first_run
 from byname.diagnose.finding import Finding, known_sites
 from byname.naming.name import Name, at, quote, quote_all
 from byname.naming.roots import codes_of_the_program
@@ -29,7 +31,7 @@ from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
 
-__all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of"]
+__all__ = ["free_leaves", "left_out", "orphaned"]
 
 
 def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
@@ -176,7 +178,11 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     with DisableTorchFunction():
         if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
             return False
-    if reads_gradient_of(leaf.names):
+    uses = context.walk.consumers([leaf.number])[leaf.number]
+    runs = [first_run(context.walk.nodes[user]) for user, _ in uses]
+    if any(run is not None and run.partial for run in runs):  # autograd.grad ran it: of a gradient penalty, of forces
+        return False
+    if _reads_gradient_of(leaf.names, context.models):
         return False
     is_lost = not leaf.name.exact or leaf.name.rebound_at is not None  # no variable holds it any more
     return is_lost or bool(context.optimizers)
@@ -238,23 +244,27 @@ class _Function(NamedTuple):
             ``grad(...)``.
         others: whether it reads the gradient of an argument or a loop variable, or reads ``grad`` by `getattr`, so that
             any tensor may be meant; loops over ``model.parameters()`` do not count.
+        asks: whether it reads the gradient of any variable but those of such loops.
     """
 
     called: frozenset[str]
     gradients: frozenset[str]
     others: bool
+    asks: bool
 
 
-def reads_gradient_of(names: Sequence[Name]) -> bool:
+def _reads_gradient_of(names: Sequence[Name], models: Sequence[nn.Module]) -> bool:
     """Return whether the program may read a variable's gradient.
 
     It may do so under the variable's name in any file, or in a running function or one that such a function may call.
+    Unless byname listens to the engine, a model or a function that has ended may have asked for it, too.
     """
     wanted = {name.path.rpartition(".")[2].partition("[")[0] for name in names}
     if any(wanted & function.gradients for function in _of_the_program()):
         return True
-    is_held = any(name.exact and name.rebound_at is None for name in names)
-    return is_held and any(function.others for function in _in_reach())
+    if any(name.exact and name.rebound_at is None for name in names):
+        return any(function.others for function in _in_reach(() if ENGINE.listens else models))
+    return not ENGINE.listens and any(function.asks for function in _of_the_program())
 
 
 def _of_the_program() -> Iterator[_Function]:
@@ -277,7 +287,7 @@ def _without_text(code: CodeType) -> _Function:
     """Return the names in code whose source is not available; if it names a gradient, any of its names may be meant."""
     names = _names_in(code)
     reads = not names.isdisjoint(("grad", "register_hook"))
-    return _Function(names, names if reads else frozenset(), reads)
+    return _Function(names, names if reads else frozenset(), reads, "grad" in names)
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
@@ -287,11 +297,17 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset([*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *texts]).union(*inside)
 
 
-def _in_reach() -> Iterator[_Function]:
-    """Yield the running functions, and those that they may call: their globals, and methods of their object's class."""
+def _in_reach(models: Sequence[nn.Module]) -> Iterator[_Function]:
+    """Yield the running functions, those that they may call, and the models' forwards.
+
+    A function may call its globals, and methods of its object's class.
+    """
     waiting = [
         (frame.f_code, frame.f_globals, _class_of_self(frame)) for frame, _, foreign in running_frames() if not foreign
     ]
+    for kind in {id(type(one)): type(one) for model in models for one in modules_in(model)}.values():
+        if type(forward := found_in(kind, "forward")) is FunctionType:
+            waiting.append((forward.__code__, forward.__globals__, kind))
     seen = {ThisCode(code) for code, _, _ in waiting}
     while waiting:
         code, variables, owner = waiting.pop()
@@ -341,8 +357,10 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Fun
     indirect = any(isinstance(part, ast.Call) and _last(part.func) in ("getattr", "attrgetter") for part in inside)
     of_lambdas = [_arguments(part) for part in inside if isinstance(part, ast.Lambda)]
     theirs = _arguments(node).union(_looped(inside), *of_lambdas)
-    others = any(isinstance(one, ast.Name) and one.id in theirs for one in read) or (indirect and _says_grad(inside))
-    return _Function(frozenset(called), frozenset(map(_last, read)) - {""}, others)
+    variables = {one.id for one in read if isinstance(one, ast.Name)}
+    others = not variables.isdisjoint(theirs) or (indirect and _says_grad(inside))
+    asks = bool(variables - _looped(inside, over_parameters=True))
+    return _Function(frozenset(called), frozenset(map(_last, read)) - {""}, others, asks)
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -366,11 +384,11 @@ def _arguments(node: ast.AST) -> set[str]:
     return {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}  # type: ignore[attr-defined]
 
 
-def _looped(inside: Iterable[ast.AST]) -> set[str]:
-    """Return the variables of loops, except for those of loops over a module's own parameters."""
+def _looped(inside: Iterable[ast.AST], *, over_parameters: bool = False) -> set[str]:
+    """Return the variables of the loops over a module's own parameters, or else those of the other loops."""
     loops = [part for part in inside if isinstance(part, ast.For | ast.comprehension)]
-    others = [loop for loop in loops if "parameters()" not in ast.unparse(loop.iter)]
-    return {one.id for loop in others for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    wanted = [loop for loop in loops if ("parameters()" in ast.unparse(loop.iter)) == over_parameters]
+    return {one.id for loop in wanted for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
 
 
 def _says_grad(inside: Iterable[ast.AST]) -> bool:
