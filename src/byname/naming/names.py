@@ -16,7 +16,7 @@ from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
 from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import climb
-from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
+from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots, is_of_a_library
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
@@ -364,6 +364,7 @@ class _Rank(NamedTuple):
     tagged: bool
     dubious: bool
     kind: int
+    internal: bool
     quality: int
     steps: int
     order: int
@@ -389,12 +390,18 @@ def _rank(way: ReferencePath) -> _Rank:
         how != "tag",
         way.root.quality >= LOOP or not _HIDDEN.isdisjoint([step.kind for step in way.steps]),
         _KINDS.get(how, 4),
+        any(map(_is_internal, way.steps, way.passed)),
         way.root.quality,
         len(way.steps),
         _ORDER.get(how, 5),
         way.root.distance,
         sum([len(step.label) for step in way.steps]),
     )
+
+
+def _is_internal(step: Reference, holder: object) -> bool:
+    """Return whether a step reads a private attribute of a library's object."""
+    return step.kind == "attribute" and step.write("").startswith("._") and is_of_a_library(type(holder))
 
 
 def _how(way: ReferencePath) -> str:

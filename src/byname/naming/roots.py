@@ -36,6 +36,7 @@ __all__ = [
     "given_root",
     "given_roots",
     "hidden_places",
+    "is_of_a_library",
     "module_of",
     "module_roots",
 ]
@@ -201,6 +202,12 @@ def _user_modules(count: int, last: str) -> list[str]:
     """Return the names of the user's modules; cached for as long as no module comes or goes."""
     found = [name for name, module in list(sys.modules.items()) if type(module) is ModuleType and _is_users(module)]
     return sorted(found, key=lambda name: name != "__main__")
+
+
+def is_of_a_library(kind: type) -> bool:
+    """Return whether a class is defined in an installed module."""
+    module = sys.modules.get(str(namespace_of(kind).get("__module__")))
+    return type(module) is ModuleType and not _is_users(module)
 
 
 def _is_users(module: ModuleType) -> bool:

@@ -82,8 +82,8 @@ def running_frames() -> Iterator[RunningFrame]:
 
 
 def stacks() -> frozenset[int]:
-    """Return the ids of all frames that are running, in every thread."""
-    found = set()
+    """Return the ids of all frames that are running, in every thread, and of those that count as running ones."""
+    found = set(map(id, _revisited.frames))
     frame: FrameType | None
     for frame in sys._current_frames().values():
         while frame is not None:
