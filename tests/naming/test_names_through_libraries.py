@@ -69,6 +69,22 @@ def test_private_attributes_of_the_program_are_its_own():
     assert str(own.step()) == "own._model.weight"
 
 
+class Prompted:
+    def __init__(self):
+        self.prompt = nn.Parameter(torch.ones(2)) * 2
+
+    def refused(self):
+        groups = [{"params": [nn.Parameter(torch.ones(1))]}, {"params": [self.prompt]}]
+        with pytest.raises(ValueError, match="non-leaf") as caught, byname.explaining():
+            torch.optim.SGD(groups, lr=0.1)
+        return caught.value
+
+
+def test_what_an_optimizer_is_given_is_called_by_its_variable_and_not_by_its_group():
+    (name,) = byname.explain(Prompted().refused()).culprits
+    assert str(name) == "self.prompt"
+
+
 class Failing(nn.Linear):
     def training_step(self, trainer, x):
         trainer.backward(self(x))

@@ -43,6 +43,20 @@ class Agent:
         self.items[-1] = -self.items[-1]
         return self.items[-1]
 
+    def joined(self):
+        self.config["scale"] = torch.cat([self.config["scale"], torch.ones(1)])
+        return self.config["scale"]
+
+    def stacked(self):
+        self.items[0] = torch.stack((torch.ones(1), self.items[0]), 0)
+        return self.items[0]
+
+    def joined_with_another_item(self):
+        self.items.append(None)
+        self.items[1] = torch.cat([torch.ones(1), self.items[0]])
+        self.items[0] = None
+        return self.items[1]
+
     def by_another_variable(self):
         held = self.temperature
         self.temperature = held + 1
@@ -62,6 +76,8 @@ EXACT = {
     "key": ("self.config['scale']", "item"),
     "position": ("self.items[i]", "item"),
     "last": ("self.items[-1]", "item"),
+    "joined": ("self.config['scale']", "item"),
+    "stacked": ("self.items[0]", "item"),
 }
 
 
@@ -78,7 +94,7 @@ def test_every_way_of_keeping_a_tensor_is_told_exactly_with_the_line_that_overwr
         assert name.scope.startswith(f"Agent.{method} ("), method
 
 
-@pytest.mark.parametrize("method", ["by_another_variable", "another_item"])
+@pytest.mark.parametrize("method", ["by_another_variable", "another_item", "joined_with_another_item"])
 def test_a_statement_that_took_the_tensor_from_elsewhere_makes_no_name_exact(method):
     agent = Agent()
     with byname.track():

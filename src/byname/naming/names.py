@@ -400,8 +400,10 @@ def _rank(way: ReferencePath) -> _Rank:
 
 
 def _is_internal(step: Reference, holder: object) -> bool:
-    """Return whether a step reads a private attribute of a library's object."""
-    return step.kind == "attribute" and step.write("").startswith("._") and is_of_a_library(type(holder))
+    """Return whether a step reads a private attribute of a library's object, or what an optimizer's group has."""
+    if step.kind != "attribute":
+        return step.kind == "item" and step.write("") == "['params']"
+    return step.write("").startswith("._") and is_of_a_library(type(holder))
 
 
 def _how(way: ReferencePath) -> str:

@@ -343,7 +343,8 @@ def _operands(node: ast.AST) -> tuple[str | None, ...]:
     elif isinstance(node, ast.UnaryOp):
         parts = [node.operand]
     elif isinstance(node, ast.Call):
-        parts = node.args
+        listed = node.args[0] if node.args else None  # of tensors, as cat and stack take them
+        parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else node.args
     elif isinstance(node, ast.Attribute | ast.Subscript):
         parts = [node.value]
     else:
