@@ -284,7 +284,13 @@ def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
     remedy = words if isinstance(words, str) else words(found)
     if group.ways:
         return Leak(group.key.pattern, _holder(group), cause, remedy)
-    return Leak(_unnamed(group), group.key.scope or "no variable leads to it", cause, remedy)
+    return Leak(_unnamed(group), group.key.scope or _unfollowed(look, group), cause, remedy)
+
+
+def _unfollowed(look: HeapSnapshot, group: Group) -> str:
+    """Return the holder of a group without names, as far as it is known; what nodes hold leads no further."""
+    roots = Ours(one for one in group.tensors if not look.links(one))
+    return look.stranded(roots) if roots else "no variable leads to it"
 
 
 def _holder(group: Group) -> str:

@@ -177,7 +177,7 @@ def _first(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
 
 
-_NOBODY = "nothing that byname can see: C++ code, or an expression that is being evaluated"
+_NOBODY = "something that cannot be followed: C or C++ code, or an expression that is being evaluated"
 
 
 class Graphs:

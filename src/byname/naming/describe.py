@@ -31,8 +31,6 @@ from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.call import Call
 from byname.tracking.lookup import SiteLookup, making_of, site_of_tensor
 
-__all__ = ["Describer", "name_around"]
-
 
 class GraphView(Protocol):
     """The interface that a `Describer` needs of a graph with numbered nodes (`byname.autograd.walk.Walk`)."""

@@ -15,8 +15,6 @@ from byname.source.location import Expression, Site, scope_of, statements_bindin
 from byname.tracking.call import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
-__all__ = ["UNKNOWN", "History", "history_at", "history_of", "name_at", "name_of_output", "rebound_by"]
-
 
 class History(NamedTuple):
     """Where a tensor was made, and the name that it was given there, though no variable holds it now.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from byname.source.location import Site
 from byname.text import printable
 
-__all__ = ["Name", "at", "quote", "quote_at", "quote_all", "unnamed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Name:

@@ -24,8 +24,6 @@ from byname.source.location import Site
 from byname.table import printable
 from byname.tracking.lookup import SiteLookup
 
-__all__ = ["Findings", "Named", "Question", "find", "find_near", "name", "names"]
-
 
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
     """Return the best name that the program has for a tensor.

@@ -10,8 +10,6 @@ from byname.naming.children.reference import Reference, writable
 from byname.naming.roots import Root
 from byname.text import printable
 
-__all__ = ["ReferencePath", "Written", "pattern_of", "written"]
-
 
 class ReferencePath:
     """One path to an object: a root, or a path to the object that holds it and one more reference.

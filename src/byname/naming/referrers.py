@@ -23,8 +23,6 @@ from byname.reading.frames import locals_of
 from byname.reading.objects import namespace_of
 from byname.source.own_files import is_byname
 
-__all__ = ["Climb", "References", "candidates", "climb", "codes_of", "everything", "is_ours", "reached_from"]
-
 HEIGHT = 16
 _AT_ONCE = 32
 """The number of objects whose referents are read at a time."""

@@ -27,20 +27,6 @@ from byname.reading.frames import locals_of, running_frames
 from byname.reading.objects import attributes_of, namespace_of
 from byname.source.location import is_library, is_torch, scope_of
 
-__all__ = [
-    "FOREIGN",
-    "Root",
-    "all_roots",
-    "codes_of_the_program",
-    "every_module_root",
-    "given_root",
-    "given_roots",
-    "hidden_places",
-    "is_of_a_library",
-    "module_of",
-    "module_roots",
-]
-
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
 """Quality of a name's first variable, best first: the program's own, a private one, a loop variable, a library's."""
 

@@ -20,8 +20,6 @@ from byname.naming.roots import Root
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 
-__all__ = ["Ours", "OursById", "SearchResult", "Targets", "search"]
-
 DEPTH = 10
 BUDGET = 300_000
 TOLD = 64

@@ -9,8 +9,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from byname.errors import BadArgumentError
 
-__all__ = ["tag", "tag_of", "tagged"]
-
 T = TypeVar("T")
 
 _TAGS: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -6,14 +6,18 @@ classes have a reader of their own. Nothing of ``asyncio`` is read before the pr
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import gc
+import itertools
 import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
+
+import torch
 
 from byname.naming.children.reference import (
     ATOMS,
@@ -31,31 +35,6 @@ from byname.naming.children.reference import (
 from byname.reading.frames import in_a_module, locals_of, stacks
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
 from byname.source.location import is_torch
-
-__all__ = [
-    "ARRAYS",
-    "CACHE",
-    "VIEWS",
-    "futures",
-    "held_by_array",
-    "held_by_builtin",
-    "held_by_cache",
-    "held_by_context",
-    "held_by_dict",
-    "held_by_error",
-    "held_by_frame",
-    "held_by_future",
-    "held_by_mapping",
-    "held_by_sequence",
-    "held_by_set",
-    "held_by_threads",
-    "held_by_traceback",
-    "held_by_variable",
-    "held_by_view",
-    "held_inside",
-    "leads_on",
-    "values_in",
-]
 
 CACHE: Any = type(functools.lru_cache(abs))
 VIEWS: Any = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
@@ -275,6 +254,35 @@ def _item(found: tuple[int, bool, bool]) -> Reference:
     return Reference("item", suffix(f"[{position}]" if flat else f".flat[{position}]"), evaluates, wild=suffix("[*]"))
 
 
+def tables() -> tuple[Any, ...]:
+    """Return the base class of pandas' tables and columns; none before pandas is loaded."""
+    module: Any = sys.modules.get("pandas.core.generic")
+    return () if module is None else (module.NDFrame,)
+
+
+def held_by_table(obj: Any) -> Held:
+    """Yield the cells of columns of objects in a pandas table or column, and its attributes.
+
+    pandas keeps such columns in arrays that only Cython code leads to: ``_mgr.blocks[0].values``.
+    """
+    for block in getattr(attributes_of(obj).get("_mgr"), "blocks", ()):
+        values = block.values
+        if type(values) in ARRAYS and values.dtype.kind == "O":
+            columns = [*block.mgr_locs] if values.ndim == 2 else [None]
+            cells = zip(itertools.product(columns, range(values.shape[-1])), values.flat, strict=True)
+            for place, value in itertools.islice(cells, _MOST):
+                if type(value) not in ATOMS:
+                    yield _cell, place, value
+    yield from held_by_instance(obj)
+
+
+def _cell(place: tuple[int | None, int]) -> Reference:
+    column, row = place
+    if column is None:
+        return Reference("item", suffix(f".iat[{row}]"), wild=suffix("[*]"))
+    return Reference("item", suffix(f".iat[{row}, {column}]"), wild=suffix(f".iloc[:, {column}][*]"))
+
+
 def held_by_error(obj: Any) -> Held:
     """Yield the variables along an error's traceback, its arguments and fields, related errors, and its attributes."""
     kind = type(obj)
@@ -396,6 +404,14 @@ def held_by_future(obj: Any) -> Held:
     for one in gc.get_referents(obj):
         if not any(one is value for value in known):
             yield from held_inside(one)
+
+
+def held_by_torch_future(obj: Any) -> Held:
+    """Yield the result of a ``torch.futures.Future`` that is done, and its attributes."""
+    if torch._C.Future.done(obj):
+        with contextlib.suppress(Exception):  # the error that a failed one holds
+            yield same, Reference("task", suffix(".value()")), torch._C.Future.value(obj)
+    yield from held_by_instance(obj)
 
 
 def _reads(obj: object, name: str) -> bool:

@@ -14,29 +14,6 @@ import torch
 
 from byname.reading.objects import found_in, namespace_of, parents_of, reads_plainly, snapshot
 
-__all__ = [
-    "ATOMS",
-    "Held",
-    "Reference",
-    "attribute",
-    "dict_of",
-    "has_attributes",
-    "held_by_attributes",
-    "held_by_instance",
-    "held_in_slots",
-    "instance_attribute",
-    "instance_reader",
-    "in_slots",
-    "item",
-    "literal",
-    "own_attribute",
-    "remembered",
-    "same",
-    "slots_of",
-    "suffix",
-    "writable",
-]
-
 
 class Reference(NamedTuple):
     """One reference on the path to a tensor.

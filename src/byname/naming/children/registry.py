@@ -32,10 +32,13 @@ from byname.naming.children.python import (
     held_by_future,
     held_by_sequence,
     held_by_set,
+    held_by_table,
     held_by_threads,
+    held_by_torch_future,
     held_by_traceback,
     held_by_variable,
     held_by_view,
+    tables,
     values_in,
 )
 from byname.naming.children.reference import (
@@ -51,9 +54,6 @@ from byname.naming.children.reference import (
 from byname.naming.children.torch import ModuleReader, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
-
-__all__ = ["Children", "add_children"]
-
 
 Reader: TypeAlias = Callable[[Any], Held]
 """Lists the referents of an object that could be, or lead to, a tensor."""
@@ -141,7 +141,13 @@ def _behind(text: str) -> Reference:
 
 def _reader(kind: type) -> Reader:
     parents = set(map(id, parents_of(kind)))
-    for family, reader in (*_ADDED, (_is_byname(kind), _nothing), *_TABLE, (futures(), held_by_future)):
+    for family, reader in (
+        *_ADDED,
+        (_is_byname(kind), _nothing),
+        *_TABLE,
+        (futures(), held_by_future),
+        (tables(), held_by_table),
+    ):
         if any(id(one) in parents for one in family):
             return reader.make(kind) if isinstance(reader, ForClass) else reader
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
@@ -293,6 +299,7 @@ _TABLE: tuple[_Entry, ...] = (
     ((contextvars.ContextVar,), held_by_variable),
     ((threading.local,), held_by_threads),
     (ARRAYS, held_by_array),
+    ((torch._C.Future,), held_by_torch_future),
 )
 """Classes, and the function that lists the children of their instances. The first match counts; futures come after all
 these. Any other object is read by its attributes or, if its class has none, by the garbage collector's referents.

@@ -32,18 +32,6 @@ from byname.naming.children.reference import (
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
-__all__ = [
-    "Gathered",
-    "ModuleReader",
-    "gathered_parameters",
-    "held_by_hooks",
-    "held_by_optimizer",
-    "held_by_tensor",
-    "hooks_for_all",
-    "is_hooks",
-    "is_sharded",
-]
-
 
 class ModuleReader:
     """Lists the children of the modules of one class, which is inspected only once.

@@ -1,0 +1,68 @@
+"""Tensors in pandas tables, torch futures and arrays of records: who holds them?"""
+
+import numpy
+import pytest
+import torch
+
+import byname
+
+pandas = pytest.importorskip("pandas")
+
+
+class Experiment:
+    def __init__(self):
+        self.results = pandas.DataFrame({"epoch": pandas.Series(dtype=object), "loss": pandas.Series(dtype=object)})
+
+
+def loss(size=1000):
+    return torch.ones(size, requires_grad=True).exp()
+
+
+def test_the_cells_of_a_pandas_table_and_of_a_column_have_names():
+    experiment = Experiment()
+    for number in range(3):
+        experiment.results.loc[number] = [number, loss()]
+    tensor = experiment.results.iat[1, 1]
+    assert [one.path for one in byname.holders(tensor)][:2] == ["tensor", "experiment.results.iat[1, 1]"]
+    assert eval(byname.names(tensor)[1].path) is tensor
+    column = pandas.Series([torch.ones(2), "words"])
+    assert byname.name(column.iat[0]).path == "column.iat[0]"
+    assert eval(byname.name(column.iat[0]).path) is column.iat[0]
+
+
+def test_a_pandas_table_that_keeps_losses_is_a_stored_graph():
+    experiment = Experiment()
+    with byname.growth() as growth:
+        for number in range(4):
+            experiment.results.loc[number] = [number, loss()]
+    (row,) = growth
+    assert (row.name, row.count, row.cause) == ("experiment.results.iloc[:, 1][*]", 4, "stored-graph")
+
+
+def test_what_a_torch_future_holds_has_its_name():
+    pending, failed = torch.futures.Future(), torch.futures.Future()
+    pending.set_result(torch.ones(1000))
+    failed.set_exception(ValueError("no result"))
+    waiting = torch.futures.Future()
+    (row,) = [row for row in byname.census() if row.bytes == 4000]
+    assert str(row.name) == "pending.value()"
+    tensor = pending.wait()
+    assert [(one.path, one.kind) for one in byname.holders(tensor)] == [
+        ("tensor", "local"),
+        ("pending.value()", "task"),
+    ]
+    assert not waiting.done() and failed.done()
+
+
+def test_what_cannot_be_followed_is_said_to_be_held_by_it():
+    records = numpy.zeros(8, dtype=[("loss", object)])
+    with byname.growth() as growth:
+        for number in range(8):
+            records[number]["loss"] = torch.ones(1000)
+    (row,) = growth
+    assert row.holder.startswith("something that cannot be followed")
+    (one, *_) = [row for row in byname.census() if row.bytes == 4000]
+    assert one.holders == (
+        "something that cannot be followed: C or C++ code, or an expression that is being evaluated",
+    )
+    del records
