@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 
 from byname.naming.referrers import References, is_ours
 from byname.naming.search import Ours
+from byname.reading.objects import heap
 
 __all__ = ["garbage_among"]
 
@@ -36,7 +37,7 @@ def _references_to(known: Set[int]) -> tuple[Mapping[int, int], Mapping[int, lis
     held = Counter[int]()
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
-    for holder in References(gc.get_objects()).suspects(known):
+    for holder in References(heap()).suspects(known):
         found = [ident for ident in map(id, gc.get_referents(holder)) if ident in known]
         held.update(found)
         if id(holder) in known:

@@ -9,7 +9,7 @@ import gc
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from operator import is_
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ import torch
 from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
-from byname.reading.objects import namespace_of
+from byname.reading.objects import heap, namespace_of
 from byname.source.own_files import is_byname
 
 HEIGHT = 16
@@ -29,12 +29,12 @@ _AT_ONCE = 32
 
 
 def everything() -> tuple[list[object], int]:
-    """Return every object that the garbage collector lists, and how many it hides.
+    """Return the objects of `heap`, and how many the garbage collector hides.
 
     After ``gc.freeze()`` the collector lists only newer objects. This function then finds the others by following
     references from the modules, the running functions and the newer objects. It misses those that only C code holds.
     """
-    found = gc.get_objects()
+    found = heap()
     hidden = gc.get_freeze_count()
     if not hidden or _lists(found, vars(torch)):
         return found, 0
@@ -142,7 +142,7 @@ def _references_for(frontier: OursById, known: References | None) -> References 
 
     The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
-    if known is not None or (len(frontier) <= _FEW and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS):
+    if known is not None or (len(frontier) <= _FEW and _alone() and not (gc.get_freeze_count() or _ASYNCIO_NEVER_ENDS)):
         return known
     return References(everything()[0])
 
@@ -162,20 +162,33 @@ _FEW = 8
 """The most objects for which ``gc.get_referrers`` is faster than reading the whole heap."""
 
 
+def _alone() -> bool:
+    """Return whether no other thread runs Python, which may be building a tuple that ``gc.get_referrers`` lists."""
+    return len(sys._current_frames()) == 1
+
+
 class References:
     """The references on the heap, read once, so that each level of a search only scans an array.
 
     Referents are kept as 32-bit codes, one batch after the other; a batch that matches is read again, object by object.
+
+    Args:
+        objects: all objects but plain tuples, which are read as these lead to them.
     """
 
-    def __init__(self, heap: list[object]) -> None:
-        self._lots = list(_in_lots(heap))
-        codes, counts = [], []
-        for start in range(0, len(self._lots), _LOTS_AT_ONCE):
+    def __init__(self, objects: list[object]) -> None:
+        self._lots = list(_in_lots(objects))
+        codes, counts, tuples = [], [], set[int]()
+        for start in count(0, _LOTS_AT_ONCE):
             asked = [gc.get_referents(*lot) for lot in self._lots[start : start + _LOTS_AT_ONCE]]
+            if not asked:
+                break
             found = list(map(len, asked))
             counts += found
             codes.append(codes_of(chain.from_iterable(asked), sum(found)))
+            fresh = {id(one): one for one in chain.from_iterable(asked) if type(one) is tuple and id(one) not in tuples}
+            tuples.update(fresh)
+            self._lots += _in_lots([*fresh.values()])
         self._ends = numpy.cumsum(counts)
         self._codes = numpy.concatenate(codes) if codes else codes_of([], 0)
 

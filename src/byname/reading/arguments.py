@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
 from torch import nn
 
 from byname.errors import NotAModuleError, NotAnOptimizerError
+from byname.reading.objects import heap
 
 __all__ = ["living_optimizers", "models_of", "optimizers_of", "parameters_of"]
 
@@ -45,7 +45,7 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 def living_optimizers() -> list[Any]:
     """Return every optimizer that is alive in the process."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+    return [thing for thing in heap() if issubclass(type(thing), torch.optim.Optimizer)]
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:

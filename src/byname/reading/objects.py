@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import chain, compress, repeat
+from operator import call, is_not
 from typing import Any
 
-__all__ = ["attributes_of", "found_in", "namespace_of", "parents_of", "plain", "reads_plainly", "snapshot"]
+from byname.reading.quiet import collection_paused
+
+__all__ = ["attributes_of", "found_in", "heap", "namespace_of", "parents_of", "plain", "reads_plainly", "snapshot"]
+
+
+def heap() -> list[Any]:
+    """Return the objects that the garbage collector lists, without plain tuples, which their holders lead to.
+
+    It lists also the tuples that other threads are still building, and their ``tuple(...)`` raises a SystemError while
+    anything else refers to one (CPython issue 59313). So the tuples are dropped before another thread can run: the
+    three steps are one unpacking of C iterators.
+    """
+    listed: list[Any] = []
+    others = compress(listed, map(is_not, map(type, listed), repeat(tuple)))
+    steps: Any = map(listed.extend, map(gc.get_objects, [None])), map(list, [others]), map(call, [listed.clear])
+    with collection_paused():
+        _, kept, _ = chain.from_iterable(steps)
+    return kept
 
 
 def plain(kind: type, family: type, *methods: str) -> bool:

@@ -7,7 +7,6 @@ The source of the program's loaded functions tells whether the program reads it.
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
@@ -24,7 +23,7 @@ from byname.naming.name import Name, at, quote, quote_all
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
-from byname.reading.objects import found_in
+from byname.reading.objects import found_in, heap
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
@@ -79,7 +78,7 @@ def _made_anew(context: FailureContext, names: tuple[Name, ...], uses: Sequence[
 
 def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[str, str]]:
     """Return those of some leaves that a module holds in a plain list or dict, by ``id``: its path, and what to use."""
-    models = context.models or [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    models = context.models or [one for one in heap() if issubclass(type(one), torch.nn.Module)]
     modules = {id(one): one for model in models for one in modules_in(model)}
     wanted = {id(leaf.tensor): leaf.name.path for leaf in leaves if leaf.tensor is not None}
     found: dict[int, tuple[str, str]] = {}
