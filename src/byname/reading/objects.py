@@ -27,7 +27,8 @@ def heap() -> list[Any]:
     steps: Any = map(listed.extend, map(gc.get_objects, [None])), map(list, [others]), map(call, [listed.clear])
     with collection_paused():
         _, kept, _ = chain.from_iterable(steps)
-    return kept
+    found: list[Any] = kept
+    return found
 
 
 def plain(kind: type, family: type, *methods: str) -> bool:
