@@ -163,20 +163,25 @@ class Blocks:
             self._leave(block)
             raise
 
-    def leave(self) -> None:
-        """Leave the block that was entered last, if possible one that this thread entered.
+    def last(self) -> tuple[_Block, ...]:
+        """Return the block that was entered last, if possible one that this thread entered, and those half left.
 
         Another thread may close a generator, and so leave a block that it did not enter.
-
-        Blocks whose leaving was stopped are left completely now. Without any block, nothing happens. Callers hold
-        `defer_signals` from their first line on, since a signal may arrive before this function has begun to.
         """
         here = threading.get_ident()
         begun = [block for block in self._entered if block.leaving]
         entered = [block for block in self._entered if not block.leaving]
         mine = [block for block in entered if block.thread == here]
+        return (*(mine or ([] if begun else entered))[-1:], *begun)
+
+    def leave(self, blocks: tuple[_Block, ...] | None = None) -> None:
+        """Leave some blocks, or `last`, completely; a block that was left before is left alone.
+
+        A caller that an interrupt stops calls this again with the same blocks, as a signal may arrive before this
+        function has begun.
+        """
         errors: list[BaseException] = []
-        for block in [*(mine or ([] if begun else entered))[-1:], *begun]:
+        for block in self.last() if blocks is None else blocks:
             try:
                 self._leave(block)
             except BaseException as error:  # noqa: BLE001 - raised after all blocks were left

@@ -175,3 +175,70 @@ def test_while_a_census_reads_slots_no_training_beside_is_in_a_backward(monkeypa
         thread.join()
     assert len(seen) >= 10
     assert not any(seen)
+
+
+def hooked(inside, look, results):
+    """A thread in whose backward a hook looks once every thread's hook runs."""
+
+    def hook(grad):
+        inside.wait(30)
+        results.append(look())
+
+    def work():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.register_hook(hook)
+        y.sum().backward()
+
+    return threading.Thread(target=work)
+
+
+def test_two_hooks_that_look_do_not_wait_for_each_others_backward(monkeypatch):
+    monkeypatch.setattr(pause, "PATIENCE", 1e6)
+    inside, notes = threading.Barrier(2), []
+    threads = [hooked(inside, lambda: byname.census(names=False).notes, notes) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(notes) == 2
+    assert not any("another thread" in note for one in notes for note in one)
+
+
+def test_a_backward_that_waits_goes_before_the_next_look():
+    order, waits, begins = [], threading.Event(), threading.Event()
+    x = torch.ones(3, requires_grad=True)
+
+    def train():
+        loss = x.exp().sum()
+        waits.set()
+        loss.backward()
+        order.append("backward")
+
+    def look_next():
+        begins.set()
+        with backward_paused():
+            order.append("look")
+
+    threads = [threading.Thread(target=train), threading.Thread(target=look_next)]
+    with backward_paused():
+        for thread, begun in zip(threads, (waits, begins), strict=True):
+            thread.start()
+            assert begun.wait(30)
+    for thread in threads:
+        thread.join(30)
+    assert order == ["backward", "look"]
+
+
+def test_what_a_backward_in_another_thread_may_free_is_not_read_by_graph_and_saved(monkeypatch):
+    monkeypatch.setattr(pause, "PATIENCE", 0.05)
+    x = torch.ones(3, requires_grad=True)
+    loss = x.exp().sum()
+    assert len(byname.saved(loss)) == len(byname.graph(loss).saved) == 1
+    thread, go_on = in_backward()
+    try:
+        for look in (byname.saved(loss), byname.graph(loss).saved):
+            assert not len(look)
+            assert "another thread had not ended" in str(look)
+    finally:
+        go_on.set()
+        thread.join()

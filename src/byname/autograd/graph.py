@@ -10,8 +10,7 @@ import torch
 
 from byname.autograd.leaves import Leaves, find_leaves, leaves_among
 from byname.autograd.pause import backward_paused
-from byname.autograd.saved import Saved, find_saved, rows_among
-from byname.autograd.slots import slots_of
+from byname.autograd.saved import Saved, find_saved, rows_among, slots_now
 from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
 from byname.naming.describe import Describer
@@ -243,9 +242,9 @@ def graph(root: Any) -> Graph:
     walk, question = Walk(root), Question()
     with backward_paused(), DisableTorchFunction(), collection_paused():
         leaves = leaves_among(walk, find_leaves(walk, question))
-        slots = slots_of(walk)  # not before: these refer to leaves, and references to them are counted
+        slots = slots_now(walk)  # not before: these refer to leaves, and references to them are counted
         fields = _fields_of(walk, _tensor_names(walk, question, leaves))
-        return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots, question)))
+        return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots or (), question)))
 
 
 _Fields: TypeAlias = tuple[int, str, str, int, Site | None, str]

@@ -1,7 +1,8 @@
 """Pause: while the heap is read, no other thread begins a backward, and those that run are waited for.
 
 A backward works without Python's lock, and frees what nodes have saved and sets gradients. To read a saved tensor or a
-gradient at that moment is a use after free, which ends the process (PyTorch 2.13).
+gradient at that moment is a use after free, which ends the process (PyTorch 2.13). They take turns: one look at a time,
+and a backward that waits goes before the next look.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -30,21 +31,24 @@ _NAME = "_engine_run_backward"
 @contextmanager
 def backward_paused() -> Iterator[None]:
     """Keep other threads from beginning a backward, and wait until those that run have ended, or `PATIENCE` is over."""
-    look = _Look()
+    look = _Turn()
     try:
-        with defer_signals():
-            _GATE.close(look)
+        _wait_until(lambda: _GATE.close(look))
         end = time.monotonic() + PATIENCE
-        while backward_elsewhere() and time.monotonic() < end:
-            time.sleep(0.001)
+        _wait_until(lambda: not backward_elsewhere() or time.monotonic() > end)
         yield
     finally:
-        with defer_signals():
-            _GATE.open(look)
+        try:
+            with defer_signals():
+                _GATE.open(look)
+        finally:
+            _GATE.open(look)  # an interrupt may have come before the signals waited
 
 
 def backward_elsewhere() -> bool:
     """Return whether another thread runs a backward. Inside `backward_paused`, a False stays true.
+
+    A backward stands still while its hook looks, and goes on when no other thread looks any more.
 
     In a thread that Python has not started, as those in which the engine runs nodes of a GPU, this is False: the
     backward that runs is the one that called.
@@ -52,7 +56,16 @@ def backward_elsewhere() -> bool:
     me = threading.get_ident()
     if not _started_by_python(me):
         return False
-    return any(ident != me and (ident in _GATE.passed or _in_engine(at)) for ident, at in sys._current_frames().items())
+    running, still = _GATE.running(), {me, *_GATE.still()}
+    # No variable holds the frames: this function's own is among them.
+    return any(
+        ident not in still and (ident in running or _in_engine(at)) for ident, at in sys._current_frames().items()
+    )
+
+
+def _wait_until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        time.sleep(0.001)
 
 
 def _started_by_python(ident: int) -> bool:
@@ -69,11 +82,28 @@ def _in_engine(frame: FrameType | None) -> bool:
     return False
 
 
-class _Look:
-    """Someone who reads the heap, in the thread that makes it."""
+def _hooks_stop_backward() -> bool:
+    """Return whether a backward stands still while one of its hooks runs: there is no thread for nodes of a device."""
+    on_cuda = torch.cuda.is_initialized()
+    return not (on_cuda or torch.xpu.is_initialized() or torch.backends.mps.is_available())  # type: ignore[no-untyped-call]
+
+
+def not_ended(left_out: str) -> str:
+    """Return a note for when the patience was over."""
+    ended = f"a backward in another thread had not ended after {PATIENCE:.0f} seconds"
+    return f"{ended}, and what nodes save cannot be read meanwhile: {left_out}"
+
+
+class _Turn:
+    """A look at the heap, or a backward, in the thread that makes it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
+
+
+def _others(turns: Iterable[_Turn]) -> list[_Turn]:
+    """Return the turns of other threads than this one."""
+    return [turn for turn in turns if turn.thread != threading.get_ident()]
 
 
 class _Gate:
@@ -83,7 +113,6 @@ class _Gate:
 
     Attributes:
         code: the function's own code, and None where this version of PyTorch has no such function.
-        passed: threads that have come through and are about to run the engine, or do, each as often as it does.
     """
 
     def __init__(self) -> None:
@@ -95,57 +124,91 @@ class _Gate:
     def renew(self) -> None:
         """Open it for good, as after a fork: the threads that had closed it are gone."""
         self._lock = threading.RLock()  # a look may go, and say so, wherever memory is given back
-        self._opened = threading.Event()
-        self._looks: weakref.WeakSet[_Look] = weakref.WeakSet()
-        self.passed: list[int] = []
+        self._looks: weakref.WeakSet[_Turn] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[_Turn] = weakref.WeakSet()
+        self._passed: weakref.WeakSet[_Turn] = weakref.WeakSet()
         if self._function is not None and self.code is not None:
             self._function.__code__ = self.code
 
-    def close(self, look: _Look) -> None:
-        """Close it until the look is over, or gone, should an interrupt have kept it from being over."""
+    def close(self, look: _Turn) -> bool:
+        """Close it, if it is this thread's turn, until the look is over, or gone, should nobody say that it is over."""
         with self._lock:
+            others = _others(self._looks)
+            # who looks may wait for the backward that this thread is in, which so must not wait for the look
+            blocked = not self._is_inside() if others else _others(self._waiting)
+            if blocked and len(others) == len(self._looks):
+                return False
             self._looks.add(look)
-            self._opened.clear()
             if self._function is not None:
                 self._function.__code__ = _engine_run_backward.__code__
         weakref.finalize(look, self._over).atexit = False
+        return True
 
-    def open(self, look: _Look) -> None:
-        """Say that a look is over; a second time does nothing."""
-        self._looks.discard(look)
+    def open(self, look: _Turn) -> None:
+        """Say that a look is over; a second time does nothing. A backward that stood still goes on in its turn."""
+        with self._lock:
+            self._looks.discard(look)
+            nested = len(_others(self._looks)) < len(self._looks)
         self._over()
+        if self._is_inside() and _hooks_stop_backward() and not nested:
+            self._wait(self._nobody_looks)
 
     def _over(self) -> None:
         with self._lock:
-            if not self._looks:
-                self._opened.set()
-                if self._function is not None and self.code is not None:
-                    self._function.__code__ = self.code
+            if not self._looks and self._function is not None and self.code is not None:
+                self._function.__code__ = self.code
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine as soon as nobody looks."""
-        me = threading.get_ident()
-        while not self._may_pass(me):
-            self._opened.wait()
+        backward = _Turn()
         try:
+            self._wait(lambda: self._may_pass(backward))
             return self._engine()(*args, **kwargs)
         finally:
             with self._lock:
-                if me in self.passed:  # and this is no fork
-                    self.passed.remove(me)
+                self._passed.discard(backward)
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
+        """Wait; no other thread begins to look before."""
+        turn = _Turn()
+        try:
+            with self._lock:
+                self._waiting.add(turn)
+            _wait_until(reached)
+        finally:
+            with self._lock:
+                self._waiting.discard(turn)
+
+    def _nobody_looks(self) -> bool:
+        with self._lock:
+            return not _others(self._looks)
 
     def _engine(self) -> Callable[..., Any]:
         assert self._function is not None
         assert self.code is not None
         return FunctionType(self.code, self._function.__globals__, _NAME)
 
-    def _may_pass(self, me: int) -> bool:
-        inside = me in self.passed or not _started_by_python(me) or _in_engine(sys._getframe())
+    def _may_pass(self, backward: _Turn) -> bool:
         with self._lock:
-            if not inside and any(look.thread != me for look in self._looks):
-                return False
-            self.passed.append(me)
-            return True
+            passes = self._is_inside() or self._nobody_looks()
+            if passes:
+                self._passed.add(backward)
+            return passes
+
+    def _is_inside(self) -> bool:
+        """Return whether this thread is in a backward."""
+        me = threading.get_ident()
+        return me in self.running() or not _started_by_python(me) or _in_engine(sys._getframe())
+
+    def running(self) -> set[int]:
+        """Return the threads that have come through and are about to run the engine, or do."""
+        with self._lock:
+            return {turn.thread for turn in self._passed}
+
+    def still(self) -> set[int]:
+        """Return the threads whose backward stands still for as long as anybody looks."""
+        with self._lock:
+            return {turn.thread for turn in (*self._looks, *self._waiting)} if _hooks_stop_backward() else set()
 
 
 def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:

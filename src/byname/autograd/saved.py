@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, overload
 import torch
 
 from byname.autograd.leaves import opaque_notes
-from byname.autograd.pause import backward_paused
+from byname.autograd.pause import backward_elsewhere, backward_paused, not_ended
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Walk
 from byname.naming.describe import Describer
@@ -219,7 +219,13 @@ def saved(root: Any) -> Saved:
 def saved_of(walk: Walk) -> Saved:
     """Return the saved tensors of an existing walk."""
     with backward_paused(), DisableTorchFunction(), collection_paused():
-        return rows_of(walk, slots_of(walk))
+        slots = slots_now(walk)
+        return rows_among(walk, slots, find_saved(slots or (), Question()))
+
+
+def slots_now(walk: Walk) -> list[Slot] | None:
+    """Return the saved tensors of a walk; None while a backward of another thread may free them."""
+    return None if backward_elsewhere() else slots_of(walk)
 
 
 def find_saved(slots: Sequence[Slot], question: Question) -> Findings:
@@ -238,7 +244,7 @@ def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> 
     return rows_among(walk, slots, find_saved(slots, Question(given)))
 
 
-def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
+def rows_among(walk: Walk, slots: Sequence[Slot] | None, findings: Findings) -> Saved:
     """Return the rows of some slots, with the names that a search found. Callers hold `DisableTorchFunction`.
 
     A graph can have a million slots, so one loop does it all.
@@ -252,7 +258,7 @@ def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
     add_fields, add_facts = fields.append, facts.append
     seen: dict[int, Facts] = {}
     last, name, site = 0, "", None
-    for slot in slots:
+    for slot in slots or ():
         number, shown, state, tensor = slot
         if number != last:
             last, name, site = number, walk.name(number), None if sites is None else sites(number)
@@ -267,7 +273,8 @@ def rows_among(walk: Walk, slots: Sequence[Slot], findings: Findings) -> Saved:
             add_fields((name, shown, state, called, site, describer.module(number, tensor), number))
         else:  # no log, no name, and no name in the same memory
             add_fields((name, shown, state, _NAMELESS, site, "", number))
-    return Saved(fields, facts, (*opaque_notes(walk), *findings.bound()))
+    told = [not_ended("saved tensors are missing")] if slots is None else []
+    return Saved(fields, facts, (*told, *opaque_notes(walk), *findings.bound()))
 
 
 def _memory(card: Card | None) -> tuple[Hashable | None, int]:

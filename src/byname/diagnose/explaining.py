@@ -17,7 +17,6 @@ from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.memory.reserve import RESERVE
 from byname.reading.arguments import models_of, optimizers_of
-from byname.reading.interrupts import defer_signals
 from byname.source.tracebacks import clean, related
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
@@ -107,14 +106,20 @@ class Explaining:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        left: tuple[Any, ...] | None = None,
     ) -> None:
         try:
+            left = self._blocks.last()
             if error is not None:
                 safely(self._note, error)
-        finally:
-            with defer_signals():
-                self._blocks.leave()
+            self._blocks.leave(left)
+        except BaseException:
+            self._blocks.leave(left)  # for an interrupt on the way
+            raise
         safely(self._tell_of_swallowed, error)
         if error is not None:
             safely(clean, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from byname.edits.stopping import Stopped, Stopper, finish
 from byname.errors import BadArgumentError, ChangedInPlaceWarning, NotCapturedError
 from byname.model.items import tensors_in
 from byname.model.where import meaning_of, parts_of, unwrapped
+from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.tracebacks import warn
@@ -119,10 +121,14 @@ class Capture(Mapping[str, Any]):
             raise BadArgumentError("this capture is running; make another one for a run inside of it")
         self.forget()
         self._why_no_output = "the forwards of a with block are the program's own, which has their outputs"
-        with ExitStack() as stack:
-            self._attach(stack)
-            self._running = stack.pop_all()
-        return self
+        self._running = stack = ExitStack()
+        try:
+            with defer_signals():
+                self._attach(stack)
+            return self
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
 
     def _attach(self, stack: ExitStack) -> None:
         """Attach to the places; leaving the stack removes what only a forward has told of."""
@@ -142,14 +148,22 @@ class Capture(Mapping[str, Any]):
             stack.push(attach(self._model, self._stopper.modules, self._stopper, reads=True).__exit__)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        stack, self._running = self._running, None
+        try:
+            return self._leave(kind, error, at)
+        except BaseException:
+            self._leave(kind, error, at)  # an interrupt may have come before the signals waited
+            raise
+
+    def _leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         mine = isinstance(error, Stopped) and error.by is self._stopper
-        with stack or ExitStack() as stack:
-            if isinstance(error, Stopped) and mine:
-                self._why_no_output = "the forward was ended early (stop=True), and so has no output"
-                finish(error)
-            elif error is not None:
-                stack.__exit__(kind, error, at)  # which has the attachments say nothing of what the error kept away
+        with defer_signals():
+            stack, self._running = self._running, None
+            with stack or ExitStack() as stack:
+                if isinstance(error, Stopped) and mine:
+                    self._why_no_output = "the forward was ended early (stop=True), and so has no output"
+                    finish(error)
+                elif error is not None:
+                    stack.__exit__(kind, error, at)  # which has the attachments say nothing of what the error kept away
         return mine
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import torch
 
-from byname.autograd.pause import PATIENCE
+from byname.autograd.pause import not_ended
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unattributed, used
@@ -362,8 +362,5 @@ def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
             "from the variables only, and tensors that only C code leads to are missing; gc.unfreeze() shows them"
         )
     if alive.unread:
-        told.append(
-            f"a backward in another thread had not ended after {PATIENCE:.0f} seconds, and what nodes save cannot be "
-            "read meanwhile: tensors that only graphs hold are missing"
-        )
+        told.append(not_ended("tensors that only graphs hold are missing"))
     return tuple(told)

@@ -88,6 +88,9 @@ def _pace(marks: Sequence[int]) -> str:
     return f"{steps.pop():+}" if len(steps) == 1 else f"{(marks[-1] - marks[0]) / (len(marks) - 1):+.1f}"
 
 
+_NOT_ENTERED = "growth() compares moments: enter it first, as in `with byname.growth() as growth:`"
+
+
 class Growth(Rows[Grown]):
     """The rows of `growth`, the largest first. A context manager; inside the block it shows the growth so far.
 
@@ -138,7 +141,7 @@ class Growth(Rows[Grown]):
             BadArgumentError: outside of the ``with`` block.
         """
         if not self._entered:
-            raise BadArgumentError("growth() compares moments: enter it first, as in `with byname.growth() as growth:`")
+            raise BadArgumentError(_NOT_ENTERED)
         if self._collect:
             gc.collect()
         with looking():
@@ -157,6 +160,8 @@ class Growth(Rows[Grown]):
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]
         """The rows; inside the block as of now."""
+        if not (self._entered or self._marks):
+            raise BadArgumentError(_NOT_ENTERED)
         if self._entered:
             self.mark()
             self._marks.pop()
@@ -174,7 +179,11 @@ class Growth(Rows[Grown]):
         return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per pattern; inside the block as of now."""
+        """Return one dict per pattern; inside the block as of now.
+
+        Raises:
+            BadArgumentError: the block was never entered.
+        """
         return [one.row() for one in self.items]
 
     def _shown(self) -> list[dict[str, Any]]:

@@ -247,13 +247,15 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with defer_signals():
-            try:
-                self._close(error)
-            except RecordingError as lost:
-                if error is None:
-                    raise
-                note_on(error, f"byname: {lost}")  # what ended the program is the error to be seen
+        try:
+            self._close(error)
+        except RecordingError as lost:
+            if error is None:
+                raise
+            note_on(error, f"byname: {lost}")  # what ended the program is the error to be seen
+        except BaseException:
+            self._close(error)  # an interrupt may have come before the signals waited
+            raise
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")

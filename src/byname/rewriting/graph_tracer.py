@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from byname.model.operations import operation_path, taken
+from byname.reading.interrupts import defer_signals
 from byname.rewriting.clone import HELD, Held, check_contents, contents_of, tensors_of
 from byname.rewriting.known_values import QUESTIONS, UNKNOWN, KnownValues, asker, checked, rebuilt
 from byname.rewriting.outside import Outside, check_modes, is_leaving, restored, state_of_modes, switched
@@ -85,7 +86,7 @@ class Tracer(fx.Tracer):
             Untraceable: a statement cannot be in a graph.
         """
         before = contents_of(self.model)
-        with installed(self), self._outside.heard():
+        with defer_signals(), installed(self), self._outside.heard():
             graph = self.trace(self.model)
         check_contents(before, self.model)
         asked = self._known is not None and self._known.asked

@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from byname.errors import BadArgumentError, NotATensorError
-from byname.reading.interrupts import defer_signals
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
@@ -49,10 +48,18 @@ class Tracker:
         return self._blocks.enter(self.begin)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        left: tuple[Any, ...] | None = None,
     ) -> None:
-        with defer_signals():
-            self._blocks.leave()
+        try:
+            left = self._blocks.last()
+            self._blocks.leave(left)
+        except BaseException:
+            self._blocks.leave(left)  # for an interrupt on the way
+            raise
 
     def begin(self, block: Undo) -> Tracker:
         """Watch this thread until the block is left."""

@@ -176,12 +176,19 @@ class Handle:
         self.remove()
 
     def __enter__(self) -> Handle:
-        return self
+        try:
+            return self
+        except BaseException:  # an interrupt
+            self.remove()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with defer_signals():
+        try:
             self._failed = error is not None
             self.remove()
+        except BaseException:
+            self.remove()  # an interrupt may have come before the signals waited
+            raise
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else "enabled" if self._installed else "disabled"
