@@ -413,7 +413,7 @@ def test_of_round_the_line_is_told():
     [
         (micro_batches_cleared_too_soon, "the gradients are cleared in between"),
         (no_backward, "No call of backward() was seen"),
-        (no_step, "no call of step() was seen of the optimizer (SGD) that has them"),
+        (no_step, "no step of the optimizer (SGD) that has them was seen"),
         (one_layer_unused, "no backward reaches them"),
         (drawn, "the derivative of normal() at"),
         (put_back, "the same values before each"),

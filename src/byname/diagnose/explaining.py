@@ -98,6 +98,7 @@ class Explaining:
         block.add(RESERVE.end, block)
         RESERVE.begin(block)
         if self._finite is not None:
+            self._finite.begin(block)
             following = self._finite.following()
             block.add(following.stop)
             following.start()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from byname.diagnose.causes.never_learns import Flat
+from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
@@ -18,7 +19,7 @@ from byname.reading.arguments import parameters_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site
 
-__all__ = ["MOST_NAMED", "FollowedOptimizer", "alive", "has_zero_gradient", "unchanged"]
+__all__ = ["MOST_NAMED", "FollowedOptimizer", "alive", "bytes_of", "has_zero_gradient", "unchanged"]
 
 
 @dataclass
@@ -35,7 +36,7 @@ class FollowedOptimizer:
         values: for some small parameters what their values were at the first step, by ``id``, if they still are.
         names: the names of these parameters, as they were at an early step.
         keys: the ``id`` of each of its parameters that require grad.
-        rates_zero: whether the learning rate of every group was 0 in every step so far.
+        idle: the last steps in a row in which the learning rate of every group was 0.
         frozen: whether none of its parameters required grad at any step so far.
         backward: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
@@ -44,6 +45,14 @@ class FollowedOptimizer:
         fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
         lost: steps among these at which no parameter had a gradient.
         carried: steps in a row that used the gradients of the step before.
+        left: the sums of the gradients that its last step used, if they may be carried on, by ``id``.
+        last: the place of the last backward call that reached it, how many steps there were, and a parameter's version.
+        wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
+        wasteful: steps in a row with as many of these.
+        groups: the ``id`` of its list of groups, which its ``load_state_dict()`` replaces.
+        restored: steps before which that list was replaced.
+        moved: whether a step changed one of the `values`.
+        use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
     """
@@ -57,7 +66,7 @@ class FollowedOptimizer:
     values: dict[int, bytes] = field(default_factory=dict)
     names: dict[int, Name] = field(default_factory=dict)
     keys: frozenset[int] = frozenset()
-    rates_zero: bool = True
+    idle: int = 0
     frozen: bool = True
     backward: Site | None = None
     backwards: int = 0
@@ -66,6 +75,14 @@ class FollowedOptimizer:
     fed: int = 0
     lost: int = 0
     carried: int = 0
+    left: dict[int, float] = field(default_factory=dict)
+    last: tuple[Any, ...] = ()
+    wasted: int = 0
+    wasteful: int = 0
+    groups: int = 0
+    restored: int = 0
+    moved: bool = False
+    use: Use | None = None
     flat: Flat | None = None
     cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
 
@@ -121,11 +138,11 @@ def unchanged(followed: FollowedOptimizer) -> dict[int, bytes]:
     if followed.steps > 1:
         small = [one for one in small if id(one) in followed.values]
     some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not has_zero_gradient(one)]
-    now = {id(one): _bytes_of(one) for one in some}
+    now = {id(one): bytes_of(one) for one in some}
     return {key: value for key, value in now.items() if value and value == followed.values.get(key, value)}
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the values of a tensor as bytes; none if they cannot be read."""
     with looking():
         if type(tensor) not in PLAIN or not can_look(tensor):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.causes.never_learns import (
@@ -16,6 +17,7 @@ from byname.diagnose.causes.never_learns import (
     Rebinding,
     Steps,
     all_frozen,
+    cleared_between,
     made_anew,
     never_changed,
     never_stepped,
@@ -24,11 +26,20 @@ from byname.diagnose.causes.never_learns import (
     rebinding_in,
 )
 from byname.diagnose.causes.not_frozen import not_frozen
+from byname.diagnose.causes.not_reached import last_use
+from byname.diagnose.causes.ownership import reads_gradients
 from byname.diagnose.causes.suspicious import edited_past_autograd, leaf_loss, same_module, suspicious_losses
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.followed_optimizer import MOST_NAMED, FollowedOptimizer, alive, has_zero_gradient, unchanged
+from byname.diagnose.followed_optimizer import (
+    MOST_NAMED,
+    FollowedOptimizer,
+    alive,
+    bytes_of,
+    has_zero_gradient,
+    unchanged,
+)
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
 from byname.reading.arguments import living_optimizers
@@ -49,6 +60,10 @@ _TELL_AT = (64, 1024)
 """Steps at which what was found is told; otherwise it is told when the program ends."""
 _SINGLE = 8
 """Optimizers in a row that make one step each for the same parameters, until that is told."""
+_CALLS_OF_WASTE = 64
+"""The same, where gradients are cleared between backward calls."""
+_WASTEFUL = 3
+"""Steps in a row before which gradients were cleared between backward calls, until that is told."""
 _CARRIED = 3
 """Steps in a row that used gradients of the step before, until that is told."""
 
@@ -67,6 +82,7 @@ class LearningWatch:
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
         self._leaf_losses = self._heard = False
+        self._made = 0
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
         self._told: set[int] = set()
         self._over = False
@@ -75,6 +91,7 @@ class LearningWatch:
         """Follow the steps of optimizers until the block is left; then tell what was found."""
         block.add(safely, self.end)
         block.register(register_optimizer_step_pre_hook, self._before_step)
+        block.register(register_optimizer_step_post_hook, self._after_step)
 
     def before(self, run: BackwardCall, roots: Sequence[Any], number: int) -> None:
         """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
@@ -88,7 +105,10 @@ class LearningWatch:
             for optimizer in living_optimizers():
                 self._of(optimizer)
         self._heard = True
-        if number > _CALLS:
+        followed_now = self._followed.values()
+        if number > _CALLS and (
+            number > _CALLS_OF_WASTE or not any(one.wasted or one.wasteful for one in followed_now)
+        ):
             return
         with DisableTorchFunction():
             nodes = nodes_behind(roots)
@@ -113,7 +133,7 @@ class LearningWatch:
             mine = [one for one in followed.parameters() if id(one) in leaves]
             owned.update(map(id, mine))
             if mine:
-                self._reaches(followed, mine, run.site)
+                self._reaches(followed, mine, run)
                 followed.flat = followed.flat or flat
         outside = [one for key, one in leaves.items() if key not in owned]
         self._note_outside(outside)
@@ -140,10 +160,16 @@ class LearningWatch:
                 self._leaf_losses = True
                 self._tell(finding)
 
-    def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], site: Site | None) -> None:
-        followed.backward, followed.reached = site, True
+    def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], run: BackwardCall) -> None:
+        cleared = _is_cleared(mine)
+        now = (ThisCode(run.code), run.instruction, self._made, fact(mine[0], "_version"))
+        followed.wasted += cleared and followed.reached and followed.last == now
+        changed = not followed.reached and any(
+            _sum_of(fact(one, "grad")) != followed.left[id(one)] for one in mine if id(one) in followed.left
+        )
+        followed.cleared = followed.cleared or cleared or changed
+        followed.backward, followed.reached, followed.last = run.site, True, now
         followed.backwards += 1
-        followed.cleared = followed.cleared or _is_cleared(mine)
         if not followed.steps and followed.backwards == _ENOUGH:
             followed.name(mine)
 
@@ -189,11 +215,15 @@ class LearningWatch:
             self._look(followed, optimizer)
         if followed.steps == _ENOUGH:
             followed.name(alive([*followed.without.values(), *followed.zero.values()]))
+            followed.use = last_use(list(alive(followed.without.values())))
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
         self._note_single(followed, optimizer)
         if followed.carried == _CARRIED:
             followed.name(followed.parameters())
             self._tell(never_zeroed(self._steps(followed), followed.names_of(map(id, followed.parameters()))))
+        if followed.wasteful == _WASTEFUL and not (reads_gradients() or _skips_steps()):
+            self._tell(cleared_between(self._steps(followed), followed.wasted))
+        followed.wasted = 0
         if followed.steps in _TELL_AT:
             self._tell_of(followed)
 
@@ -204,7 +234,9 @@ class LearningWatch:
             followed.site = None if code is None else locate(code, instruction, outer).site
         followed.fed += followed.reached
         followed.frozen = followed.frozen and not followed.parameters()
-        followed.rates_zero = followed.rates_zero and all(_rate_is_zero(group) for group in optimizer.param_groups)
+        groups = optimizer.param_groups
+        followed.idle = followed.idle + 1 if all(map(_rate_is_zero, groups)) else 0
+        followed.restored, followed.groups = followed.restored + (followed.groups != id(groups)), id(groups)
         if followed.without:
             now = {id(one) for one in followed.parameters() if fact(one, "grad") is None}
             graded = [key for key in followed.without if key not in now]
@@ -218,7 +250,22 @@ class LearningWatch:
             followed.values = unchanged(followed)
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
+        carrying = followed.parameters() if again and followed.carried < _CARRIED else []
+        followed.left = {id(one): _sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
+        followed.wasteful = followed.wasteful + 1 if followed.wasted else 0
+        self._made += 1
         followed.reached = followed.cleared = False
+
+    @dynamo_skip
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        safely(self._moves, self._followed.get(id(optimizer)))
+
+    def _moves(self, followed: FollowedOptimizer | None) -> None:
+        """Note whether a step changed one of the parameters whose values are compared."""
+        if followed is not None and followed.values and not followed.moved:
+            with DisableTorchFunction():
+                watched = [one for one in followed.parameters() if id(one) in followed.values]
+                followed.moved = any(bytes_of(one) != followed.values[id(one)] for one in watched)
 
     def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
@@ -253,7 +300,8 @@ class LearningWatch:
                 told |= keys
                 self._tell(finding)
         rest = [key for key in followed.without if key not in told]
-        same = followed.names_of(followed.values) if followed.steps >= _ENOUGH else ()
+        is_meant = followed.restored == followed.steps  # the optimizer is put back as well
+        same = () if is_meant else followed.names_of(followed.values)
         zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
         found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
         if followed.frozen and self._outside_names:
@@ -270,14 +318,21 @@ class LearningWatch:
             followed.steps,
             followed.site,
             followed.backward,
-            rates_zero=followed.rates_zero,
+            idle=followed.idle,
             lost=followed.lost == followed.fed >= 1,
             all_without=len(followed.without) == len(followed.keys),
             all_zero=len(followed.zero) == len(followed.keys),
             over=self._over,
             heard=self._heard,
             flat=followed.flat,
+            use=followed.use,
+            moved=followed.moved,
         )
+
+
+def _skips_steps() -> bool:
+    """Return whether the program has a GradScaler, which makes no step with gradients that are not finite."""
+    return any(issubclass(type(one), torch.amp.GradScaler) for one in gc.get_objects())
 
 
 _FLAT = {

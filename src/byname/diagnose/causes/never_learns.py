@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import NamedTuple
 
+from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote_all
 from byname.source.code import source_of
@@ -22,6 +23,7 @@ __all__ = [
     "Rebinding",
     "Steps",
     "all_frozen",
+    "cleared_between",
     "made_anew",
     "never_changed",
     "never_stepped",
@@ -61,26 +63,30 @@ class Steps(NamedTuple):
         number: how many there were.
         site: the line that makes them.
         backward: the line of the last backward call that reached one of its parameters.
-        rates_zero: whether the learning rate was 0 in each.
+        idle: how many of them, the last ones, had a learning rate of 0.
         lost: whether a backward call had made gradients before each, and none was left.
         all_without: whether none of its parameters ever had a gradient.
         all_zero: whether all of its parameters had gradients of zeros only.
         over: whether there are no more to come.
         heard: whether any backward call was seen in the program.
         flat: an operation between the loss and the parameters whose derivative is 0 everywhere.
+        use: where those of its parameters that have no gradient were used, if that was recorded.
+        moved: whether steps did change the values that are put back.
     """
 
     kind: str
     number: int
     site: Site | None
     backward: Site | None
-    rates_zero: bool
+    idle: int
     lost: bool
     all_without: bool
     all_zero: bool
     over: bool
     heard: bool
     flat: Flat | None
+    use: Use | None
+    moved: bool
 
     def __str__(self) -> str:
         return f"the {self.number} steps of {self.kind}{at(self.site)}"
@@ -102,7 +108,9 @@ def nothing_learnt(
         same: the parameters that had the same values and a gradient whenever they were read.
         others: the parameters that losses reach and that no optimizer has.
     """
-    found = [_rate(steps)] if steps.rates_zero else []
+    found = [_rate(steps)] if steps.idle == steps.number else []
+    if steps.over and _MANY <= steps.idle < steps.number <= 4 * steps.idle:
+        found.append(_ran_out(steps))
     if without and steps.lost and steps.all_without:
         found.append(_lost(steps, without))
     elif without and steps.all_without:
@@ -111,7 +119,7 @@ def nothing_learnt(
         found.append(_unused(steps, without))
     if zero and (steps.all_zero or steps.number >= _MANY):
         found.append(_zero(steps, zero))
-    if same and steps.over and steps.number >= _MANY and not steps.rates_zero:
+    if same and steps.over and steps.number >= _MANY and steps.idle != steps.number:
         found.append(_undone(steps, same))
     return found
 
@@ -141,6 +149,15 @@ def _rate(steps: Steps) -> Finding:
     return Finding("zero-learning-rate", message, (), known_sites(steps.site), remedy)
 
 
+def _ran_out(steps: Steps) -> Finding:
+    message = f"suspicious: the learning rate (lr) is 0 in the last {steps.idle} of {steps}: they change no parameter"
+    remedy = (
+        "call scheduler.step() once for each optimizer.step(), not for each micro-batch, or give the scheduler the "
+        "number of all its calls; it is right if the parameters are frozen by it"
+    )
+    return Finding("zero-learning-rate", message, (), known_sites(steps.site), remedy)
+
+
 def _lost(steps: Steps, names: tuple[Name, ...]) -> Finding:
     message = (
         f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}, though the backward"
@@ -158,6 +175,9 @@ def _strangers(steps: Steps, names: tuple[Name, ...], others: tuple[Name, ...]) 
     if others:
         message += f". The losses reach {quote_all(others)}, and no optimizer has {_have(others, 'it', 'them')}"
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
+        if steps.use is not None and steps.use.cut is not None:
+            used, remedy = _used(steps.use, names)
+            message += used
     elif not steps.heard:
         message += ". No call of backward() was seen"
         remedy = "call loss.backward() before the step; without its parentheses, loss.backward calls nothing"
@@ -167,28 +187,42 @@ def _strangers(steps: Steps, names: tuple[Name, ...], others: tuple[Name, ...]) 
             "compute the loss with these parameters: a copy (copy.deepcopy, .data) passes no "
             "gradient back to them; torch.func.functional_call runs a module with other values in their place"
         )
-    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+    sites = known_sites(steps.use and steps.use.site, steps.site)
+    return Finding("never-learns", message, culprits_of(*names), sites, remedy)
 
 
 def _unused(steps: Steps, names: tuple[Name, ...]) -> Finding:
-    it, they = ("it", "it") if len(names) == 1 else ("them", "they")
     message = (
         f"{quote_all(names)} {_have(names, 'has', 'have')} no gradient in any of {steps}, and other parameters of it "
-        f"have: no backward reaches {it}"
+        f"have: no backward reaches {_have(names, 'it', 'them')}"
     )
-    remedy = f"use {it} in forward if {they} should learn; otherwise leave {it} out, or requires_grad_(False) says so"
-    return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
+    used, remedy = _used(steps.use, names)
+    remedy += f"; otherwise leave {_have(names, 'it', 'them')} out, or requires_grad_(False) says so"
+    sites = known_sites(steps.use and steps.use.site, steps.site)
+    return Finding("never-learns", message + used, culprits_of(*names), sites, remedy)
+
+
+def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
+    """Return a sentence about the use of parameters that no loss reaches, and what to do if they should learn."""
+    it, should = _have(names, "it", "them"), f"if {_have(names, 'it', 'they')} should learn, "
+    if use is None:
+        return "", f"{should}use {it} in forward"
+    if use.cut is None:
+        said = f". What is computed with {it}{at(use.site)} goes into no loss that was looked at"
+        return said, f"{should}use {it} in the loss, too: `loss += ...` adds, and `loss =+ ...` replaces it"
+    return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
 def _undone(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    why = "the steps are too small for the dtype"
+    remedy = "take a larger learning rate, or keep parameters in float32 and compute under torch.autocast"
+    if steps.moved:
+        why = "a step does change them, and something puts them back"
+        remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
     message = (
-        f"{quote_all(names)} {_have(names, 'has', 'have')} the same values before each of those of {steps} that were "
-        f"looked at, though {_have(names, 'its gradient is', 'their gradients are')} not 0: the steps are undone, or "
-        "too small for the dtype"
-    )
-    remedy = (
-        "look for what puts the values back in each iteration, such as load_state_dict() or copy_(); parameters in "
-        "bfloat16 or float16 need larger steps: keep them in float32 and compute under torch.autocast"
+        f"{'suspicious: ' if steps.moved else ''}{quote_all(names)} {_have(names, 'has', 'have')} the same values "
+        f"before each of those of {steps} that were looked at, though {_have(names, 'its', 'their')} gradients are not "
+        f"0: {why}. Only a few small parameters are looked at"
     )
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
 
@@ -246,8 +280,8 @@ def never_stepped(steps: Steps, calls: int, names: tuple[Name, ...]) -> Finding:
     """
     message = (
         f"{counted(calls, 'backward call')} or more{at(steps.backward)} "
-        f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and no call of step() was seen of the "
-        f"optimizer ({steps.kind}) that has {_have(names, 'it', 'them')}"
+        f"{'reaches' if calls == 1 else 'reach'} {quote_all(names)}, and no step of the optimizer ({steps.kind}) that "
+        f"has {_have(names, 'it', 'them')} was seen"
     )
     remedy = "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing"
     return Finding("never-stepped", message, culprits_of(*names), known_sites(steps.backward), remedy)
@@ -261,6 +295,16 @@ def never_zeroed(steps: Steps, names: tuple[Name, ...]) -> Finding:
     )
     remedy = "call optimizer.zero_grad() before each backward, or after each step"
     return Finding("never-zeroed", message, culprits_of(*names), known_sites(steps.backward, steps.site), remedy)
+
+
+def cleared_between(steps: Steps, calls: int) -> Finding:
+    """Return a finding about backward calls, so many before each step, whose gradients are cleared before another."""
+    message = (
+        f"suspicious: before each of {steps} so far, gradients of {counted(calls, 'backward call')}"
+        f"{at(steps.backward)} are cleared, as by zero_grad(), before another is made there, and nothing reads them"
+    )
+    remedy = "to accumulate gradients, call zero_grad() after each step only, not before each backward"
+    return Finding("zeroed-before-step", message, (), known_sites(steps.backward, steps.site), remedy)
 
 
 def rebinding_in(code: CodeType | None) -> Rebinding | None:

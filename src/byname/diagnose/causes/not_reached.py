@@ -7,7 +7,7 @@ a loss does not reach though the program expects it to.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any, NamedTuple
@@ -33,7 +33,10 @@ from byname.tracking.log import CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
-__all__ = ["CutOff", "MAY_BE", "Snip", "cut_before", "cut_off", "ddp_unused", "no_grad_path", "unreached", "why_cut"]
+__all__ = [
+    *("CutOff", "IS", "MAY_BE", "PROBABLY", "Snip", "Use", "cut_before", "cut_off", "cuts_beside", "ddp_unused"),
+    *("last_use", "no_grad_path", "remedy_of", "unreached", "why_cut"),
+]
 
 
 class Snip:
@@ -142,7 +145,7 @@ def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> F
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
     message = f"{ends} {'; and '.join(places)}"
     names = culprits_of(*(snip.name(context) for snip in snips))
-    off, remedy = _left_off(snips[0].cut), _remedy(snips[0].cut)
+    off, remedy = _left_off(snips[0].cut), remedy_of(snips[0].cut)
     if off is not None:
         message += f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
         remedy = (
@@ -184,7 +187,8 @@ def why_cut(cut: DetachPoint) -> str:
     )
 
 
-def _remedy(cut: DetachPoint) -> str:
+def remedy_of(cut: DetachPoint) -> str:
+    """Return what to write in place of a call that cuts off, as an imperative."""
     if cut.reason == "checkpoint":
         return (
             "pass use_reentrant=False to checkpoint(), or let its input require grad: x.requires_grad_(), which "
@@ -216,6 +220,11 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
         _NUMBERS,
         "is converted to plain numbers outside of PyTorch",
         "keep the tensor for the loss (torch.stack joins several), and convert to numbers only for logging",
+    ),
+    (
+        "tensor as_tensor asarray array from_numpy".split(),
+        "is made anew from the numbers of others, which have no gradient then",
+        "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element",
     ),
     (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),
     (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
@@ -272,8 +281,9 @@ class CutOff(NamedTuple):
         names = tuple(context.names(self.parameters))
         gets = "it gets" if len(names) == 1 else "they get"
         message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(context)}"
+        they = "it" if len(names) == 1 else "they"
         remedy = (
-            "leave out the cut if they should learn; if they should not, requires_grad_(False) says so"
+            f"if {they} should learn, {remedy_of(self.snips[0].cut)}; if not, requires_grad_(False) says so"
             if self.snips
             else "compute the loss with them, or freeze them with requires_grad_(False)"
         )
@@ -290,17 +300,55 @@ class CutOff(NamedTuple):
 
 def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[CutOff]:
     """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
-    if not missing:
-        return []
     groups: dict[Any, CutOff] = {}
     with DisableTorchFunction():
-        evidence = [_Evidence(context, log) for log in logs()]
-        for one in missing:
-            found = (behind for log in evidence if (behind := log.cuts_behind(one))[0])
-            cuts, sure = next(found, ([], MAY_BE))
+        for one, cuts, sure in _cuts_behind(context, missing):
             key = (*(cut.place for cut in cuts), sure)
             groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], sure)).parameters.append(one)
     return list(groups.values())
+
+
+def _cuts_behind(
+    context: FailureContext, parameters: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, list[DetachPoint], str]]:
+    """Yield each of some parameters with the calls that can have cut it off from a loss, and how sure that is."""
+    evidence = [_Evidence(context, log) for log in logs()] if parameters else []
+    for one in parameters:
+        found = (behind for log in evidence if (behind := log.cuts_behind(one))[0])
+        yield one, *next(found, ([], MAY_BE))
+
+
+def cuts_beside(context: FailureContext, parameters: Iterable[torch.Tensor]) -> list[tuple[DetachPoint, str]]:
+    """Return the first call that detaches a result of some parameters in the forward of a loss, with how sure that is.
+
+    The loss may reach these parameters by another path.
+    """
+    with DisableTorchFunction():
+        behind = [(cut, sure) for _, cuts, sure in _cuts_behind(context, [*parameters]) for cut in cuts]
+    return [(cut, sure) for cut, sure in behind if cut.reason or cut.name in _KINDS[0][0]][:1]
+
+
+class Use(NamedTuple):
+    """The last recorded use of some parameters: the line, and the call that cut the result off, if one did."""
+
+    site: Site | None
+    cut: DetachPoint | None
+
+
+def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
+    """Return the last use of some parameters: of their modules with a gradient, or else by a call that cut it off.
+
+    It is None if they were not all used on one line.
+    """
+    calls = {key: call for log in logs() for key, call in _last_uses(log, 0).items()}
+    cuts = {id(one()): DetachPoint(*raw) for log in logs() for raw in log.cuts for one, _ in raw[5]}
+    found: dict[Site | None, Use] = {}
+    for one in parameters:
+        call, cut = calls.get(id(one)), cuts.get(id(one))
+        spot = call.spot() if call is not None else None if cut is None else _spot(cut)
+        use = Use(None if spot is None else spot.site, cut if call is None else None)
+        found[use.site] = use
+    return use if len(found) == 1 and use.site is not None else None
 
 
 class _Evidence:
@@ -316,7 +364,7 @@ class _Evidence:
         every = (DetachPoint(*raw) for raw in log.cuts)
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
-        self._uses = _last_uses(log)
+        self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)
 
     def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[DetachPoint], str]:
         """Return the calls that can have cut a parameter off, and how sure that is."""
@@ -345,9 +393,8 @@ def _begin(context: FailureContext) -> int:
     return min((node._sequence_nr() for node in fresh), default=0)
 
 
-def _last_uses(log: Log) -> dict[int, Call]:
-    """Return for each parameter the last call since the last step that made a node while a module owning it ran."""
-    since = log.steps[-1].number if log.steps else 0
+def _last_uses(log: Log, since: int) -> dict[int, Call]:
+    """Return for each parameter the last call since a number that made a node while a module owning it ran."""
     found: dict[int, Call] = {}
     seen: set[int] = set()
     for raw in reversed(log.calls):

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from byname.autograd.leaves import Leaf
+from byname.diagnose.causes.not_reached import MAY_BE, Snip, cuts_beside, why_cut
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import ENGINE, first_run
 from byname.diagnose.finding import Finding, known_sites
-from byname.naming.name import Name, at, quote, quote_all
+from byname.naming.name import Name, at, quote, quote_all, quote_at
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
@@ -30,7 +31,7 @@ from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
 
-__all__ = ["free_leaves", "left_out", "orphaned"]
+__all__ = ["free_leaves", "left_out", "orphaned", "reads_gradient_of", "reads_gradients"]
 
 
 def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
@@ -56,7 +57,18 @@ def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     if hidden:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
-    return [Finding("not-in-optimizer", message, names, remedy=remedy)]
+    snip = _other_side(context, leaves)
+    if snip is not None:
+        place = quote_at(snip.name(context), snip.site)
+        message += f". Beside it, {place} {why_cut(snip.cut)}, and comes from others that it has"
+        remedy = f"if the cut is on the wrong side, move it to {it}; if not, {remedy}"
+    return [Finding("not-in-optimizer", message, names, known_sites(None if snip is None else snip.site), remedy)]
+
+
+def _other_side(context: FailureContext, leaves: Sequence[Leaf]) -> Snip | None:
+    """Return a call that certainly or probably cuts parameters of an optimizer off from a part of the loss."""
+    mine = [leaf.tensor for leaf in leaves if leaf.in_optimizer and leaf.tensor is not None]
+    return next((Snip(cut) for cut, sure in cuts_beside(context, mine) if sure is not MAY_BE), None)
 
 
 def _wraps_too_early(use: Site) -> bool:
@@ -264,6 +276,11 @@ def _reads_gradient_of(names: Sequence[Name], models: Sequence[nn.Module]) -> bo
     if any(name.exact and name.rebound_at is None for name in names):
         return any(function.others for function in _in_reach(() if ENGINE.listens else models))
     return not ENGINE.listens and any(function.asks for function in _of_the_program())
+
+
+def reads_gradients() -> bool:
+    """Return whether any function of the program reads the gradient of something."""
+    return any(function.gradients or function.others for function in _of_the_program())
 
 
 def _of_the_program() -> Iterator[_Function]:

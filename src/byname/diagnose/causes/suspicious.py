@@ -1,4 +1,4 @@
-"""Suspicious losses: double-softmax, broadcast-loss, data-edit, leaf-loss, same-module.
+"""Suspicious losses: double-softmax, no-log-probabilities, broadcast-loss, data-edit, leaf-loss, same-module.
 
 The graph, or the log, shows a pattern that computes what it says, and hardly ever what was meant.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from byname.diagnose.causes.not_reached import cut_before
+from byname.diagnose.causes.not_reached import cut_before, cuts_beside
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -44,6 +44,8 @@ _NO_LOGARITHM = {
 """What gives no log-probabilities, by the node, in words."""
 _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 _COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
+_BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
+"""What a loss that is written by hand makes of a difference."""
 _MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
 
@@ -54,17 +56,20 @@ def suspicious_losses(nodes: Iterable[Any], roots: Sequence[Any]) -> Iterator[Fi
         nodes: the nodes of the graph.
         roots: what backward is called on.
     """
-    context: FailureContext | None = None
+    context = FailureContext(roots)
     for node in nodes:
         kind = _kind(node)
+        if kind in _BY_HAND:
+            yield from (one for rule in (_probabilities_in_kl_div, _squares) for one in rule(context, node))
         if kind not in _SQUASHED and kind not in _COMPARING and kind not in _TAKES_LOGARITHMS:
             continue
         given = _before(node)
-        context = context or FailureContext(roots)
         if kind in _SQUASHED and _kind(given) == _SQUASHED[kind][0]:
             yield _twice(context, kind, node, given)
         elif kind in _TAKES_LOGARITHMS and _kind(given) in _NO_LOGARITHM:
-            yield _without_logarithm(context, node, given)
+            yield _without_logarithm(context, "nll_loss", node, given)
+        elif kind in _TAKES_LOGARITHMS and _kind(node.next_functions[0][0]) == "LogSoftmaxBackward":
+            yield from _over_samples(context, node, node.next_functions[0][0])
         elif kind in _COMPARING and _kind(given) == "ExpandBackward":
             yield from _broadcast(context, node, given)
 
@@ -81,40 +86,90 @@ def _before(node: Any) -> Any:
     return given
 
 
+def _of_two(context: FailureContext, cause: str, given: Any, node: Any, words: tuple[str, str], remedy: str) -> Finding:
+    """Return a finding about a loss and a node that it is given the result of, with a sentence in two parts."""
+    first, second = (context.site(context.walk.numbers[one]) for one in (given, node))
+    message = f"suspicious: {words[0]}{at(first)} {words[1].replace('@', at(second))}"
+    return Finding(cause, message, (), known_sites(first, second), remedy)
+
+
 def _twice(context: FailureContext, kind: str, node: Any, given: Any) -> Finding:
     _, what, loss = _SQUASHED[kind]
-    first, second = (context.site(context.walk.numbers[one]) for one in (given, node))
-    message = (
-        f"suspicious: {what}(){at(first)} is applied to what {loss}{at(second)} is given, which applies one of "
-        "its own: the gradients become small, and the loss cannot go below a bound"
+    words = (
+        f"is applied to what {loss}@ is given, which applies one of its own: the gradients become small, and the loss "
+        "cannot go below a bound"
     )
     other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
     remedy = f"leave out the {what}() and give the logits to the loss, or use {other}"
-    return Finding("double-softmax", message, (), known_sites(first, second), remedy)
+    return _of_two(context, "double-softmax", given, node, (f"{what}()", words), remedy)
 
 
-def _without_logarithm(context: FailureContext, node: Any, given: Any) -> Finding:
-    first, second = (context.site(context.walk.numbers[one]) for one in (given, node))
-    message = (
-        f"suspicious: nll_loss{at(second)} expects log-probabilities, and is given the result of "
-        f"{_NO_LOGARITHM[_kind(given)]}{at(first)}"
+def _without_logarithm(context: FailureContext, loss: str, node: Any, given: Any) -> Finding:
+    words = f"the result of {_NO_LOGARITHM[_kind(given)]}", f"is given to {loss}@, which expects log-probabilities"
+    remedy = "use log_softmax in place of softmax"
+    if _kind(given) != "SoftmaxBackward":
+        remedy = "use cross_entropy, which takes logits" if loss == "nll_loss" else "apply log_softmax to it before"
+    return _of_two(context, "no-log-probabilities", given, node, words, remedy)
+
+
+def _probabilities_in_kl_div(context: FailureContext, node: Any) -> Iterator[Finding]:
+    """Yield a finding about a ``kl_div`` whose input holds no logarithms: it multiplies the target by the input."""
+    given = next((one for one, _ in node.next_functions[1:] if _kind(one) in _NO_LOGARITHM), None)
+    call = None if given is None else context.lookup.call(node)
+    if call is not None and call.name == "kl_div":
+        yield _without_logarithm(context, "kl_div", node, given)
+
+
+def _over_samples(context: FailureContext, node: Any, given: Any) -> Iterator[Finding]:
+    """Yield a finding about a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
+    shape = tuple(given._input_metadata[0].shape)
+    if len(shape) != 2 or shape[0] == shape[1] or given._saved_dim not in (0, (1 << 64) - 2):
+        return
+    words = f"is over the {shape[0]} samples (dim=0) of shape {shape}, and nll_loss@ expects it over the classes"
+    yield _of_two(
+        context, "no-log-probabilities", given, node, ("log_softmax", words), "take the log_softmax with dim=1"
     )
-    softened = _kind(given) == "SoftmaxBackward"
-    remedy = f"{'use log_softmax in place of softmax' if softened else 'use cross_entropy, which takes logits'}"
-    return Finding("no-log-probabilities", message, (), known_sites(first, second), remedy)
 
 
 def _broadcast(context: FailureContext, node: Any, expanded: Any) -> Iterator[Finding]:
     before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
-    if before == after:
+    if before == after or context.lookup.call(expanded) != context.lookup.call(node):  # expanded by the program
         return
+    yield _compared(context, node, before, after)
+
+
+def _squares(context: FailureContext, node: Any) -> Iterator[Finding]:
+    """Yield a finding about a difference of (N, 1) and (N,), which is (N, N), of which a loss is made by hand."""
+    minus = node.next_functions[0][0]
+    terms = minus.next_functions if _kind(minus) == "SubBackward" else ()
+    shape = tuple(minus._input_metadata[0].shape) if terms else ()
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
+        return
+    given, output = next(term for term in terms if term[0] is not None)
+    before, walk = tuple(given._input_metadata[output].shape), context.walk
+    is_column = before == (shape[0], 1) and _kind(given) not in _MAKES_COLUMNS
+    is_reduced = all(
+        _kind(walk.nodes[user]) in ("MeanBackward", "SumBackward") for user in walk.users[walk.numbers[node]]
+    )
+    if given.next_functions and is_reduced and (is_column or before == shape[:1]):
+        site = context.site(walk.numbers[minus])
+        if site is not None and not _ON_PURPOSE.search(site.statement):
+            yield _compared(context, minus, before, shape)
+
+
+_MAKES_COLUMNS = {*_MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
+_ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape")
+"""Words by which a statement makes values ready to be compared with all others."""
+
+
+def _compared(context: FailureContext, node: Any, before: tuple[int, ...], after: tuple[int, ...]) -> Finding:
     site = context.site(context.walk.numbers[node])
     message = (
         f"suspicious: the loss{at(site)} compares values of shape {before} with targets of another shape: both are "
         f"broadcast to {after}, so that each value is compared with several targets"
     )
     remedy = "give both the same shape, as by target.reshape(output.shape) or output.squeeze(-1)"
-    yield Finding("broadcast-loss", message, (), known_sites(site), remedy)
+    return Finding("broadcast-loss", message, (), known_sites(site), remedy)
 
 
 def edited_past_autograd(nodes: Iterable[Any]) -> Iterator[Finding]:
@@ -185,7 +240,9 @@ def same_module(frame: FrameType, roots: Sequence[Any]) -> Finding | None:
     pairs = [(copy, path, held) for copy, held in copies for path, other in modules if other is held and path != copy]
     assigned = ((copy, path, held, _assignment(frame.f_code, copy, path)) for copy, path, held in pairs)
     copy, path, held, site = next((found for found in assigned if found[3] is not None), ("", "", None, None))
-    if site is None or not _is_used_twice(held, FailureContext(roots)):
+    context = FailureContext(roots)
+    used = held is not None and site is not None and _is_used_twice(held, context)
+    if held is None or site is None or not used or cuts_beside(context, parameters_in(held)):
         return None
     message = (
         f"suspicious: `{copy}` and `{path}` are the same module since `{site.statement}`{at(site)}, and this loss is "

@@ -76,10 +76,15 @@ class _Known(weakref.ref):  # type: ignore[type-arg]
 
 
 class Origins:
-    """The origins of the living tensors that hold NaN or Inf."""
+    """The origins of the living tensors that hold NaN or Inf.
+
+    Attributes:
+        overflow: the last square or product in which finite float16 numbers became Inf, which a mask never means.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self.overflow: Origin | None = None
 
     def of(self, tensor: torch.Tensor) -> Origin | None:
         """Return the origin of the values of this very tensor, or None."""
@@ -177,6 +182,8 @@ class OriginsMode(TorchFunctionMode):
         literal = any(_not_finite_number(one) for one in _numbers([args, kwargs])) or not given
         with looking():
             origin = self._origin(function, args, kwargs, bad[0], before, sources, literal)
+            if origin.turned and origin.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
+                self._origins.overflow = origin if bad[0].dtype is torch.float16 else None
             for one in bad:
                 self._origins.note(one, origin)
 
@@ -222,6 +229,7 @@ _RUNNING = ("backward", "grad")
 _READING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_")
 _UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
 _FILLING = ("copy_", "fill_", "zero_")
+_PRODUCTS = ("pow", "square", "mm", "bmm", "matmul", "linear", "conv2d", "einsum")
 _DEPTH = 4
 
 

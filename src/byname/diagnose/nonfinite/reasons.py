@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -29,9 +30,9 @@ Tensors = Mapping[str, Any]
 def operation_of(name: str) -> str:
     """Return the plain name of an operation: ``__rtruediv__``, ``div_`` and ``DivBackward0`` are all ``div``."""
     plain = name.rpartition("::")[2].partition("Backward")[0].strip("_")
-    lowered = plain.lower()
+    lowered = re.sub("^linalg_?(?=eig|svd)", "linalg.", plain.lower())
     made_by_pytorch = name[-1:].isdigit()  # a custom function keeps the name of its class
-    return _ALIASES.get(lowered, lowered if made_by_pytorch else plain)
+    return _ALIASES.get(lowered, lowered if made_by_pytorch or "." in lowered else plain)
 
 
 _ALIASES = {
@@ -61,7 +62,8 @@ def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
         tensor = tensors.get(rule.slot)
         if tensor is None or tensor.layout is not torch.strided or tensor.dtype.is_complex or not can_look(tensor):
             continue
-        clause = _clause(rule, tensor.detach(), not_finite(result))
+        bad = torch.isnan(result.detach()) if rule is _INPUT_NEGATIVE else not_finite(result)  # it never gives Inf
+        clause = _clause(rule, tensor.detach(), bad)
         if clause:
             return clause
     return _range(operation, tensors, result)
@@ -114,6 +116,12 @@ def _beyond_one(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.abs() > 1
 
 
+def _repeated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a mask of sorted values that are equal to one beside them."""
+    same = tensor.diff(dim=-1) == 0
+    return torch.nn.functional.pad(same, (1, 0)) | torch.nn.functional.pad(same, (0, 1))
+
+
 def _at_one(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.abs() == 1
 
@@ -136,6 +144,8 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "pow": (_INPUT_ZERO, _INPUT_NEGATIVE),
     "acos": _ARC,
     "asin": _ARC,
+    "linalg.eigh": (_Rule("eigenvalues", _repeated, "eigenvalues are equal to others"),),
+    "linalg.svd": (_Rule("S", _repeated, "singular values are equal to others"),),
 }
 
 
@@ -147,7 +157,7 @@ def remedy_for(operation: str, dtype: torch.dtype, overflow: bool) -> str:
         dtype: their dtype.
         overflow: whether all of them are Inf.
     """
-    known = _REMEDIES.get(operation, "")
+    known = "" if overflow and dtype is torch.float16 and operation == "pow" else _REMEDIES.get(operation, "")
     if dtype is torch.float16 and overflow and not known:
         return _HALF
     return known or (_OVERFLOW if overflow else _GENERAL)
@@ -162,7 +172,15 @@ _GENERAL = "keep its inputs away from points where the operation, or its slope, 
 _EPS_INSIDE = "add a small eps inside, before the root: torch.sqrt(x + eps)"
 _LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
 _LINEAR = "keep its input strictly between -1 and 1: x.clamp(-1 + eps, 1 - eps)"
+_DISTINCT = (
+    "its gradient divides by differences of these values: keep them distinct, as by a little random noise on the "
+    "matrix, or compute the loss from the values alone (torch.linalg.eigvalsh, torch.linalg.svdvals)"
+)
 _REMEDIES = {
+    "linalg.eigh": _DISTINCT,
+    "linalg.svd": _DISTINCT,
+    "ctc_loss": "a target longer than its input (a repeated label needs one step more) gives Inf: leave it out, or "
+    "pass zero_infinity=True",
     "sqrt": _EPS_INSIDE,
     "rsqrt": "add a small eps inside: torch.rsqrt(x + eps)",
     "norm": "add a small eps inside the norm: (x.square().sum() + eps).sqrt()",

@@ -11,12 +11,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, node_name
+from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding, culprits_of, quote_operation, site_of
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
@@ -26,10 +29,12 @@ from byname.naming.history import name_at
 from byname.naming.name import Name, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
+from byname.reading.arguments import parameters_of
 from byname.reading.frames import caller
-from byname.reading.quiet import DisableTorchFunction
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, locate
+from byname.undo import Undo
 
 __all__ = ["FiniteWatch", "of_forward"]
 
@@ -81,6 +86,29 @@ class FiniteWatch:
                 self._spoil(walk)
         else:
             runs[-1] = WatchedRun(walk, place)
+            if (origin := self._origins.overflow) is not None:
+                self._tell((origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place, hidden=True))
+        self._origins.overflow = None
+
+    def begin(self, block: Undo) -> None:
+        """Look at the parameters around each step of an optimizer until the block is left."""
+        block.register(register_optimizer_step_pre_hook, partial(safely, self._before_step))
+        block.register(register_optimizer_step_post_hook, partial(safely, self._after_step))
+
+    @dynamo_skip
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        with DisableTorchFunction():
+            fine = [one for one in parameters_of(optimizer) if is_finite(one) and _has_finite_gradient(one)]
+        self._local.fine = list(map(weakref.ref, fine))
+
+    @dynamo_skip
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        """Report a parameter that a step has made NaN or Inf, though it and its gradient were finite."""
+        fine = [one for reference in vars(self._local).pop("fine", ()) if (one := reference()) is not None]
+        spoilt = next((one for one in fine if not is_finite(one)), None)
+        if spoilt is not None and (frame := caller()) is not None:
+            self._spoilt.update((id(one), weakref.ref(one)) for one in fine)
+            self._tell(*_spoilt_by(optimizer, spoilt, locate(frame.f_code, frame.f_lasti).site))
 
     def after_backward(self) -> None:
         """Remove the hooks, and report the gradient that is not finite, if they saw one."""
@@ -121,6 +149,29 @@ class FiniteWatch:
             self._local.runs = []
         runs: list[WatchedRun | None] = self._local.runs
         return runs
+
+
+def _has_finite_gradient(parameter: torch.Tensor) -> bool:
+    gradient = fact(parameter, "grad")
+    return gradient is not None and is_finite(gradient)
+
+
+def _spoilt_by(optimizer: Any, parameter: torch.Tensor, site: Site) -> tuple[tuple[Any, ...], Finding]:
+    """Return a key and a finding for a parameter that a step has made NaN or Inf."""
+    named = find(Targets([parameter])).names(parameter)[0]
+    with looking():
+        mask, kind = not_finite(parameter), kind_of(parameter)
+        eps = [group["eps"] for group in optimizer.param_groups if type(group.get("eps")) is float]
+        lost = [one for one in eps if one and not torch.tensor(one, dtype=parameter.dtype).item()]
+    message = (
+        f"the step of {type(optimizer).__name__} at {site} turned finite numbers of {quote(named)} into {kind} "
+        f"({int(mask.sum().item())} of {mask.numel()}), and its gradient is finite"
+    )
+    remedy = "lower the learning rate, and look at what the optimizer keeps in its state"
+    if lost:
+        message += f": eps={lost[0]:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}, and 0 / 0 is NaN"
+        remedy = "keep the parameters in float32 and compute under torch.autocast, or pass a larger eps, such as 1e-4"
+    return ("step", site), Finding("non-finite-gradient", f"{message}.", culprits_of(named), (site,), remedy)
 
 
 def _leaves(walk: Walk) -> list[torch.Tensor]:
@@ -178,7 +229,7 @@ _GROWN = 1e6
 
 
 def _turned_in_forward(
-    origin: Origin, place: Expression | None, grown: tuple[torch.Tensor, float] | None = None
+    origin: Origin, place: Expression | None, grown: tuple[torch.Tensor, float] | None = None, hidden: bool = False
 ) -> Finding:
     spot = None if origin.code is None else locate(origin.code, origin.instruction)
     culprit = _called(origin, spot)
@@ -188,6 +239,7 @@ def _turned_in_forward(
     )
     sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
     culprits, remedy = () if culprit is None else (culprit,), origin.remedy
+    message += " The root is finite again, as 1 / Inf is 0." if hidden else ""
     if grown is not None:
         leaf = find(Targets([grown[0]])).names(grown[0])[0]
         message += f" {quote(leaf)} holds numbers up to {grown[1]:.1e} by then: most likely, training diverges."
