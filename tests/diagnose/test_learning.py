@@ -339,10 +339,87 @@ def frozen_later():
     return model, head, optimizer, other
 
 
+def a_schedule_that_runs_out():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 8))
+    for _ in range(24):
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 1)
+        schedule.step()
+    return model, optimizer
+
+
+def probabilities_in_kl_div():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.kl_div(model(x).softmax(1), torch.full((8, 3), 1 / 3)))
+    return model, optimizer
+
+
+def softmax_over_the_samples():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.nll_loss(model(x).log_softmax(0), torch.zeros(8, dtype=torch.long)))
+    return model, optimizer
+
+
+def squares_by_hand():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: ((y[:, 0] - model(x)) ** 2).mean().sqrt())
+    return model, optimizer
+
+
+def distances_by_hand():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: (model(x).squeeze(-1) - y).abs().mean())
+    return model, optimizer
+
+
+def the_wrong_side_under_no_grad():
+    online, target = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(online.parameters(), 0.1)
+
+    def loss(x, y):
+        with torch.no_grad():
+            mine = online(x)
+        return -F.cosine_similarity(target(x), mine).mean()
+
+    trained(optimizer, loss)
+    return online, target, optimizer
+
+
+def a_loss_that_is_replaced():
+    body, head, other = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters(), *other.parameters()], 0.1)
+
+    def loss(x, y):
+        hidden = body(x)
+        total = F.mse_loss(head(hidden), y)
+        total = +0.5 * F.mse_loss(other(hidden), y)
+        return total
+
+    trained(optimizer, loss, 2 * STEPS)
+    return body, head, other, optimizer
+
+
+def a_checkpoint_of_the_first_block():
+    stem, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*stem.parameters(), *head.parameters()], 0.1)
+
+    def loss(x, y):
+        hidden = checkpoint(stem, x, use_reentrant=True)
+        return F.mse_loss(checkpoint(head, hidden, use_reentrant=False), y)
+
+    trained(optimizer, loss, 2 * STEPS)
+    return stem, head, optimizer
+
+
 LINEAR = ["model.bias", "model.weight"]
 
 
-@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.filterwarnings("ignore:Using a target size", "ignore:reduction", "ignore:None of the inputs")
 @pytest.mark.parametrize(
     ("program", "cause", "culprits"),
     [
@@ -374,6 +451,14 @@ LINEAR = ["model.bias", "model.weight"]
         (positions_in_a_loss, "leaf-loss", None),
         (head_replaced_after_the_optimizer, "never-learns", ["model[1].bias", "model[1].weight"]),
         (parameter_of_which_a_result_is_kept, "non-leaf-grad", ["self.factor"]),
+        (a_schedule_that_runs_out, "zero-learning-rate", []),
+        (probabilities_in_kl_div, "no-log-probabilities", []),
+        (softmax_over_the_samples, "no-log-probabilities", []),
+        (squares_by_hand, "broadcast-loss", []),
+        (distances_by_hand, "broadcast-loss", []),
+        (the_wrong_side_under_no_grad, "never-learns", ["online.bias", "online.weight"]),
+        (a_loss_that_is_replaced, "never-learns", ["head.bias", "head.weight"]),
+        (a_checkpoint_of_the_first_block, "never-learns", ["stem.bias", "stem.weight"]),
     ],
 )
 def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, cause, culprits):
@@ -416,7 +501,10 @@ def test_of_round_the_line_is_told():
         (no_step, "no step of the optimizer (SGD) that has them was seen"),
         (one_layer_unused, "no backward reaches them"),
         (drawn, "the derivative of normal() at"),
-        (put_back, "the same values before each"),
+        (put_back, "a step does change them, and something puts them back"),
+        (too_small_for_the_dtype, "the steps are too small for the dtype"),
+        (a_schedule_that_runs_out, "is 0 in the last 16 of the 24 steps of AdamW"),
+        (softmax_over_the_samples, "over the 8 samples (dim=0) of shape (8, 3)"),
         (made_in_forward, "2 parameters used at"),
         (positions_in_a_loss, "is a position or a choice, which has no gradient"),
     ],
@@ -424,6 +512,75 @@ def test_of_round_the_line_is_told():
 def test_it_says_why_nothing_is_learnt(program, said):
     _, (finding,) = found_in(program)
     assert said in finding.message
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize(
+    ("program", "line", "remedy"),
+    [
+        (the_wrong_side_under_no_grad, "mine = online(x)", "outside of that block"),
+        (a_loss_that_is_replaced, "total = F.mse_loss(head(hidden), y)", "use them in the loss, too"),
+        (a_checkpoint_of_the_first_block, "checkpoint(stem, x", "use_reentrant=False"),
+    ],
+)
+def test_where_parameters_without_a_gradient_were_used_is_told(program, line, remedy):
+    _, (finding,) = found_in(program)
+    assert line in finding.sites[0].statement
+    assert remedy in finding.remedy
+
+
+def micro_batches_each_cleared():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(8 * STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        if step % 8 == 7:
+            optimizer.step()
+    return model, optimizer
+
+
+def optimizers_in_turn():
+    body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    turns = [torch.optim.SGD(module.parameters(), 0.1) for module in (body, head)]
+    for step in range(4 * STEPS):
+        for one in turns:
+            one.zero_grad()
+        loss_of(lambda x: head(body(x))).backward()
+        turns[step % 2].step()
+    return body, head, turns
+
+
+def closures_at_changed_weights():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        for sign in (1, -1):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            with torch.no_grad():
+                model.weight += sign * 0.05
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("program", "causes"),
+    [
+        (micro_batches_each_cleared, ["zeroed-before-step"]),
+        (optimizers_in_turn, []),
+        (closures_at_changed_weights, []),
+    ],
+)
+def test_gradients_that_are_cleared_between_backward_calls_are_told(program, causes, monkeypatch):
+    monkeypatch.setattr("byname.diagnose.learning.reads_gradients", lambda: False)  # other tests in this process do
+    told, findings = found_in(program)
+    assert [cause for cause, _ in told] == causes
+    assert all("gradients of 7 backward calls at" in one.message for one in findings)
+
+
+def test_a_program_that_reads_gradients_may_clear_them_between_backward_calls():
+    assert found_in(micro_batches_each_cleared)[0] == []
 
 
 def test_a_loss_of_numbers_wrapped_anew_is_not_advised_to_be_a_leaf():
@@ -663,9 +820,95 @@ def log_probabilities():
     return model, optimizer
 
 
+def momentum_in_the_gradient():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(2 * STEPS):
+        loss_of(model).backward()
+        optimizer.step()
+        for one in model.parameters():
+            one.grad.data.mul_(0.5)
+    return model, optimizer
+
+
+def episodes_that_begin_anew():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    for _ in range(2 * STEPS):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 1)
+    return model, optimizer
+
+
+def expanded_on_purpose():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    futures = torch.randn(8, 5, 3)
+    trained(optimizer, lambda x, y: F.mse_loss(model(x).unsqueeze(1).expand_as(futures), futures))
+    return model, optimizer
+
+
+def all_pairs_on_purpose():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(x, y):
+        output, target = model(x).squeeze(-1), y[:, 0]
+        return (output - target).abs().mean() - 0.5 * (output[:, None] - target).abs().mean()
+
+    trained(optimizer, loss)
+    return model, optimizer
+
+
+def a_mean_of_the_targets():
+    mean = nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([mean], 0.1)
+    trained(optimizer, lambda x, y: ((torch.randn(8, 8) - mean) ** 2).mean())
+    return mean, optimizer
+
+
+def two_students():
+    first, second = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    trained(optimizer, lambda x, y: F.kl_div(first(x).log_softmax(1), second(x).softmax(1), reduction="sum"))
+    return first, second, optimizer
+
+
+def both_dimensions_of_similarities():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(x, y):
+        similarity, labels = model(x) @ x.T, torch.arange(8)
+        return F.nll_loss(similarity.log_softmax(0), labels) + F.nll_loss(similarity.log_softmax(1), labels)
+
+    trained(optimizer, loss)
+    return model, optimizer
+
+
+def warmed_up_from_nothing_to_nothing():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 8, max(0.0, (24 - step) / 16)))
+    for _ in range(25):
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 1)
+        schedule.step()
+    return model, optimizer
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        momentum_in_the_gradient,
+        episodes_that_begin_anew,
+        expanded_on_purpose,
+        all_pairs_on_purpose,
+        a_mean_of_the_targets,
+        two_students,
+        both_dimensions_of_similarities,
+        warmed_up_from_nothing_to_nothing,
         a_residual_that_begins_at_zero,
         rounds_of_their_own_optimizers,
         an_optimizer_without_state_for_each_step,

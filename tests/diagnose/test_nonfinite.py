@@ -460,3 +460,74 @@ def test_threads_do_not_disturb_each_other():
     assert len(found) >= 1
     assert all("`log` at" in one.message for one in found)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def found_by_explaining(program):
+    found = []
+    with byname.diagnose.explaining.Explaining(non_finite=found.append):
+        program()
+    return found
+
+
+def test_repeated_eigenvalues_are_told_with_a_remedy_that_mends_them():
+    def loss(noise):
+        matrix = nn.Parameter(torch.eye(4) + noise)
+        return (torch.linalg.eigh(matrix)[1] * torch.arange(4.0)).square().sum(), matrix
+
+    with watched() as found:
+        root, matrix = loss(torch.zeros(4, 4))
+        root.backward()
+    (one,) = found
+    assert "the backward of `linalg.eigh`" in one.message
+    assert "eigenvalues are equal to others in 4 of 4 elements" in one.message
+    assert "noise" in one.remedy
+    root, matrix = loss(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) * 1e-3)
+    root.backward()
+    assert matrix.grad.isfinite().all()
+
+
+def test_a_target_too_long_for_ctc_is_no_overflow():
+    x = torch.randn(6, 2, 5, requires_grad=True)
+    lengths = torch.full((2,), 6), torch.full((2,), 9)
+    with watched() as found:
+        nn.functional.ctc_loss(x.log_softmax(-1), torch.randint(1, 5, (2, 9)), *lengths).backward()
+    (one,) = found
+    assert "zero_infinity=True" in one.remedy
+    assert "scale" not in one.remedy
+
+
+def test_an_overflow_of_float16_that_ends_in_a_finite_loss_is_told():
+    x = leaf(-600.0, 2.0, dtype=torch.float16)
+    with watched() as found:
+        (x * torch.rsqrt(x.pow(2).mean() + 1)).sum().backward()
+    (one,) = found
+    assert "`pow` at" in one.message
+    assert "its input goes up to 600 in magnitude, and float16 ends at" in one.message
+    assert "The root is finite again" in one.message
+    assert "float32" in one.remedy
+
+
+def test_a_mask_that_overflows_float16_is_meant():
+    x = leaf(1.0, 2.0, dtype=torch.float16)
+    lowest = torch.tensor([0.0, -65504.0], dtype=torch.float16)
+    with watched() as found:
+        (x + lowest + lowest).softmax(0).float().square().sum().backward()
+    assert found == []
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float16, 1), (torch.float32, 0)])
+def test_a_step_that_spoils_a_parameter_with_finite_gradients_is_told_once(dtype, number):
+    def program():
+        embedding = nn.Embedding(9, 2, dtype=dtype)
+        optimizer = torch.optim.Adam(embedding.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            embedding(torch.arange(3)).float().square().sum().backward()
+            optimizer.step()
+
+    found = found_by_explaining(program)
+    assert len(found) == number
+    for one in found:
+        assert "the step of Adam at test_nonfinite.py" in one.message
+        assert "eps=1e-08 is 0 in float16" in one.message
+        assert one.sites[0].statement == "optimizer.step()"

@@ -27,7 +27,7 @@ from byname.reading.frames import locals_of
 from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression, Site, locate, statements_binding
+from byname.source.location import Expression, Site, is_library, locate, statements_binding
 from byname.tracking.call import Call
 from byname.tracking.log import CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
@@ -348,7 +348,7 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
         spot = call.spot() if call is not None else None if cut is None else _spot(cut)
         use = Use(None if spot is None else spot.site, cut if call is None else None)
         found[use.site] = use
-    return use if len(found) == 1 and use.site is not None else None
+    return use if len(found) == 1 and use.site is not None and not is_library(use.site.file) else None
 
 
 class _Evidence:
