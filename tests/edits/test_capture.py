@@ -9,6 +9,7 @@ import torch
 from tiny import gpt2, llama, plain, seen_by_hook, untouched
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 from watching import differences, run
 
 import byname
@@ -302,3 +303,82 @@ def test_it_prints_as_a_table():
 
 def test_the_public_names_and_no_others_are_listed():
     assert {*dir(byname)} == {*byname.__all__, "analyse", "plug"}
+
+
+class Looped(nn.Module):
+    def __init__(self, reentrant=None):
+        super().__init__()
+        self.cell, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.step(x) if self.reentrant is None else checkpoint(self.step, x, use_reentrant=self.reentrant)
+        return x
+
+    def step(self, x):
+        return self.cell(x).tanh()
+
+
+def siamese(model, x):
+    (model(x) * model(2 * x)).sum().backward()
+
+
+def twice(model, x):
+    model(x).sum().backward()
+    model(2 * x).sum().backward()
+
+
+def not_the_last(model, x):
+    cells = []
+    model.cell.register_forward_hook(lambda module, args, output: cells.append(output))
+    model(x)
+    cells[1].sum().backward()
+
+
+def first_without_gradients(model, x):
+    with torch.no_grad():
+        model(x)
+    model(x).sum().backward()
+
+
+def keep(kept, output):
+    kept.append(output)
+    if output.requires_grad:
+        output.retain_grad()
+
+
+@pytest.mark.parametrize("run", [siamese, twice, not_the_last, first_without_gradients])
+def test_the_gradients_of_several_calls_are_paired_with_their_values(run):
+    torch.manual_seed(0)
+    model, x, kept = Looped(), torch.randn(2, 4, requires_grad=True), []
+    with byname.capture(model, ["cell", "cell.grad"]) as cap:
+        run(model, x)
+    model.cell.register_forward_hook(lambda module, args, output: keep(kept, output))
+    run(model, x)
+    expected, found = [one.grad for one in kept], cap.calls("cell.grad")
+    assert len(cap.calls("cell")) == len(found) == len(expected)
+    assert [one is None for one in found] == [one is None for one in expected]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True) if a is not None)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_gradients_of_checkpoints_and_of_a_further_backward_have_the_order_of_the_values(reentrant):
+    torch.manual_seed(0)
+    model, x = Looped(), torch.randn(2, 4, requires_grad=True)
+    with byname.capture(model, ["cell", "cell.grad"]) as once:
+        model(x).sum().backward()
+    model.reentrant = reentrant
+    with byname.capture(model, ["cell", "cell.grad"]) as cap:
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for number, gradient in enumerate(cap.calls("cell.grad")):
+        assert torch.equal(gradient, once.calls("cell.grad")[number % 3])
+    assert len(cap.calls("cell.grad")) == 6
+
+
+def test_a_capture_that_has_not_run_says_so():
+    model, x = plain()
+    cap = byname.capture(model, "head")
+    assert repr(cap).startswith("Model: the model has not run yet: call the capture with the model's inputs")
+    assert repr(cap(x)).startswith("Model: 1 place captured")

@@ -403,3 +403,10 @@ def test_merged_heads_as_the_variable_of_the_projection():
 
     with byname.ablate(model, f"{path}.forward.x", heads=[1], call=0):
         assert torch.equal(logits(model(x)), by_hook(model, path, change, x, pre=True))
+
+
+def test_a_tensor_without_values_is_refused_by_the_name_of_the_place():
+    model, x = plain()
+    with byname.patch(model, "head", torch.ones(3, 4, device="meta")), pytest.raises(InterjectionError) as raised:
+        model(x)
+    assert str(raised.value) == "at `head`: a tensor on the meta device has no values to put there"

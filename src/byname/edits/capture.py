@@ -105,7 +105,7 @@ class Capture(Mapping[str, Any]):
         self._held = _Values()
         self.reader = _Keeper(self._held, grad=grad)
         self._output: Any = _NOTHING
-        self._why_no_output = "the model has not run yet: call the capture with the model's inputs"
+        self._why_no_output = _NOT_RUN
         self._running: ExitStack | None = None
         self._stopper: Stopper | None = None
         self._let_go: weakref.finalize[Any, Capture] | None = None
@@ -186,14 +186,18 @@ class Capture(Mapping[str, Any]):
         return self._output
 
     def calls(self, path: str) -> tuple[Any, ...]:
-        """Return the values at a place, one for each time that it was passed.
+        """Return the values at a place, one for each time that it was passed, in the order of the forwards.
+
+        The gradients at ``path.grad`` have the order of the values at ``path``, with None for a value whose gradient
+        has not come; those of a further backward to the same values follow, in the same order. How many values there
+        were is known where the capture has ``path`` as well.
 
         Raises:
             NotCapturedError: it was not passed.
         """
         if path not in self._held.calls:
             raise NotCapturedError(self._missing(path))
-        values = tuple(self._held.calls[path])
+        values = self._held.of(path)
         if path in self._held.versions and [*map(_versions, values)] != self._held.versions[path]:
             del self._held.versions[path]
             warn(_CHANGED.format(path), ChangedInPlaceWarning)
@@ -228,8 +232,9 @@ class Capture(Mapping[str, Any]):
         return self._table().to_pandas()
 
     def _table(self) -> _Table:
-        items = tuple(_captured(path, values) for path, values in self._held.calls.items())
-        return _Table(items, type(unwrapped(self._model)).__name__)
+        items = tuple(_captured(path, self._held.of(path)) for path in self._held.calls)
+        found = _NOT_RUN if self._why_no_output == _NOT_RUN else f"{counted(len(items), 'place')} captured"
+        return _Table(items, f"{type(unwrapped(self._model)).__name__}: {found}")
 
     def __repr__(self) -> str:
         return repr(self._table())
@@ -242,13 +247,37 @@ class _Values:
     """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture.
 
     Attributes:
-        calls: the values, one for each call.
+        calls: the values, one for each call, as they came.
+        numbers: the forward and the call of each.
+        gradients: those of values, by these numbers, in as many rounds as backwards have come to one value.
         versions: those of the tensors in each value, where these are the tensors of the graph.
     """
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Any]] = {}
+        self.numbers: dict[str, list[tuple[int, int]]] = {}
+        self.gradients: dict[str, list[dict[tuple[int, int], Any]]] = {}
         self.versions: dict[str, list[list[int]]] = {}
+
+    def of(self, path: str) -> tuple[Any, ...]:
+        """Return the values at a place; gradients in the order of their values."""
+        rounds = self.gradients.get(path)
+        if rounds is None:
+            return tuple(self.calls[path])
+        order = sorted({*self.numbers.get(path.removesuffix(".grad"), ()), *(one for some in rounds for one in some)})
+        return tuple(some.get(number) for some in rounds for number in order)
+
+    def take(self, event: Event, gradient: Any) -> None:
+        """Take the gradient of a value; a further backward begins a round of its own."""
+        path, base = event.path, event.path.removesuffix(".grad")
+        rounds = self.gradients.setdefault(path, [{}])
+        number = event.iteration, event.call
+        if event.recomputed:  # by a checkpoint, which has the last call first, and does not know its number
+            free = (one for one in reversed(self.numbers.get(base, [])) if one not in rounds[-1])
+            number = next(free, (sys.maxsize, -len(self.calls[path])))
+        if number in rounds[-1]:
+            rounds.append({})
+        rounds[-1][number] = gradient
 
 
 def _versions(value: Any) -> list[int]:
@@ -283,16 +312,21 @@ class _Keeper:
 
     def gradient(self, event: Event) -> None:
         """A gradient passes, to which autograd may add later."""
-        self._keep(event, event.value.clone() if self._grad else detached(event.value))
+        gradient = event.value.clone() if self._grad else detached(event.value)
+        held = self._keep(event, gradient)
+        if held is not None and event.kind != "parameter":
+            held.take(event, gradient)
 
     def _keep(self, event: Event, value: Any) -> _Values | None:
         held = self.held()
         if held is not None:
             held.calls.setdefault(event.path, []).append(value)
+            held.numbers.setdefault(event.path, []).append((event.iteration, event.call))
         return held
 
 
 _NOTHING = object()
+_NOT_RUN = "the model has not run yet: call the capture with the model's inputs"
 
 
 def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn.Module]]:
@@ -348,8 +382,8 @@ class _Captured:
     calls: int
 
 
-def _captured(path: str, values: list[Any]) -> _Captured:
-    first = values[0]
+def _captured(path: str, values: tuple[Any, ...]) -> _Captured:
+    first: Any = next((one for one in values if one is not None), None)
     if not is_tensor(first):
         many = f" of {len(first)}" if isinstance(first, tuple | list | dict) else ""
         return _Captured(path, type(first).__name__ + many, None, None, None, None, len(values))
@@ -365,14 +399,14 @@ class _Table(Rows[_Captured]):
     """The rows of a capture."""
 
     items: tuple[_Captured, ...]
-    model: str
+    title: str
 
     def rows(self) -> list[Row]:
         names = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
         return [{name: getattr(one, name) for name in names} for one in self.items]
 
     def _title(self) -> str:
-        return f"{self.model}: {counted(len(self.items), 'place')} captured"
+        return self.title
 
     def _spare(self) -> tuple[str, ...]:
         return ("device", "type", "calls", "bytes")

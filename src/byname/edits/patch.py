@@ -220,6 +220,8 @@ class Edit:
         value = event.value
         if new.dtype == value.dtype and new.device == value.device:
             return new
+        if new.is_meta:
+            raise InterjectionError(f"at `{event.path}`: a tensor on the meta device has no values to put there")
         if not torch.can_cast(new.dtype, value.dtype):
             raise InterjectionError(
                 f"at `{event.path}`: a tensor of {new.dtype} cannot take the place of one of {value.dtype} without "
