@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from byname.errors import BadArgumentError, NotStorableError
+import byname
+from byname.errors import BadArgumentError, NotStorableError, RecordingWarning
 from byname.recording.values.copy import plain_copy
-from byname.recording.values.reduce import NAMES, conversion, reduction
+from byname.recording.values.reduce import NAMES, conversion, converted, reduction
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 WHOLE = [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
@@ -281,3 +282,80 @@ def test_a_dtype_is_given_in_many_ways(asked, found):
 def test_what_is_no_dtype_is_refused_with_the_closest(bad):
     with pytest.raises(BadArgumentError, match="is no dtype of PyTorch; there are "):
         conversion(bad)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "lost"),
+    [
+        (torch.tensor([3, 299]), torch.int8, "299"),
+        (torch.tensor([200], dtype=torch.uint8), torch.int8, "200"),
+        (torch.tensor([-1], dtype=torch.int8), torch.uint8, "-1"),
+        (torch.tensor([2**63], dtype=torch.uint64), torch.int64, str(2**63)),
+        (torch.tensor([128.0]), torch.int8, "128.0"),
+        (torch.tensor([1.0, math.nan]), torch.int64, "nan"),
+        ({"a": [torch.tensor([[300]])]}, torch.int8, "300"),
+        (torch.tensor([300]).to_sparse(), torch.int8, "300"),
+    ],
+    ids=str,
+)
+def test_a_whole_number_that_does_not_fit_is_refused(value, dtype, lost):
+    with pytest.raises(NotStorableError) as raised:
+        converted(dtype, "0.grad", pytest.fail)(value)
+    assert str(raised.value) == f"`0.grad`: {lost} does not fit into dtype={str(dtype)[6:]!r}"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (torch.tensor([127.9, -128.9]), torch.int8),
+        (torch.tensor([2**63 - 1]), torch.uint64),
+        (torch.tensor([True]), torch.int8),
+        (torch.tensor([5]), torch.bool),
+        (torch.tensor([math.inf, math.nan, 65504.0, 65519.0]), torch.float16),
+        (torch.tensor([1e38]), torch.bfloat16),
+        (torch.zeros(0, dtype=torch.int64), torch.int8),
+        (torch.ones(2, device="meta"), torch.int8),
+    ],
+    ids=str,
+)
+def test_of_numbers_that_fit_nothing_is_said(value, dtype):
+    assert converted(dtype, "0", pytest.fail)(value).dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (torch.tensor([65521.0]), torch.float16),
+        (torch.tensor([70000]), torch.float16),
+        (torch.tensor([1e39], dtype=torch.float64), torch.float32),
+        (torch.tensor([1e5]), torch.float8_e4m3fn),  # which takes the largest in its place
+    ],
+    ids=str,
+)
+def test_a_number_beyond_a_floating_dtype_is_said(value, dtype):
+    told = []
+    converted(dtype, "0", told.append)(value)
+    assert told == [
+        f"`0`: there are finite numbers beyond {torch.finfo(dtype).max:g}, the largest of dtype={str(dtype)[6:]!r}"
+    ]
+
+
+def test_a_recording_warns_once_of_a_place_whose_numbers_became_infinite():
+    model = nn.Linear(2, 2)
+    with (
+        pytest.warns(RecordingWarning) as warned,
+        byname.record(model, "weight.grad", dtype="float16") as rec,
+    ):
+        for _ in range(3):
+            (model(torch.ones(1, 2)) * 1e6).sum().backward()
+    assert [str(one.message) for one in warned] == [
+        "byname: `weight.grad`: there are finite numbers beyond 65504, the largest of dtype='float16'"
+    ]
+    assert len(rec.results["weight.grad"]) == 3 and not rec.results["weight.grad"].values[0].isfinite().any()
+
+
+def test_a_recorded_token_is_that_token_or_an_error():
+    model = nn.Linear(1, 300)
+    options = {"reduce": lambda logits: logits.argmax(-1) * 0 + 299, "dtype": "int8"}
+    with byname.record(model, {"forward": options}), pytest.raises(NotStorableError, match="`forward`: 299 does not"):
+        model(torch.ones(2, 1))

@@ -116,7 +116,7 @@ class Reports(Storing):
     def _column(self, path: str) -> Column:
         if path in self._windows.columns:
             raise BadArgumentError(f"`{path}` is a place that is recorded, and a figure of {self.asked}")
-        form = form_of(self._options, path)
+        form = form_of(self._options, path, self._windows.warn)
         column = Column(
             path,
             # each result is new memory: what has changed is told by the numbers

@@ -263,7 +263,7 @@ class Listener(Storing):
             )
         gradient, by_steps = path.endswith(".grad"), self._clock.by_steps
         of_parameter = gradient and _is_parameters(event)
-        form = form_of(self._options, path)
+        form = form_of(self._options, path, self._windows.warn)
         column = Column(
             path,
             last=Last(form, by_content=_is_buffer(event)) if self._options.on_change else None,

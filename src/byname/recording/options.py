@@ -13,9 +13,7 @@ from byname.codec import dtype_name
 from byname.errors import BadArgumentError
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.sampling import Sampling, Schedule
-from byname.recording.values.reduce import conversion, name_of, reduction
-
-__all__ = ["Analysed", "Options", "Reduce", "form_of", "is_analyser", "named", "options_of", "placed"]
+from byname.recording.values.reduce import conversion, converted, name_of, reduction
 
 
 class Figures(Protocol):
@@ -161,16 +159,16 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
     return options
 
 
-def form_of(options: Options, path: str) -> Callable[[Any], Any] | None:
+def form_of(options: Options, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any] | None:
     """The function that does it, where the values are; None if nothing is to be done.
 
     Args:
         options: what is asked of the place.
         path: the place, for errors.
+        warn: called where a number is lost.
     """
     reduce, dtype = reduction(options.reduce, path), conversion(options.dtype)
     if dtype is None:
         return reduce
-    convert = reduction(lambda tensor: tensor.to(dtype), path)
-    assert convert is not None
+    convert = converted(dtype, path, warn)
     return convert if reduce is None else lambda value: convert(reduce(value))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy
 import torch
 
-from byname.errors import BadArgumentError, NotReducibleError
+from byname.errors import BadArgumentError, NotReducibleError, NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.recording.values.plain import (
@@ -26,8 +27,6 @@ from byname.recording.values.plain import (
 )
 from byname.table import closest
 from byname.text import note_on
-
-__all__ = ["NAMES", "conversion", "name_of", "reduction"]
 
 Reduction: TypeAlias = Callable[[torch.Tensor], Any]
 
@@ -316,6 +315,66 @@ def conversion(dtype: Any) -> torch.dtype | None:
     if type(found) is not torch.dtype:
         raise BadArgumentError(f"dtype={dtype!r} is no dtype of PyTorch; there are {closest(name, _DTYPES)}")
     return found
+
+
+def converted(dtype: torch.dtype, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any]:
+    """Return a function that converts the tensors of a value.
+
+    Args:
+        dtype: to what.
+        path: the place, for messages.
+        warn: called where a finite number does not stay finite.
+
+    Raises:
+        NotStorableError: by the function; a number does not fit into a dtype of whole numbers.
+    """
+
+    name = str(dtype).removeprefix("torch.")
+
+    @torch.no_grad()
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        new, wrong = tensor.detach().to(dtype), None
+        with suppress(Refused, RuntimeError, TypeError):  # a copy of it says what it is that has no numbers
+            if _narrows(tensor.dtype, dtype):
+                wrong = _misfit(_dense(tensor.detach()), _dense(new))
+        if wrong is not None and dtype.is_floating_point | dtype.is_complex:
+            warn(f"`{path}`: there are finite numbers beyond {_limits(dtype).max:g}, the largest of dtype={name!r}")
+        elif wrong is not None:
+            raise NotStorableError(f"`{path}`: {wrong} does not fit into dtype={name!r}")
+        return new
+
+    return lambda value: _reduced(value, take)
+
+
+def _narrows(old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether numbers of the one may be out of reach of the other; bfloat16 reaches as far as float32."""
+    if new is torch.bool or old is torch.bool:
+        return False
+    (low, high), (least, most) = ((float(one.min), float(one.max)) for one in map(_limits, (old, new)))
+    return low < 1.01 * least or high > 1.01 * most
+
+
+def _limits(dtype: torch.dtype) -> torch.finfo | torch.iinfo:
+    return torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = inner(tensor)
+    if fact(tensor, "is_nested") or fact(tensor, "layout") is not torch.strided:
+        return tensor.coalesce().values() if fact(tensor, "layout") is torch.sparse_coo else tensor.values()
+    return tensor
+
+
+def _misfit(old: torch.Tensor, new: torch.Tensor) -> Any:
+    """Return a finite number that is out of reach of another dtype."""
+    limits, old = _limits(new.dtype), old.real if old.is_complex() else old
+    if isinstance(limits, torch.iinfo):
+        ends = [_least(old).item(), _greatest(old).item()] if old.numel() else []
+        return next((number for number in ends if not limits.min - 1 < number < limits.max + 1), None)
+    if ((new.float() if new.element_size() == 1 else new).abs() < limits.max).all():
+        return None
+    beyond = old.double().abs() >= limits.max * (1 + limits.eps / 4)  # less is rounded down
+    return next(iter(old[beyond & old.isfinite()].tolist()), None)
 
 
 _DTYPES = tuple(sorted(name for name, one in vars(torch).items() if type(one) is torch.dtype))
