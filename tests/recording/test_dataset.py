@@ -102,7 +102,7 @@ def test_several_places_give_a_sample_of_each(recording):
 
 def test_places_that_do_not_belong_together_are_refused():
     one, other = series_of(numbered((2, 3))), series_of(numbered((3, 3)), "k")
-    with pytest.raises(BynameError, match="do not have the same records and samples"):
+    with pytest.raises(BynameError, match="do not have the same samples"):
         Samples({"h": one, "k": other})
     with pytest.raises(BynameError, match='samples="records"'):
         series_of([torch.tensor(1.0)]).dataset()
@@ -150,3 +150,29 @@ def test_a_probe_is_trained_on_it(recording):
             loss.backward()
             optimizer.step()
     assert loss < 1e-2
+
+
+def test_token_ids_beside_their_activations():
+    model = nn.ModuleDict({"embed": nn.Embedding(50, 8)})
+    model.forward = lambda tokens: model["embed"](tokens)
+    batches = [torch.randint(50, (4, 7)), torch.randint(50, (4, 7)), torch.randint(50, (2, 1))]
+    with byname.record(model["embed"], ["input", "forward"], on_change=False) as rec, torch.no_grad():
+        for batch in batches:
+            model(batch)
+    data = rec.results["**"].dataset(shuffle=0)
+    assert len(data) == 4 * 7 * 2 + 2
+    for one in DataLoader(data, batch_size=5):
+        assert torch.equal(model["embed"].weight[one["input"]], one["forward"])
+
+
+def test_values_of_one_shape_are_not_taken_for_token_ids():
+    both = {path: series_of(numbered((4, 7)), path) for path in ("a", "b")}
+    assert len(Samples(both)) == 4 and Samples(both)[0]["a"].shape == (7,)
+
+
+def test_places_of_other_samples_are_refused_with_their_shapes():
+    both = {"a": series_of(numbered((4, 7, 8)), "a"), "b": series_of(numbered((4, 6)), "b")}
+    with pytest.raises(
+        BynameError, match=r"b of shape \(4, 6\) and a of shape \(4, 7, 8\) do not have the same samples"
+    ):
+        Samples(both)

@@ -8,6 +8,7 @@ from stored_runs import bits, series, written
 
 import byname
 from byname.errors import NoMatchError, RecordingError
+from byname.recording.series_by_path import Results
 from byname.recording.stores.writer import Hdf5Store
 
 
@@ -148,3 +149,13 @@ def test_a_large_recording_opens_without_reading_it(tmp_path):
         assert recording["a"].values.array.shape == (count, 1024, 256)
         assert recording["a"].values[1].sum() == 1024 * 256
         assert recording.rows()[0]["bytes"] == count * 2**20
+
+
+def test_the_tables_have_no_shape_where_there_is_none_and_the_recorders_has_the_same_places(tmp_path):
+    values = {"jagged": [[torch.ones(2, 3), torch.ones(4, 3)]] * 2, "text": ["a", "b"], "one": [1.5, 2.5]}
+    with byname.open(written(tmp_path / "run.h5", values)) as recording:
+        assert [row["shape"] for row in recording.rows()] == [None, None, ()]
+        results = Results({path: recording[path] for path in recording}, list(recording))
+        assert str(results).splitlines()[1].split() == ["path", "records", "iterations"]
+        assert [line.split() for line in str(results).splitlines()[3:]] == [[path, "2", "0-1"] for path in values]
+        assert ">jagged</td>" in results._repr_html_()

@@ -7,7 +7,7 @@ are mixed. So a file is read once from one end of an epoch to the other, and wha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     Args:
         series: by path; of several, each record of one has a record of the others.
-        samples: ``"tokens"`` (each position, the last dimension being the features), ``"batch"`` (each element of the
-            first dimension) or ``"records"``.
+        samples: ``"tokens"`` (each position, the last dimension being the features, which a value beside it may lack,
+            such as token ids), ``"batch"`` (each element of the first dimension) or ``"records"``.
         shuffle: the seed of a random order; None keeps the order of the records.
         memory: about how many bytes of values to mix with one another when shuffling.
 
@@ -67,7 +67,8 @@ class Samples(torch.utils.data.Dataset[Any]):
             raise BynameError("there are no series to make a dataset of")
         self._series = dict(series)
         self._samples = samples
-        counts = _counts(self._series, samples)
+        self._leading = _leading(self._series, samples)
+        counts = _counts(self._series, self._leading)
         self._ends = np.cumsum(counts)
         self._order = None if shuffle is None else _mixed(counts, _together(self._series, memory), shuffle)
         self._held: dict[tuple[str, int], Tensor] = {}
@@ -91,7 +92,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         rows = self._held.pop((path, record), None)
         if rows is None:
             value = self._series[path].values[record]
-            rows = value.reshape(-1, *value.shape[_leading(self._samples, value.shape) :])
+            rows = value.reshape(-1, *value.shape[self._leading[path][record] :])
             while len(self._held) >= self._most * len(self._series):
                 del self._held[next(iter(self._held))]
         self._held[path, record] = rows
@@ -110,24 +111,42 @@ class Samples(torch.utils.data.Dataset[Any]):
         return f"<Dataset of {counted(len(self), 'sample')} ({self._samples}) of {paths}>"
 
 
-def _leading(samples: str, shape: Sequence[int]) -> int:
-    return max(len(shape) - 1, 0) if samples == "tokens" else _LEADING[samples]
+def _leading(series: Mapping[str, Records], samples: str) -> dict[str, list[int]]:
+    """Return how many dimensions of each value are those of samples.
 
-
-def _counts(series: Mapping[str, Records], samples: str) -> Positions:
-    """Return the number of samples in each record, which is the same for every series."""
-    found: dict[str, Positions] = {}
-    for path, one in series.items():
-        if any(len(shape) < max(_leading(samples, shape), 1) for shape in one.shapes):
-            raise BynameError(f'{printable(path)} has values of no dimensions: samples="records" takes each as it is')
-        found[path] = np.array([math.prod(shape[: _leading(samples, shape)]) for shape in one.shapes], np.int64)
+    Raises:
+        BynameError: the places do not have the same records.
+    """
     first = next(iter(series))
     for path, one in series.items():
-        if _moments(one) != _moments(series[first]) or not np.array_equal(found[path], found[first]):
+        if _moments(one) != _moments(series[first]):
             raise BynameError(
-                f"{printable(path)} and {printable(first)} do not have the same records and samples; make a dataset of "
-                "each, or record both with on_change=False"
+                f"{printable(path)} and {printable(first)} do not have the same records; make a dataset of each, or "
+                "record both with on_change=False"
             )
+    found: dict[str, list[int]] = {path: [] for path in series}
+    for shapes in zip(*(one.shapes for one in series.values()), strict=True):
+        tokens = max(shapes, key=len)[:-1]
+        for path, shape in zip(series, shapes, strict=True):
+            of_tokens = len(shape) if shape == tokens else max(len(shape) - 1, 0)
+            found[path].append(of_tokens if samples == "tokens" else _LEADING[samples])
+    return found
+
+
+def _counts(series: Mapping[str, Records], leading: Mapping[str, list[int]]) -> Positions:
+    """Return the number of samples in each record, which is the same for every series."""
+    first = next(iter(series))
+    found: dict[str, Positions] = {}
+    for path, one in series.items():
+        at = [*zip(one.shapes, leading[path], strict=True)]
+        if any(len(shape) < max(dims, 1) for shape, dims in at):
+            raise BynameError(f'{printable(path)} has values of no dimensions: samples="records" takes each as it is')
+        found[path] = np.array([math.prod(shape[:dims]) for shape, dims in at], np.int64)
+        if len(unequal := np.nonzero(found[path] != found[first])[0]):
+            shapes = (
+                f"{printable(which)} of shape {tuple(series[which].shapes[unequal[0]])}" for which in (path, first)
+            )
+            raise BynameError(f"{' and '.join(shapes)} do not have the same samples; make a dataset of each")
     return found[first]
 
 

@@ -240,10 +240,11 @@ class Recording(Mapping[str, Any]):
         extents = [results.extent(path) for results in having]
         places = [results.places[path] for results in having]
         shapes = {_shape(part.form) for place in places for part in place.parts}
+        numbers = any(part.form.kind not in ("str", "nested") for place in places for part in place.parts)
         row = {
             "path": path,
             "kind": ", ".join(dict.fromkeys(_kind(place) for place in places)),
-            "shape": shapes.pop() if len(shapes) == 1 and None not in shapes else "ragged",
+            "shape": "ragged" if len(shapes) > 1 or None in shapes else shapes.pop() if numbers else None,
             "records": sum(place.count for place in places),
             "iterations": _span([one for one in extents if one.first <= one.last]),
             "ranks": tuple(sorted(frozenset().union(*(one.ranks for one in extents)))),

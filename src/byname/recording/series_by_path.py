@@ -165,8 +165,24 @@ class Results(_OfPlaces, Mapping[str, Any]):
         return path in self._found
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{path} ({len(series)})" for path, series in self._found.items())
-        return printable(f"<Results of {found or 'nothing'}>")
+        return text(self._places(), title=self._title())
+
+    def _repr_html_(self) -> str:
+        return to_html(self._places(), title=self._title())
+
+    def _places(self) -> list[Row]:
+        """One dict a place, with the columns of a `Recording` for which no value is read."""
+        return [
+            {
+                "path": path,
+                "shape": shape or None if len({shape, *series.shapes}) == 1 else "ragged",
+                "records": len(series),
+                "iterations": "-".join(map(str, dict.fromkeys((min(series.iterations), max(series.iterations))))),
+            }
+            for path, series in self._found.items()
+            if len(series)
+            for shape in [tuple(series.shapes[0])]
+        ]
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
