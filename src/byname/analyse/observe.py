@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, checked_analyser
-from byname.analyse.feature_dims import Surroundings
 from byname.analyse.sample import Sample
 from byname.errors import BynameError
+from byname.model.feature_dims import Surroundings
 from byname.model.items import tensors_in
 from byname.model.module_tree import modules_by_path
 from byname.model.spot import Spot

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from byname.analyse.feature_dims import Surroundings
+from byname.model.feature_dims import Surroundings
 
 __all__ = ["Sample"]
 

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from byname.errors import InterjectionError
 from byname.model.families import family_named
+from byname.model.head_counts import Heads, configs_of, read_heads
 from byname.model.module_tree import modules_by_path, under
 from byname.place import Item, join, parse
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
-__all__ = ["head_counts", "heads_of"]
-
-
-class _Heads(NamedTuple):
-    """What a module says of its heads.
-
-    Attributes:
-        number: the number of heads.
-        keys: the number of heads of keys and values, where there are fewer.
-        size: the width of one head; None if unknown.
-    """
-
-    number: int
-    keys: int | None
-    size: int | None
-
-
-_COUNT = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "nheads")
-_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
-_SIZE = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head")
-_WIDTH = ("hidden_size", "n_embd", "embed_dim", "d_model")
-_CONFIGS = ("config", "cfg")
 _PROJECTIONS = frozenset("c_proj o_proj out_proj out to_out proj_out wo W_O o out_lin dense proj".split())
 """The usual names of the layer that mixes the heads."""
 
@@ -54,13 +32,13 @@ def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
     found = _found(root, event)
     path = event.path
     if value.ndim == 4:
-        if isinstance(found, _Heads) and value.shape[1] not in (found.number, found.keys):
+        if isinstance(found, Heads) and value.shape[1] not in (found.number, found.keys):
             raise _unknown(path, value, f"dimension 1 is not that of the {found.number} heads")
         return None
     mixed = _mixing(root, event, found)
     if mixed:
         raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
-    if not isinstance(found, _Heads):
+    if not isinstance(found, Heads):
         raise _unknown(path, value, found)
     if value.ndim not in (2, 3):
         raise _unknown(path, value, f"it has {value.ndim} dimensions")
@@ -72,12 +50,6 @@ def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
     raise _unknown(path, value, f"{width} features are not {found.number} heads{size}")
 
 
-def head_counts(module: nn.Module) -> set[int]:
-    """Return the numbers of heads that a module, or its config, says it has: of queries, and of keys and values."""
-    told = [_read(attributes_of(module)), *map(_read, _configs(module))]
-    return {count for heads in told if heads for count in (heads.number, heads.keys) if count}
-
-
 def _unknown(path: str, value: Tensor, why: str) -> InterjectionError:
     return InterjectionError(
         f"`{path}`: which dimension of a value of shape {tuple(value.shape)} is that of the heads is not known: {why}. "
@@ -85,7 +57,7 @@ def _unknown(path: str, value: Tensor, why: str) -> InterjectionError:
     )
 
 
-def _found(root: nn.Module, event: Event) -> _Heads | str:
+def _found(root: nn.Module, event: Event) -> Heads | str:
     """Return what the nearest module around a place says of its heads; else why there is none."""
     modules = modules_by_path(root)
     start = next((path for path, one in modules.items() if one is event.module), "")
@@ -102,8 +74,8 @@ def _found(root: nn.Module, event: Event) -> _Heads | str:
             there = f", side by side in `{layer}.input`" if layer else ""
             return f"the heads nearest to it are those of `{nearest}`{there}"
     for path in way:
-        for config in _configs(modules[path]):
-            if heads := _read(config):
+        for config in configs_of(modules[path]):
+            if heads := read_heads(config):
                 return heads
     return "no module around it says how many heads there are (num_heads, config.num_attention_heads)"
 
@@ -115,12 +87,12 @@ def _upwards(path: str) -> Iterator[str]:
         yield join(segments[:length])
 
 
-def _held(path: str, module: nn.Module) -> _Heads | None:
+def _held(path: str, module: nn.Module) -> Heads | None:
     """Return what a module says itself, or its config where it is an attention by its name."""
-    own = _read(attributes_of(module), *_configs(module))
+    own = read_heads(attributes_of(module), *configs_of(module))
     if own or not _is_attention(path, module):
         return own
-    return next((heads for config in _configs(module) if (heads := _read(config))), None)
+    return next((heads for config in configs_of(module) if (heads := read_heads(config))), None)
 
 
 def _is_attention(path: str, module: nn.Module) -> bool:
@@ -133,33 +105,13 @@ def _mixes_beside(event: Event, path: str, attention: nn.Module) -> bool:
     return is_mixing and _PROJECTIONS.isdisjoint(attention._modules)
 
 
-def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> dict[str, _Heads]:
+def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> dict[str, Heads]:
     prefix = f"{path}." if path else ""
     inside = ((one, module) for one, module in modules.items() if one.startswith(prefix) and one not in way)
     return {one: heads for one, module in inside if one and (heads := _held(one, module))}
 
 
-def _configs(module: nn.Module) -> list[dict[str, Any]]:
-    found = [attributes_of(module).get(name) for name in _CONFIGS]
-    return [one if type(one) is dict else attributes_of(one) for one in found if one is not None]
-
-
-def _read(held: dict[str, Any], *others: dict[str, Any]) -> _Heads | None:
-    """Return the heads that attributes tell of; the others may tell of what is missing beside their number."""
-    count = _number(_COUNT, held)
-    if count is None:
-        return None
-    keys, size = _number(_KEYS, held, *others), _number(_SIZE, held, *others)
-    width = _number(_WIDTH, held, *others)
-    return _Heads(count, keys, size or (width // count if width else None))
-
-
-def _number(names: tuple[str, ...], *held: dict[str, Any]) -> int | None:
-    found = (one[name] for one in held for name in names if type(one.get(name)) is int)
-    return next((number for number in found if number > 0), None)
-
-
-def _mixing(root: nn.Module, event: Event, found: _Heads | str) -> str | None:
+def _mixing(root: nn.Module, event: Event, found: Heads | str) -> str | None:
     """Return the layer that has mixed the heads of what a module gives, or a dropout gets; it is known by its name."""
     segments = list(parse(event.path).segments)
     while segments and isinstance(segments[-1], Item):
@@ -169,9 +121,9 @@ def _mixing(root: nn.Module, event: Event, found: _Heads | str) -> str | None:
     if event.kind not in ("module", "input") or modules.get(path) is not event.module:
         return None
     around, _, name = path.rpartition(".")
-    if isinstance(found, _Heads) and family_named("dropout").has_module(event.module):  # not that of a pattern
+    if isinstance(found, Heads) and family_named("dropout").has_module(event.module):  # not that of a pattern
         return _child(around, modules)
-    if isinstance(found, _Heads):
+    if isinstance(found, Heads):
         own = path if name in _PROJECTIONS else _child(path, modules)
         return own if event.kind == "module" else None
     beside = ((one, _beside(one, modules)) for one in _upwards(path))

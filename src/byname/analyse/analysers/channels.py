@@ -110,7 +110,7 @@ def feature_dim(sample: Sample, value: Tensor, asked: int | None) -> tuple[int, 
     """Return which dimension of a value is that of the channels, and what is to be said of it where it was inferred.
 
     It is 1 of two dimensions, and the one that the user says. Else the modules of the model tell; see
-    `byname.analyse.feature_dims`. In a model without any that could tell it is 1, as of images; of three dimensions
+    `byname.model.feature_dims`. In a model without any that could tell it is 1, as of images; of three dimensions
     that is said to be a guess.
 
     Raises:

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from byname.edits.heads import head_counts
+from byname.model.head_counts import head_counts
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
-
-__all__ = ["FeatureDim", "FeatureScope", "Surroundings"]
 
 
 class FeatureDim(NamedTuple):
