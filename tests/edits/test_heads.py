@@ -95,6 +95,6 @@ def test_of_a_place_around_an_attention_the_error_says_where_its_heads_are(make,
     model, inputs = make()
     with (
         byname.ablate(model, path, heads=1),
-        pytest.raises(InterjectionError, match=rf"side by side in `{layer}.input`. Give it as heads="),
+        pytest.raises(InterjectionError, match=rf"side by side in `{layer}.input`\n"),
     ):
         model(**inputs)

@@ -12,6 +12,8 @@ from byname.edits.capture import Capture, capture
 from byname.edits.patch import Edit, Made, checked_keys, edit
 from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.feature_dims import Surroundings
+from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.tensor import is_tensor
 from byname.table import closest
@@ -19,8 +21,6 @@ from byname.tracing.preserve import arguments_of, copied
 from byname.tracing.rehearsal import rehearsal
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
-
-__all__ = ["ablate"]
 
 HOW = ("zero", "mean", "resample")
 
@@ -55,7 +55,7 @@ def ablate(
         model: any module.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
         how: ``"zero"``; ``"mean"``, the mean of the reference over all dimensions but those of heads and features; or
-            ``"resample"``, which takes for each sample (dimension 0) another one of the reference, the same at all
+            ``"resample"``, which takes for each sample another one of the reference, the same at all
             places in one forward.
         heads: as in `byname.patch`.
         positions: as in `byname.patch`.
@@ -80,7 +80,7 @@ def ablate(
     selection = Selection(heads, positions, features)
     made: Made = _zero
     if how != "zero":
-        gathered: _Gathered = _Means(selection.dim) if how == "mean" else _Samples(seed)
+        gathered: _Gathered = _Means(model, selection.dim) if how == "mean" else _Samples(model, seed)
         for values in _captures(model, reference, where, example=example, attention=attention):
             for path in values:
                 for one in values.calls(path) if isinstance(values, Capture) else _several(values[path]):
@@ -134,18 +134,21 @@ class _Means:
     """The mean at each place, over all dimensions but those of heads and features.
 
     Args:
+        model: the model.
         heads: the dimension of the heads, where it was given.
     """
 
-    def __init__(self, heads: int | None) -> None:
+    def __init__(self, model: nn.Module, heads: int | None) -> None:
         self._heads = heads
+        self._modules = modules_by_path(unwrapped(model))
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def add(self, path: str, value: Any) -> None:
         """Add a value of the reference."""
         value = _tensor(path, value).detach()
-        kept = {value.ndim - 1, *([1] if value.ndim == 4 else [])}
+        channels = Surroundings.at(self._modules, path).channels_first(value)
+        kept = {1} if channels else {value.ndim - 1, *([1] if value.ndim == 4 else [])}
         if self._heads is not None:
             kept.add(self._heads % value.ndim)
         dims = [dim for dim in range(value.ndim) if dim not in kept]
@@ -177,16 +180,19 @@ class _Samples:
     """All samples at each place.
 
     Args:
+        model: the model.
         seed: says which are taken.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, model: nn.Module, seed: int) -> None:
         self._seed = seed
+        self._modules = modules_by_path(unwrapped(model))
         self._values: dict[str, list[Tensor]] = {}
 
     def add(self, path: str, value: Any) -> None:
         """Add a value of the reference."""
         value = _tensor(path, value).detach()
+        value = value.movedim(self._batch(path, value), 0) if value.ndim else value
         before = self._values.setdefault(path, [])
         if not value.ndim or (before and before[0].shape[1:] != value.shape[1:]):
             shapes = ", ".join(str(tuple(one.shape)) for one in [*before[:1], value])
@@ -198,14 +204,18 @@ class _Samples:
         values = _of(event.path, self._values)
         if len(values) > 1:
             values[:] = [torch.cat(values)]
-        given, wanted = values[0], event.value.shape
+        batch = self._batch(event.path, event.value)
+        given, wanted = values[0], event.value.movedim(batch, 0).shape if event.value.ndim else event.value.shape
         if not len(wanted) or given.shape[1:] != wanted[1:]:
             raise InterjectionError(
                 f"at `{event.path}`: expected samples of shape {tuple(wanted[1:])}; those of the reference have "
                 f"{tuple(given.shape[1:])}"
             )
         taken = _others(wanted[0], len(given), self._seed, event.iteration).to(given.device)
-        return edit.fitting(event, part, given[taken], whole=True)
+        return edit.fitting(event, part, given[taken].movedim(0, batch), whole=True)
+
+    def _batch(self, path: str, value: Tensor) -> int:
+        return Surroundings.at(self._modules, path).batch_dim(value)
 
 
 def _others(samples: int, of: int, seed: int, forward: int) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from byname.errors import InterjectionError
 from byname.model.families import family_named
-from byname.model.head_counts import Heads, configs_of, read_heads
+from byname.model.feature_dims import Surroundings
+from byname.model.head_counts import Heads, configs_of, head_counts, read_heads
 from byname.model.module_tree import modules_by_path, under
 from byname.place import Item, join, parse
 from byname.reading.objects import attributes_of
@@ -18,42 +19,74 @@ _PROJECTIONS = frozenset("c_proj o_proj out_proj out to_out proj_out wo W_O o ou
 """The usual names of the layer that mixes the heads."""
 
 
-def heads_of(root: nn.Module, event: Event, value: Tensor) -> int | None:
-    """Return how many heads the last dimension of a value has; None where dimension 1 is that of the heads.
+def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings, dim: int | None) -> int | None:
+    """Return how many heads the last dimension of a value has; None where another dimension is that of the heads.
 
     Args:
         root: the model.
         event: what is told of the value.
         value: the value.
+        around: tells whether dimension 1 is that of the heads.
+        dim: the dimension that was given; None for that which the modules around the place tell.
 
     Raises:
-        InterjectionError: that is not known.
+        InterjectionError: that is not known, or another number of heads.
     """
     found = _found(root, event)
-    path = event.path
-    if value.ndim == 4:
-        if isinstance(found, Heads) and value.shape[1] not in (found.number, found.keys):
-            raise _unknown(path, value, f"dimension 1 is not that of the {found.number} heads")
+    path, numbers = event.path, _numbers(root, found)
+    mixes = event.kind == "input" and path.split(".")[-2] in _PROJECTIONS
+    size = None if isinstance(found, str) else value.shape[-1] // found.number if mixes else found.size
+    if dim is not None or value.ndim == 4:
+        at = 1 if dim is None else dim
+        if numbers and -value.ndim <= at < value.ndim and value.shape[at] not in numbers:
+            raise _unknown(path, value, numbers, f"dimension {at} is not that of the {max(numbers)} heads", size)
+        if dim is None and not _in_second(around, value, numbers, found):
+            raise _unknown(path, value, numbers, found if isinstance(found, str) else "more than one fits", size)
         return None
     mixed = _mixing(root, event, found)
     if mixed:
         raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
     if not isinstance(found, Heads):
-        raise _unknown(path, value, found)
+        raise _unknown(path, value, numbers, found, None)
     if value.ndim not in (2, 3):
-        raise _unknown(path, value, f"it has {value.ndim} dimensions")
+        raise _unknown(path, value, numbers, f"it has {value.ndim} dimensions", None)
     width = value.shape[-1]
     for count in (found.number, found.keys):
-        if count and (width == count * found.size if found.size else width % count == 0):
+        if count and width % count == 0 and (mixes or _is_size(found, width // count, event)):
             return count
-    size = f" of {found.size} features" if found.size else ""
-    raise _unknown(path, value, f"{width} features are not {found.number} heads{size}")
+    of = f" of {size} features" if size else ""
+    raise _unknown(path, value, numbers, f"{width} features are not {found.number} heads{of}", size)
 
 
-def _unknown(path: str, value: Tensor, why: str) -> InterjectionError:
+def _is_size(heads: Heads, size: int, event: Event) -> bool:
+    """Return whether a head may have so many features; where it is not known, a layer may have fused several."""
+    if heads.size:
+        return size in {heads.size, *heads.others}
+    width = attributes_of(event.module).get("in_features") if event.kind == "module" else None
+    return not width or size * heads.number not in (2 * width, 3 * width)
+
+
+def _numbers(root: nn.Module, found: Heads | str) -> set[int]:
+    """Return the sizes that a dimension of heads may have: of all, of keys, or of the queries that share one key."""
+    if isinstance(found, str):
+        return {count for one in modules_by_path(root).values() for count in head_counts(one)}
+    return {found.number, found.keys or found.number, found.number // (found.keys or 1)}
+
+
+def _in_second(around: Surroundings, value: Tensor, numbers: set[int], found: Heads | str) -> bool:
+    """Return whether dimension 1 of four is that of the heads, as far as its size and the modules around it tell."""
+    features = around.dim_of(value)
+    if features is not None and features.own and features.dim == -1:  # of queries before or after they are transposed
+        return value.shape[2] not in numbers
+    return not around.channels_first(value) and (isinstance(found, Heads) or features is not None)
+
+
+def _unknown(path: str, value: Tensor, numbers: set[int], why: str, size: int | None) -> InterjectionError:
+    fits = not numbers or (value.ndim > 3 and any(one in numbers for one in value.shape[1:]))
+    features = f". Name the features of a head, as features=slice(0, {size})" if size and value.ndim < 4 else ""
     return InterjectionError(
-        f"`{path}`: which dimension of a value of shape {tuple(value.shape)} is that of the heads is not known: {why}. "
-        "Give it as heads=(dim, [indices])"
+        f"`{path}`: which dimension of a value of shape {tuple(value.shape)} is that of the heads is not known: {why}"
+        + (". Give it as heads=(dim, [indices])" if fits else features)
     )
 
 

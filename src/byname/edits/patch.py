@@ -12,7 +12,9 @@ from byname.edits.capture import Capture
 from byname.edits.heads import heads_of
 from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
+from byname.model.feature_dims import Surroundings
 from byname.model.items import tensors_in
+from byname.model.module_tree import modules_by_path
 from byname.model.where import meaning_of, unwrapped
 from byname.place import is_wild, join
 from byname.reading.tensor import is_tensor
@@ -20,8 +22,6 @@ from byname.table import closest, listed
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
-
-__all__ = ["Edit", "Made", "checked_keys", "edit", "patch", "steer"]
 
 Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
 """``(edit, event, part)``: the tensor that takes the place of a part, which ``edit.fitting`` makes; None keeps it."""
@@ -65,9 +65,11 @@ def patch(
         heads: attention heads: an int, a slice, a sequence of ints, or a mask. Of values of four dimensions they are
             dimension 1; else the last dimension is split into as many heads as the module around the place, or its
             config, has. ``(dim, indices)`` says the dimension.
-        positions: an int, a slice, a sequence or a mask along the dimension before the features (``-2``; in scores and
-            patterns the query). A mask may have all dimensions before the features: ``(batch, position)``.
-        features: the same along the last dimension. An int drops the dimension, as it does in PyTorch.
+        positions: an int, a slice, a sequence or a mask along the dimension before the features (in scores and patterns
+            the query), or dimension 0 in layers of PyTorch without ``batch_first=True``. A mask may have all dimensions
+            before the features: ``(batch, position)``.
+        features: the same along the last dimension; the channels, dimension 1, of what convolutions and what follows
+            them give. An int drops the dimension, as it does in PyTorch.
         call: the number of the call in a forward that is patched, from 0; by default every call.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
@@ -190,6 +192,7 @@ class Edit:
         self._selection = selection
         self._call = call
         self._heads: dict[tuple[str, int, int], int | None] = {}
+        self._surroundings: dict[str, Surroundings] = {}
 
     def __call__(self, event: Event) -> Tensor | None:
         """A value passes."""
@@ -198,7 +201,7 @@ class Edit:
         value = event.value
         if not is_tensor(value):
             raise InterjectionError(_wants_item(event.path, value))
-        part = self._selection.part_of(event.path, value, self._heads_of(event))
+        part = self._selection.part_of(event.path, value, self._around(event.path), self._heads_of(event))
         new = self._made(self, event, part)
         return None if new is None else part.put(value, new)
 
@@ -206,13 +209,19 @@ class Edit:
         """Return a tensor as one that can take the place of a part; see `SelectedPart.fitting`."""
         return part.fitting(event.value, self._cast(event, new), whole=whole)
 
+    def _around(self, path: str) -> Surroundings:
+        if path not in self._surroundings:
+            self._surroundings[path] = Surroundings.at(modules_by_path(self._root), path)
+        return self._surroundings[path]
+
     def _heads_of(self, event: Event) -> int | None:
-        if not self._selection.splits:
+        if self._selection.heads is None:
             return None
-        value = event.value
-        key = (event.path, value.ndim, value.shape[-1] if value.ndim != 4 else value.shape[1])
+        value, dim = event.value, self._selection.dim
+        at = dim if dim is not None and -value.ndim <= dim < value.ndim else 1 if value.ndim == 4 else -1
+        key = event.path, value.ndim, value.shape[at] if value.ndim else 0
         if key not in self._heads:
-            self._heads[key] = heads_of(self._root, event, value)
+            self._heads[key] = heads_of(self._root, event, value, self._around(event.path), dim)
         return self._heads[key]
 
     def _cast(self, event: Event, new: Tensor) -> Tensor:

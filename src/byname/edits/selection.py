@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, InterjectionError
+from byname.model.feature_dims import Surroundings
 from byname.reading.tensor import is_tensor
-
-__all__ = ["SelectedPart", "Selection"]
 
 Index: TypeAlias = int | slice | Tensor
 """An index, a slice, a one-dimensional tensor of indices, or a boolean mask."""
@@ -23,8 +22,8 @@ class Selection:
 
     Args:
         heads: an int, a slice, a sequence of ints, a mask; or ``(dim, indices)``.
-        positions: the same, along the dimension before the features; or a mask of all dimensions before the features.
-        features: the same, along the last dimension.
+        positions: the same, along the dimension of the sequence; or a mask of all dimensions before the features.
+        features: the same, along the last dimension, or that of the channels.
 
     Attributes:
         heads: the heads.
@@ -57,21 +56,33 @@ class Selection:
         """Whether the dimension of the heads is still to be found."""
         return self.heads is not None and self.dim is None
 
-    def part_of(self, path: str, value: Tensor, heads: int | None = None) -> SelectedPart:
+    def part_of(self, path: str, value: Tensor, around: Surroundings, heads: int | None = None) -> SelectedPart:
         """Return the part of a value that is selected.
 
         Args:
             path: the place, for messages.
             value: the value.
+            around: tells the dimensions of its features and positions.
             heads: how many heads the last dimension has; None where another dimension is that of the heads.
 
         Raises:
             InterjectionError: the value has no such part.
         """
         if self._masks:
+            if around.channels_first(value):
+                raise self._unknown(path, value, "positions")
             return SelectedPart(path, self._words(), None, (), self._mask(path, value))
-        last = value.ndim - 1
-        wanted = [("positions", last - 1, self.positions), ("features", last + (heads is not None), self.features)]
+        last, wanted = value.ndim - 1, []
+        if self.features is not None:
+            if around.channels_unknown(value):
+                raise self._unknown(path, value, "features")
+            wanted.append(
+                ("features", 1 if around.channels_first(value) else last + (heads is not None), self.features)
+            )
+        if self.positions is not None:
+            if (positions := around.position_dim(value)) is None:
+                raise self._unknown(path, value, "positions")
+            wanted.append(("positions", positions, self.positions))
         if self.heads is not None:
             at = last if heads is not None else 1 if self.dim is None else self.dim
             wanted.append(("heads", at + value.ndim if at < 0 else at, self.heads))
@@ -92,6 +103,12 @@ class Selection:
                 f"features, {tuple(value.shape[:-1])}; this one has {tuple(mask.shape)}"
             )
         return mask.to(value.device)
+
+    def _unknown(self, path: str, value: Tensor, name: str) -> InterjectionError:
+        shape = tuple(value.shape)
+        advice = f"a mask of shape {shape[:-1]} as positions=" if name == "positions" and value.ndim == 3 else ""
+        advice = advice or f"patch(model, {path!r}, f) with a function of the whole value"
+        return InterjectionError(f"`{path}`: {name}= has no known dimension in a value of shape {shape}; use {advice}")
 
     def _refuse_missing(self, path: str, name: str, dim: int, shape: list[int], dims: dict[int, Index]) -> None:
         if not 0 <= dim < len(shape):

@@ -4,13 +4,18 @@ What a convolution or a batch norm gives has its channels along dimension 1; wha
 recurrent layer or a layer norm gives has its features along the last. An activation, a block or a variable is judged by
 the modules around it: the innermost scope with modules whose features have the size that is there decides. Of values
 by heads, (batch, heads, tokens, ...), the heads are the channels, where a module says that it has so many.
+
+Positions, as of tokens, lie before the features, or after channels. PyTorch's attention and recurrent layers have them
+in dimension 0 unless ``batch_first=True``; so have the layers around these that PyTorch made.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -75,7 +80,9 @@ class Surroundings:
     def __init__(self, modules: dict[str, nn.Module], path: str, module: nn.Module, output: bool) -> None:
         self._own = module if output else None
         self._explicit = path.endswith(_BY_HEADS)
-        self._scopes = [modules[one] for one in _outwards(path) if one in modules]
+        around = [one for one in _outwards(path) if one in modules]
+        self._scopes = [modules[one] for one in around]
+        self._inside = path[len(around[0]) :]
         self._read: dict[int, FeatureScope] = {}
         self._found: dict[tuple[int, int, int], FeatureDim | None] = {}
 
@@ -85,6 +92,52 @@ class Surroundings:
         if key not in self._found:
             self._found[key] = self._look(value)
         return self._found[key]
+
+    @classmethod
+    def at(cls, modules: dict[str, nn.Module], path: str) -> Surroundings:
+        """Return those of a place by its path alone."""
+        plain = path.removesuffix(".grad")
+        owner = plain.partition("[")[0].removesuffix(".forward")
+        module = modules.get("" if owner == "forward" else owner)
+        return cls(modules, plain, module or modules[""], module is not None)
+
+    def channels_unknown(self, value: Tensor) -> bool:
+        """Return whether a value is a convolution's, or lies among convolutions, and has no known channels."""
+        if isinstance(self._own, nn.modules.conv._ConvNd):
+            return self.dim_of(value) is None
+        around = value.ndim > 3 and _nearest([self._within(scope) for scope in self._scopes])
+        return bool(around and around.second) and self.dim_of(value) is None
+
+    def channels_first(self, value: Tensor) -> bool:
+        """Return whether the features of a value are channels in dimension 1."""
+        found = self.dim_of(value) if value.ndim > 2 else None
+        return found is not None and found.dim == 1 and found.by != ("heads",)
+
+    def position_dim(self, value: Tensor) -> int | None:
+        """Return the dimension of the positions of a value; None where it is not known, or there is none."""
+        if self.channels_first(value):
+            return 2 if value.ndim == 3 else None
+        if value.ndim == 3:
+            return self._sequence_dim
+        return None if self.channels_unknown(value) else value.ndim - 2
+
+    def batch_dim(self, value: Tensor) -> int:
+        """Return the dimension of the samples of a value; 0 where it is not known."""
+        return int(value.ndim == 3 and self.position_dim(value) == 0)
+
+    @cached_property
+    def _sequence_dim(self) -> int | None:
+        """The dimension of the positions of values of three dimensions."""
+        own = self._scopes[0]
+        if isinstance(own, nn.MultiheadAttention | nn.RNNBase) and not _OF_SEQUENCES.fullmatch(self._inside):
+            return 1 if self._inside == "[1]" and isinstance(own, nn.MultiheadAttention) else None
+        for scope in self._scopes:
+            firsts = {one.batch_first for one in modules_in(scope) if isinstance(one, _BATCH_FIRST)}
+            if firsts == {False} and isinstance(scope, _OF_PYTORCH):
+                return 0
+            if firsts or head_counts(scope):
+                return None if False in firsts else 1
+        return 1
 
     @property
     def told(self) -> bool:
@@ -116,11 +169,15 @@ class Surroundings:
 
 def _of_images(around: list[FeatureScope], value: Tensor) -> FeatureDim | None:
     """Return dimension 1 where convolutions of so many dimensions are nearest, and no size fits: after a `cat`, say."""
-    nearest = next((scope for scope in around if scope.last or scope.second), None)
-    if nearest is None or value.ndim < 4:
+    nearest = _nearest(around)
+    if nearest is None or value.ndim < 4 or value.shape[-1] in nearest.last:  # channels last, as in ConvNeXt
         return None
     kinds = {kind for (ndim, _), some in nearest.second.items() if ndim == value.ndim for kind in some}
     return FeatureDim(1, tuple(sorted(kinds)), False) if kinds else None
+
+
+def _nearest(around: list[FeatureScope]) -> FeatureScope | None:
+    return next((scope for scope in around if scope.last or scope.second), None)
 
 
 def _outwards(path: str) -> Iterator[str]:
@@ -162,6 +219,16 @@ def _sizes(module: nn.Module, names: tuple[str, ...]) -> Iterator[int]:
             yield size
 
 
+_OF_SEQUENCES = re.compile(r"(\[0\])?|\.input(\[(0|'(input|query|key|value)')\])?")
+"""What stands behind a layer's path in the places of its sequences."""
+_BATCH_FIRST: tuple[Any, ...] = (nn.MultiheadAttention, nn.RNNBase, nn.Transformer)
+_OF_PYTORCH = (
+    *_BATCH_FIRST,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
 _BY_HEADS = (".scores", ".pattern")
 """The ends of the places of ``attention="explicit"``, whose values are (batch, heads, queries, keys)."""
 _LAST: dict[type[nn.Module], tuple[str, ...]] = {

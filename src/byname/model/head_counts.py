@@ -16,17 +16,20 @@ class Heads(NamedTuple):
         number: the number of heads.
         keys: the number of heads of keys and values, where there are fewer.
         size: the width of one head; None if unknown.
+        others: other widths of one head, as the keys and values of a latent attention (MLA) have them.
     """
 
     number: int
     keys: int | None
     size: int | None
+    others: frozenset[int] = frozenset()
 
 
 _COUNT = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "nheads")
 _KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 _SIZE = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head")
 _WIDTH = ("hidden_size", "n_embd", "embed_dim", "d_model")
+_MLA = ("v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
 _CONFIGS = ("config", "cfg")
 
 
@@ -49,7 +52,9 @@ def read_heads(held: dict[str, Any], *others: dict[str, Any]) -> Heads | None:
         return None
     keys, size = _number(_KEYS, held, *others), _number(_SIZE, held, *others)
     width = _number(_WIDTH, held, *others)
-    return Heads(count, keys, size or (width // count if width else None))
+    value, plain, rope = (_number((name,), held, *others) or 0 for name in _MLA)
+    latent = frozenset({value, plain + rope, plain + value}) if value else frozenset()
+    return Heads(count, keys, size or (width // count if width else None), latent)
 
 
 def _number(names: tuple[str, ...], *held: dict[str, Any]) -> int | None:
