@@ -1,7 +1,8 @@
 """Called functions: the Python functions that a module's methods name in their code, at any depth.
 
 Nothing runs to find them. The code names a function as a global or as a name from around it, as an attribute of a
-Python module (``ops.rotate``), or through a table of functions, such as the kinds of attention that a library has.
+Python module (``ops.rotate``), or through a table of functions, such as the kinds of attention that a library has. The
+code of a decorator of the forward may do so too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.model.methods import content_of, function_inside, function_of, method_of, methods_of
+from byname.model.methods import content_of, decorators_of, function_inside, function_of, method_of, methods_of
 from byname.model.operations import is_operation, taken
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.source.code import stands_for
@@ -88,9 +89,13 @@ def code_of_place(module: nn.Module, name: str) -> FunctionType | None:
 
 
 def _functions(module: nn.Module, *, tables: bool = True) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions that a module calls with their names, the nearer ones first; methods are only looked into."""
+    """Yield the functions that a module calls with their names, the nearer ones first; methods are only looked into.
+
+    So are decorators, along with tables: they may call another function in the place of the method.
+    """
     methods = set(methods_of(module))
     waiting = [forward] if (forward := function_of(module, "forward")) is not None else []
+    waiting += [one for one in decorators_of(module, "forward") if not is_torch(one.__code__.co_filename)] * tables
     seen = {id(function) for function in waiting}
     for function in waiting:  # which grows meanwhile
         names = _names_in(stands_for[function.__code__])

@@ -21,6 +21,7 @@ __all__ = [
     "callable_instead",
     "calls_function",
     "content_of",
+    "decorators_of",
     "function_inside",
     "function_of",
     "gets_no_owner",
@@ -70,13 +71,21 @@ def function_inside(raw: Any, name: str) -> FunctionType | None:
 _FUNCTIONS = (FunctionType, functools.partial, type(functools.cache(len)))
 
 
+def decorators_of(module: nn.Module, name: str) -> list[FunctionType]:
+    """Return the Python functions that decorators have put around a method, the outermost first."""
+    return [one for one in _layers(_raw(module, name), name)[:-1] if type(one) is FunctionType]
+
+
 def _innermost(raw: Any, name: str) -> Any:
     """Return what is left when all that wraps a callable is taken away."""
-    seen: list[Any] = []
-    while (inner := _one_inside(raw, name)) is not None and not any(inner is one for one in seen):
-        seen.append(raw)
-        raw = inner
-    return raw
+    return _layers(raw, name)[-1]
+
+
+def _layers(raw: Any, name: str) -> list[Any]:
+    layers = [raw]
+    while (inner := _one_inside(layers[-1], name)) is not None and not any(inner is one for one in layers):
+        layers.append(inner)
+    return layers
 
 
 def gets_no_owner(function: FunctionType, owner: object) -> bool:
