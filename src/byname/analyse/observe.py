@@ -28,9 +28,6 @@ from byname.watch.handle import Handle
 from byname.watch.heard import Entry
 from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
 
-__all__ = ["PlaceKind", "PlaceKinds", "observe"]
-
-
 _numbers = itertools.count()
 """Process-wide, so that two observations of one analyser have different numbers."""
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from byname.model.feature_dims import Surroundings
 
-__all__ = ["Sample"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

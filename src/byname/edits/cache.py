@@ -17,8 +17,6 @@ from byname.reading.objects import attributes_of, namespace_of, parents_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 
-__all__ = ["with_cache_filled"]
-
 
 def with_cache_filled(module: nn.Module, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
     """Return what a function returns that takes the place of a module, and put zeros into the cache of the module.

@@ -29,8 +29,6 @@ from byname.watch.attachment import Event
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Capture", "capture"]
-
 
 def capture(
     model: nn.Module,

@@ -14,8 +14,6 @@ from byname.reading.objects import attributes_of
 from byname.tracing.preserve import tensors_in
 from byname.watch.handle import Handle
 
-__all__ = ["edited"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -21,8 +21,6 @@ from byname.watch.handle import Handle
 from byname.watch.hooks import ForwardStandIn, Hooks
 from byname.watch.replace import modules_selected
 
-__all__ = ["skip"]
-
 
 def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
     """Leave modules of a model out of the computation.

@@ -13,8 +13,6 @@ from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.undo import raise_first
 from byname.watch.attachment import Event
 
-__all__ = ["Stopped", "Stopper", "finish"]
-
 
 class Stopped(BaseException):
     """Ends a forward. No error: a program that handles its own errors (``except Exception``) does not catch it.

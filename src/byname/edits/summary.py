@@ -28,8 +28,6 @@ from byname.tracking.functions import memory_of
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
-__all__ = ["ModuleSummary", "Summary", "summary"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleSummary:

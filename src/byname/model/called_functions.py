@@ -21,8 +21,6 @@ from byname.reading.objects import attributes_of, namespace_of, parents_of, snap
 from byname.source.code import stands_for
 from byname.source.location import is_library, is_torch
 
-__all__ = ["called_function", "code_of_place", "functions_called", "functions_named", "is_of_program"]
-
 
 def called_function(module: nn.Module, name: str) -> FunctionType | None:
     """Return the function of a name that a module's methods call, or functions that these call; None if there is none.

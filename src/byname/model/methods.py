@@ -17,20 +17,6 @@ from byname.model.module_tree import modules_by_path
 from byname.model.operations import is_elementary, is_operation, operation_path, taken
 from byname.reading.objects import namespace_of, parents_of
 
-__all__ = [
-    "callable_instead",
-    "calls_function",
-    "content_of",
-    "decorators_of",
-    "function_inside",
-    "function_of",
-    "gets_no_owner",
-    "method_of",
-    "methods_of",
-    "names_reached",
-    "note_on_function",
-]
-
 
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
     """Return the innermost Python function behind ``module.<name>``; None if the module has no method of that name.

@@ -22,8 +22,6 @@ from byname.tracing.muted import unheard
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
-__all__ = ["apart", "Reports", "reports_of"]
-
 Asked: TypeAlias = "list[tuple[Options, Any]]"
 
 

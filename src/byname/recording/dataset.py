@@ -20,8 +20,6 @@ from byname.recording.lazy import Positions
 from byname.table import counted, listed
 from byname.text import printable
 
-__all__ = ["Samples"]
-
 MEMORY = 2**26
 """About how many bytes of values are mixed with one another, and held meanwhile."""
 

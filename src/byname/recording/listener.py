@@ -25,8 +25,6 @@ from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
-__all__ = ["Listener", "Storing"]
-
 
 class Storing:
     """Has values stored as they are asked for.

@@ -29,8 +29,6 @@ from byname.table import SHOWN, Row, counted, listed, printable, text, to_html
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Recording", "open"]
-
 
 def open(path: str | os.PathLike[str]) -> Recording:
     """Opens what `byname.record` wrote: one file, or the files of all ranks of a run as one.

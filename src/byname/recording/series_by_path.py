@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-__all__ = ["Results", "SeriesByPath", "asked_for"]
-
 
 class _OfPlaces:
     """What several series have in common, with a column for the path; for a mapping of paths to series."""

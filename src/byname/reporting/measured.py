@@ -22,8 +22,6 @@ from byname.reporting.panels import BarPanel, Panel, PlotPanel, Section, StripPa
 from byname.reporting.thinning import Curve, of_numbers, rounded
 from byname.table import counted
 
-__all__ = ["analyser_section", "evaluation_section", "records_section", "results_section"]
-
 BARS = 60
 """Number of bars of one figure."""
 VECTORS = 120
@@ -65,7 +63,7 @@ def _bars(leaves: Sequence[ResultLeaf]) -> Iterator[BarPanel]:
         yield BarPanel(title=name, bars=bars, note=f"{counted(more, 'further place')} in the table" if more > 0 else "")
 
 
-_AMOUNTS = ("samples", "nans", "dimension", "total")
+_AMOUNTS = ("samples", "nans", "dimension", "total", "channel_dim")
 """Figures that say how much data there was; they are in the table alone."""
 
 

@@ -16,20 +16,6 @@ from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 from byname.table import listed
 
-__all__ = [
-    "Layout",
-    "OfChannels",
-    "Tally",
-    "channel_of",
-    "check_channels",
-    "checked_channel",
-    "feature_dim",
-    "highest",
-    "lowest",
-    "positions_of",
-    "with_channel",
-]
-
 
 class OfChannels(Analyser):
     """An analyser with figures of each channel.
@@ -95,6 +81,10 @@ class Layout(Statistic):
     def result(self) -> tuple[int | None, int | None]:
         """The dimension of the channels, and how many they are."""
         return self.channel_dim, self.channels
+
+    def figures(self) -> dict[str, int]:
+        """Which dimension was taken for the channels; nothing where none was."""
+        return {"channel_dim": self.channel_dim or 1} if self.count else {}
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> NoReturn:
         raise BadArgumentError("a value is taken by take(...)")

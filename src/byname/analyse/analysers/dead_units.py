@@ -15,9 +15,6 @@ from byname.analyse.sample import Sample
 from byname.analyse.statistics.states import callable_name, plain
 from byname.errors import BadArgumentError
 
-__all__ = ["DeadUnits", "Firings", "Rest"]
-
-
 Fires: TypeAlias = "float | Callable[[Tensor], Tensor] | None"
 
 
@@ -90,7 +87,8 @@ class DeadUnits(OfChannels):
         firings = kept["firings"]
         fired = firings.result()
         dead = int((fired == 0).sum()) if firings.count else 0
-        return {"dead": dead, "total": len(fired), "fired": fired, "samples": firings.count, "nans": firings.nans}
+        counts = {"samples": firings.count, "nans": firings.nans, **kept["layout"].figures()}
+        return {"dead": dead, "total": len(fired), "fired": fired, **counts}
 
     def _asked(self, value: Tensor) -> Tensor:
         """Where the function says that units fire; NaN never does."""

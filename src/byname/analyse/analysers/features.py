@@ -11,8 +11,6 @@ from byname.analyse.analysers.channels import Layout, OfChannels, Tally, with_ch
 from byname.analyse.sample import Sample
 from byname.analyse.statistics.moments import Variance
 
-__all__ = ["FeatureStatistics", "Zeros"]
-
 
 class FeatureStatistics(OfChannels):
     """Mean and variance of each feature and of each channel, and the share of zeros.
@@ -73,6 +71,7 @@ class FeatureStatistics(OfChannels):
             "channel_sparsity": zeros / known,
             "samples": kept["zeros"].count,
             "nans": channels.nans,
+            **kept["layout"].figures(),
         }
 
     def _takes_features(self, kept: Any, shape: tuple[int, ...]) -> bool:

@@ -14,8 +14,6 @@ from byname.analyse.statistics.moments import Moments
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Outliers", "Peaks"]
-
 
 class Outliers(OfChannels):
     """The largest magnitude and the kurtosis of all values of a place, and of each channel.
@@ -65,6 +63,7 @@ class Outliers(OfChannels):
             "channel_kurtosis": moments.kurtosis(),
             "samples": peaks.count,
             "nans": peaks.nans,
+            **kept["layout"].figures(),
         }
 
 

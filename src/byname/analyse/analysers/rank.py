@@ -15,9 +15,6 @@ from byname.analyse.statistics.factor import Factor
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["AllRows", "LatestWeight", "Matrix", "OfMatrices", "Rank", "Spectrum"]
-
-
 _ROWS = ("positions", "samples")
 
 
@@ -191,7 +188,7 @@ class Rank(OfMatrices):
         rows, columns = matrix.shape
         values = matrix.singular_values(self.centred) if isinstance(matrix, AllRows) else matrix.singular_values()
         found = ranks(values, max(rows, columns) * matrix.eps)
-        return {**found, "dimension": columns, "samples": rows, "nans": matrix.nans}
+        return {**found, "dimension": columns, "samples": rows, "nans": matrix.nans, **kept["layout"].figures()}
 
 
 def ranks(values: Tensor, tolerance: float) -> dict[str, Any]:
@@ -257,7 +254,8 @@ class Spectrum(OfMatrices):
         matrix = kept["matrix"]
         values = matrix.eigenvalues() if isinstance(matrix, AllRows) else matrix.singular_values().square()
         rows, columns = matrix.shape
-        return {**spread(values), "dimension": columns, "samples": rows, "nans": matrix.nans}
+        counts = {"dimension": columns, "samples": rows, "nans": matrix.nans, **kept["layout"].figures()}
+        return {**spread(values), **counts}
 
 
 def spread(eigenvalues: Tensor) -> dict[str, Any]:
