@@ -96,15 +96,15 @@ def test_the_notes_keep_no_model_alive():
     assert [note for note in handle.notes if not note.startswith("nothing was seen")] == []
 
 
-def test_a_module_that_arrives_is_known_to_be_new():
-    model = a_model(2)
-    with byname.interject(model, "layers.1", lambda name, module, value: None) as handle:
-        nn.Sequential(nn.Linear(1, 1))  # of another model
-        model.layers[0].late = nn.ReLU()
-        model.layers[0].late.later = nn.ReLU()
-    assert [note for note in handle.notes if not note.startswith("nothing was seen")] == [
-        "`layers.0.late`: a module was put there while this is attached, and is not told of; attach again",
-    ]
+def test_a_module_that_arrives_beside_an_exact_path_changes_nothing():
+    model, hooks = nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU()), []
+    with byname.interject(model, "1", lambda name, module, value: None) as handle:
+        for _ in range(2):
+            model[0].late = nn.ReLU()
+            model[0].late.later = nn.ReLU()
+            model(torch.ones(1, 2))
+            hooks.append([*model[1]._forward_hooks])
+        assert (handle.notes, hooks[0]) == ((), hooks[1])
 
 
 def test_copies_are_without_hooks_whatever_is_hooked():

@@ -299,7 +299,7 @@ class PlaceKinds:
         self._model = model
         self._spots = [(spot.kind, spot.path) for spot in spots if spot.gradient]
         self._modules: dict[str, nn.Module] = {}
-        self._known: dict[str, PlaceKind] = {}
+        self._known: dict[str, tuple[nn.Module, PlaceKind]] = {}
 
     def of(self, path: str, module: nn.Module) -> PlaceKind:
         """The kind of a place.
@@ -308,10 +308,12 @@ class PlaceKinds:
             path: without wildcards.
             module: the one that is called, or owns the value.
         """
-        known = self._known.get(path)
-        if known is None:
-            known = self._known[path] = self._found(path, module)
-        return known
+        known, kind = self._known.get(path, (None, None))
+        if known is not module or kind is None:
+            self._modules = {} if known else self._modules  # another module stands there by now
+            kind = self._found(path, module)
+            self._known[path] = module, kind
+        return kind
 
     def _found(self, path: str, module: nn.Module) -> PlaceKind:
         gradient = path.endswith(".grad") and any(

@@ -11,9 +11,11 @@ from torch import nn
 from byname.place import Name
 from byname.reading.modules import modules_in
 from byname.reading.objects import found_in
+from byname.reading.tensor import is_tensor
 
 __all__ = [
     "NEVER_CALLED",
+    "computed_in",
     "inside_of",
     "is_called",
     "is_script",
@@ -113,6 +115,17 @@ def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
         "_parameters" if kind == "parameter" else "_buffers", {}
     )  # not in scripts
     return {name: one for name, one in held.items() if one is not None}
+
+
+def computed_in(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The names of tensors that are computed from parameters and used instead of one, as pruned or normed weights are.
+
+    Each has the module that computes it, `torch.nn.utils.parametrize`'s, or None for a hook of the module.
+    """
+    held, parameters = module.__dict__, [*state_of(module, "parameter")]
+    made = {name for name, one in held.items() if is_tensor(one) and any(p.startswith(f"{name}_") for p in parameters)}
+    around = held.get("_modules", {}).get("parametrizations")
+    return {**dict.fromkeys(made), **({} if around is None else around.__dict__["_modules"])}
 
 
 def under(path: str, name: str) -> str:

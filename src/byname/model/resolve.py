@@ -14,6 +14,7 @@ from byname.model.called_functions import called_function, functions_called
 from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
 from byname.model.module_tree import (
     NEVER_CALLED,
+    computed_in,
     is_called,
     is_script,
     modules_by_path,
@@ -140,6 +141,10 @@ def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterat
             for name in state_of(module, kind):
                 if fits(rest[0], Name.of(name)) or is_key(rest[0], keys.get(name, ())):
                     yield Spot(kind, under(path, name), module, name, alone=alone)
+        for name, made_by in computed_in(module).items():
+            if fits(rest[0], Name.of(name)):
+                of, held = (module, name) if made_by is None else (made_by, "")
+                yield Spot("computed", under(path, name), of, held, alone=alone)
 
 
 def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:

@@ -14,7 +14,7 @@ from byname.place import Segment, join
 
 __all__ = ["Kind", "Meaning", "Spot", "each_once"]
 
-Kind: TypeAlias = Literal["module", "input", "parameter", "buffer", "variable", "operation"]
+Kind: TypeAlias = Literal["module", "input", "parameter", "buffer", "computed", "variable", "operation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Spot:
     """One resolved place of a model.
 
     Attributes:
-        kind: the kind of place.
+        kind: the kind of place; ``computed`` is a tensor in the place of a parameter, which the module holds or, if
+            there is no name, returns.
         path: the path without items and without ``.grad``. The last name of an operation's path may have wildcards.
         module: the module that is called, or that owns the place.
         name: the name of the parameter, buffer, variable or operation; ``return`` for the return value of a method.

@@ -54,11 +54,11 @@ def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         attributes: dict[str, Any] = _attributes(one, "__dict__")
         for registry in ("_parameters", "_buffers"):
             held = attributes.get(registry)
-            for name, value in snapshot(held) if type(held) is dict else ():
+            for name, value in snapshot(held) if issubclass(type(held), dict) else ():
                 if is_tensor(value):
                     yield f"{prefix}{name}", value
         inside = attributes.get("_modules")
-        for name, child in snapshot(inside) if type(inside) is dict else ():
+        for name, child in snapshot(inside) if issubclass(type(inside), dict) else ():
             if issubclass(type(child), nn.Module) and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((child, f"{prefix}{name}."))
@@ -86,7 +86,7 @@ def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, An
 def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
     """Return the values of a registry, which other threads may be changing."""
     held = attributes.get(registry)
-    return [value for _, value in snapshot(held)] if type(held) is dict and held else []
+    return [value for _, value in snapshot(held)] if issubclass(type(held), dict) and held else []
 
 
 _attributes = object.__getattribute__

@@ -231,6 +231,7 @@ class Clock:
         self.latest = Time("train" if model.training else "eval", 0)
         self.forwards = {"train": 0, "eval": 0}
         self._differentiable: Time | None = None
+        self._backward = -1, self.latest
         self._modes: set[str] = set()
         self.by_steps = count != "forward"
         self.counted = count if isinstance(count, str) else type(count).__name__
@@ -291,13 +292,20 @@ class Clock:
         model = self._model()
         return "train" if model is None or model.training else "eval"
 
-    @property
-    def differentiable(self) -> Time:
-        """The latest that a backward can come to; what ran under ``no_grad`` since then does not count.
+    def of_backward(self) -> Time:
+        """The latest iteration that a backward can come to; what ran under ``no_grad`` since then does not count.
 
-        Where no forward of the whole model has run, it is of the mode that the model is in.
+        Where no forward of the whole model has run with gradients, each backward is an iteration of the mode it is in.
         """
-        return self._differentiable or Time(self.mode, self.latest.iteration)
+        if self._differentiable is not None or self.by_steps:
+            return self._differentiable or Time(self.mode, self.latest.iteration)
+        task = torch._C._current_graph_task_id()
+        with self._counting:
+            if task != self._backward[0]:
+                mode = self.mode
+                self._backward = task, Time(mode, self._next[mode])
+                self._next[mode] += 1
+            return self._backward[1]
 
     @property
     def inside(self) -> bool:

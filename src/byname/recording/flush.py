@@ -25,6 +25,7 @@ from byname.recording.stores.memory import MemoryStore, Store
 from byname.recording.values.change import NOTHING, Last, same
 from byname.recording.values.copy import Copies, plain_copy
 from byname.source.tracebacks import warn
+from byname.table import listed
 
 __all__ = ["Column", "Record", "Windows"]
 
@@ -69,6 +70,7 @@ class Column:
         records: those of the open window.
         stored: whether anything ever was.
         refused: whether the place turned out to hold what cannot be stored.
+        unsaid: why, if no warning has said it.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class Column:
         "refused",
         "sampling",
         "stored",
+        "unsaid",
     )
 
     def __init__(
@@ -108,6 +111,7 @@ class Column:
         self.records: list[Record] = []
         self.stored = False
         self.refused = False
+        self.unsaid = ""
 
     def closed(self, rank: int) -> Series | None:
         """The window as a series, and a new one begins; None if nothing came. Its copies must be there."""
@@ -348,6 +352,13 @@ class Windows:
         """Notes it, and says so at once."""
         if self.lose(sentence):
             self.tell_of([sentence])
+
+    def end_of(self, paths: Iterable[str], why: str, times: Sequence[Time]) -> None:
+        """From these iterations on, one of each mode, nothing stands at places."""
+        for path in paths:
+            self.store.end(path, times)
+        since = f"from {times[0].mode} iteration {times[0].iteration} on, since {why}"
+        self.warn(f"{listed([f'`{path}`' for path in paths], 8)}: nothing is recorded {since}")
 
     def tell_of(self, sentences: Sequence[str]) -> None:
         """Warns of these, if there are any, at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,6 +75,7 @@ class Storing:
         """
         column.refused = not column.stored
         if column.refused and not column.exact and isinstance(value, nn.Module):
+            column.unsaid = f"{error}".partition(": ")[2]
             return  # a wildcard over variables meets `self`
         sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
         if column.exact and column.refused and self._windows.tell is None:
@@ -138,6 +140,7 @@ class Listener(Storing):
             enabled=False,
             attention=attention,
             unmatched=self._unmatched,
+            ended=self._ended,
         )
 
         if self.handle.heard is not None:
@@ -196,6 +199,15 @@ class Listener(Storing):
             raise NoMatchError(f"{error}. It is removed again")
         self._windows.tell(error)
 
+    def _ended(self, paths: Collection[str], why: str) -> None:
+        """Nothing comes of these places from the forward that runs on."""
+        now = self._clock.now()
+        recorded = [path for path in paths if path in self._columns]
+        for last in [last for path in recorded if (last := self._columns[path].last) is not None]:
+            last.forget()  # what stands there again is recorded even if it is as before
+        if recorded:
+            self._windows.end_of(recorded, why, [now, *(one for one in self._clock.coming() if one.mode != now.mode)])
+
     def _begun(self, iteration: int) -> None:
         self._begun_once = True
         now = self._clock.now()
@@ -236,7 +248,7 @@ class Listener(Storing):
         if not column.gradient:
             return self._time_of_value(event.iteration)
         if isinstance(column.numbers, InOrder) or event.recomputed:  # it is not known of which forward
-            return clock.differentiable
+            return clock.of_backward()
         time: Time | None = event.before
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
 

@@ -196,9 +196,10 @@ class Recorder:
         if self._windows.store.failed:
             return []  # which has said that nothing is recorded any more
         silent = unrecorded(self._listeners, self._clock)
-        for sentence in (*grouped("recorded", silent), *dropped(self._listeners)):
+        lost = [*dropped(self._listeners)]
+        for sentence in (*grouped("recorded", silent), *lost):
             self._windows.lose(sentence)
-        return grouped("recorded", silent, WARNED)
+        return [*grouped("recorded", silent, WARNED), *lost[:WARNED]]
 
     def _let_go(self) -> None:
         """The model is not kept by what was recorded of it."""

@@ -116,6 +116,7 @@ class Series:
         shards: for each record the part of a distributed tensor that it is, or None.
         sampling: what was asked of the place: where, every, start, stop, mode, reduce, dtype and more; None where that
             is not known (the file of an older byname, a series of your own).
+        ends: the mode and iteration from which on nothing stood at the place any more, until the next record.
 
     >>> series = Series("loss", [0.5, 0.25, 0.125], [0, 1, 5], [0, 0, 0], [0, 0, 0], ["train"] * 3, [()] * 3)
     >>> series[1], list(series[1:]), series.at(3)
@@ -133,6 +134,7 @@ class Series:
     shapes: Sequence[tuple[int, ...]]
     shards: Sequence[Shard | None] = ()
     sampling: Sampling | None = None
+    ends: Sequence[tuple[str, int]] = ()
     _moments: Moments | None = field(default=None, init=False)
 
     def __len__(self) -> int:
@@ -166,7 +168,7 @@ class Series:
             mode: ``"train"`` or ``"eval"``; needed where the series has both, for these are counted apart.
 
         Raises:
-            NoMatchError: nothing was stored yet; says at which iterations something was.
+            NoMatchError: nothing was stored yet, with the iterations that were; or nothing stands there any more.
             BadArgumentError: the value may have changed in the other mode, and no record tells which came first.
         """
         moments = self._moments or self._sorted()
@@ -187,6 +189,11 @@ class Series:
                 raise BadArgumentError(
                     f"{self.path} was stored at {mode} iteration {self.iterations[last]}, then changed in the other "
                     f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
+                )
+        for ended, end in self.ends:
+            if ended == (mode or self.modes[last]) and self.iterations[last] < end <= iteration:
+                raise NoMatchError(
+                    f"{self.path} has no value at iteration {iteration}: it ended before iteration {end}"
                 )
         return self.values[last]
 
@@ -413,7 +420,7 @@ def _picked(series: Series, order: Positions) -> Series:
 def _made(of: Series, values: Sequence[Any] | Tensor, columns: Sequence[Any]) -> Series:
     """Other records of the same place."""
     iterations, ranks, calls, modes, shapes, shards = columns
-    return Series(of.path, values, iterations, ranks, calls, modes, shapes, shards, of.sampling)
+    return Series(of.path, values, iterations, ranks, calls, modes, shapes, shards, of.sampling, of.ends)
 
 
 def _turns(modes: Sequence[str]) -> Positions:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Protocol
 
 from torch import nn
 
+from byname.model.methods import callable_instead, function_of
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
-from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
+from byname.reading.objects import attributes_of, found_in
 from byname.recording.clock import Clock
 from byname.recording.flush import Column
 from byname.recording.sampling import Schedule, Time
@@ -90,8 +91,11 @@ def why(
         clock: has counted the iterations.
         values: those that were not recorded.
     """
-    if any(column.stored or column.refused for column in columns):
+    if any(column.stored or (column.refused and not column.unsaid) for column in columns):
         return ""
+    for column in columns:
+        if column.unsaid:
+            return f"it cannot be recorded, {column.unsaid}"
     undue = _undue(schedule, clock)
     if undue or values is None:
         return undue or reason
@@ -172,12 +176,7 @@ def _part(path: str, model: nn.Module) -> str:
 
 
 def _methods(model: nn.Module) -> dict[CodeType, str]:
-    """The methods of a model's own classes by their code, as it is now."""
-    found: dict[CodeType, str] = {}
-    for kind in parents_of(type(model)):
-        if kind is nn.Module:
-            break
-        for name, one in namespace_of(kind).items():
-            if type(one) is FunctionType and name != "forward":
-                found.setdefault(one.__code__, name)
-    return found
+    """The methods of a model's own classes by their code, as it is now; not those of one code, as one wrapper makes."""
+    found = [(function.__code__, name) for name in callable_instead(model) if (function := function_of(model, name))]
+    shared = Counter(code for code, _ in found)
+    return {code: name for code, name in found if shared[code] == 1 and name != "forward"}

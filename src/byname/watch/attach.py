@@ -8,7 +8,7 @@ made by `delivery`, which calls the callback.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,23 +16,19 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.methods import callable_instead
 from byname.model.module_tree import notes_on_fast_paths
-from byname.model.spot import Meaning, Spot
+from byname.model.selectors import Selector
+from byname.model.spot import Meaning
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
-from byname.watch.arrivals import Arrivals
 from byname.watch.attachment import Before, Callback, Running
-from byname.watch.delivery import Deliver, delivery
 from byname.watch.explicit_attention import checked_attention
+from byname.watch.following import Following
 from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
-from byname.watch.heard import not_come_to
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
-from byname.watch.module_inputs import hook_inputs
-from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States
-from byname.watch.variables.assigned import Assigned
 
 __all__ = ["attach"]
 
@@ -50,6 +46,7 @@ def attach(
     stamp: Callable[[int], object] | None = None,
     reads: bool = False,
     unmatched: Callable[[NoMatchError], None] | None = None,
+    ended: Callable[[Collection[str], str], None] | None = None,
 ) -> Handle:
     """Call a function with every value at places of a model; the function may return a replacement.
 
@@ -82,6 +79,8 @@ def attach(
             otherwise at its beginning, so that they can be replaced.
         unmatched: a function that is called with the error for each operation that matches nothing. Without it the
             first forward raises one of these errors, and everything is removed.
+        ended: a function that is called with places of which nothing comes any more, since the model was changed, and
+            why. Without it there is a warning.
 
     Returns:
         The handle of the attachment, which removes it.
@@ -100,17 +99,25 @@ def attach(
     running.ask(meaning, selectors)
     explicit = checked_attention(attention, meaning, selectors)
     binding = _bound(Binding(root, running, meaning, selectors, explicit=explicit), example)
-    return _handle(root, model, running, meaning, binding).switched(enabled)
+    running.ended = ended or running.ended
+    return _handle(root, model, running, meaning, selectors, binding).switched(enabled)
 
 
-def _handle(root: nn.Module, given: nn.Module, running: Running, meaning: Meaning, binding: Binding) -> Handle:
-    """Return the handle of an attachment that is not installed yet."""
-    wanted = [(spot, delivery(running, spot)) for spot in meaning.spots]
-    of_states = _of_kind(wanted, "parameter", "buffer")
-    running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in of_states)
-    states = States(running, of_states)
-    of_model = _following(root, running, states, binding, wanted)
-    taps: list[Tap] = [Deeper(), Uncompiled(given, running.notes), running, states, *of_model]
+def _handle(
+    root: nn.Module,
+    given: nn.Module,
+    running: Running,
+    meaning: Meaning,
+    selectors: Sequence[Selector],
+    binding: Binding,
+) -> Handle:
+    """Return the handle of an attachment that is not installed yet; its hooks run in the order of its hook sets."""
+    states, first, last = States(running), Hooks(root, running), Hooks(root, running)
+    places = Following(root, running, states, meaning, selectors, binding, last)
+    iterations = Iterations(running, states, places.begin, places.end, running.begun, follow=places.follow)
+    iterations.begin_with(first)
+    iterations.end_with(last)
+    taps: list[Tap] = [Deeper(), Uncompiled(given, running.notes), running, states, first, places, iterations]
     of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = _Noticed(root, given, hooked, mode=binding.listens_to_functions)
@@ -118,10 +125,6 @@ def _handle(root: nn.Module, given: nn.Module, running: Running, meaning: Meanin
     handle.heard = running.heard
     binding.missing = handle.give_up
     return handle
-
-
-def _of_kind(wanted: list[tuple[Spot, Deliver]], *kinds: str) -> list[tuple[Spot, Deliver]]:
-    return [one for one in wanted if one[0].kind in kinds]
 
 
 def _bound(binding: Binding, example: Any) -> Binding:
@@ -132,26 +135,6 @@ def _bound(binding: Binding, example: Any) -> Binding:
     with EAGERLY.held():
         binding.bind(example)
     return binding
-
-
-def _following(
-    root: nn.Module, running: Running, states: States, binding: Binding, wanted: list[tuple[Spot, Deliver]]
-) -> list[Tap]:
-    """Return the hook sets that act during the forwards of the model; their hooks run in this order."""
-    spots = [spot for spot, _ in wanted]
-    variables = Assigned(running, _of_kind(wanted, "variable"))
-
-    def ended() -> None:
-        variables.look()
-        _ended(running, spots, binding)
-
-    iterations = Iterations(running, states, binding.begin, ended, running.begun)
-    first, outputs, last = (Hooks(root, running) for _ in range(3))
-    iterations.begin_with(first)
-    hook_inputs(outputs, running, _of_kind(wanted, "input"))
-    hook_outputs(outputs, running, _of_kind(wanted, "module"))
-    iterations.end_with(last)
-    return [variables, first, outputs, binding, last, Arrivals(root, running, binding), iterations]
 
 
 class _Noticed:
@@ -175,17 +158,3 @@ class _Noticed:
             yield from notes_on_fast_paths(root, self._hooked, mode=self._mode)
         if given is not None:
             yield from notes_on_compiled(given)
-
-
-def _ended(running: Running, spots: list[Spot], binding: Binding) -> None:
-    """Handle the end of a forward that did not raise; after the first one, note the places that it did not reach."""
-    if not running.iteration:
-        unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
-        found = "" in running.heard.lacking.values()  # one place that a pattern matched had the item; others need not
-        for spot in spots:
-            if without := running.heard.without(spot):
-                if spot.alone or not found:
-                    running.notes.setdefault(without)
-            elif spot.path in unreached and spot.full not in running.heard.lacking:
-                running.notes.setdefault(not_come_to(spot))
-    binding.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.errors import NoMatchError
+from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.source.tracebacks import warn
+from byname.table import listed
 from byname.text import note_on
 from byname.tracing.muted import asleep, of_thread, unheard
-from byname.watch.heard import Heard, in_words
+from byname.watch.heard import WARNED, Heard, in_words
 from byname.watch.replacement import conversion
 from byname.watch.value_gradients import of_thread as hooked
 from byname.watch.value_gradients import without_superseded
@@ -61,6 +63,8 @@ class Event:
 
 Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
+_OTHERWISE = "the model was changed, and what stands there now is of another kind, or nothing"
 
 order_of_attaching = itertools.count()
 """Numbers the attachments, so that the callbacks at one place run in the order of attaching."""
@@ -127,6 +131,7 @@ class Running:
     Attributes:
         reader: the read-only callback, or the object whose method it is; None if the callback may replace values.
         order: the number of the attachment.
+        ended: a function that is called with places of which nothing comes from this forward on, and why.
         needs_forward: whether some of the requested places report only while the forward of the model runs.
         listening: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
         everything: whether every call of a place is reported; False if only some calls were selected.
@@ -157,6 +162,7 @@ class Running:
         self.stamp: Callable[[int], object] | None = None
         self.begun: Callable[[int], object] | None = None
         self.unmatched: Callable[[NoMatchError], None] | None = None
+        self.ended: Callable[[Collection[str], str], None] = self._warn_of_ends
         self.needs_forward = False
         self.hooked: dict[tuple[str, int], list[Any]] = {}
         self.standing_in: list[Any] = []
@@ -192,6 +198,16 @@ class Running:
             self.heard.ask(in_words(selector), (), selector)
         self.notes.update(dict.fromkeys(meaning.notes))
         self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
+
+    def end(self, paths: Collection[str], why: str = _OTHERWISE) -> None:
+        """Report that nothing comes of these places from this forward on, since the model was changed."""
+        if paths:
+            self.ended(sorted(paths), why)
+
+    def _warn_of_ends(self, paths: Collection[str], why: str) -> None:
+        sentence = f"nothing is observed at {{}} from forward {self.iteration} on: {why}"
+        self.notes.setdefault(sentence.format(listed([f"`{path}`" for path in paths], len(paths))))
+        warn(sentence.format(listed([f"`{path}`" for path in paths], WARNED)), NothingSeenWarning)
 
     def install(self) -> None:
         """Begin to report values."""

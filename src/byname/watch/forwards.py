@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.watch.attachment import Running
 from byname.watch.handle import Handle
-from byname.watch.hooks import Hooks
+from byname.watch.hooks import Hook, Hooks
 from byname.watch.parameters import States
 
 __all__ = ["Iterations", "follow_forwards"]
@@ -75,6 +75,7 @@ class Iterations:
             from its beginning to its end. It may raise.
         numbered: a function that is called with the number of each outermost forward that begins.
         over: a function that is called last after each outermost forward, also after one that raised.
+        follow: a function that is called first, and returns whether it has installed the hooks again.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Iterations:
         ended: Callable[[], None],
         numbered: Callable[[int], object] | None = None,
         over: Callable[[], object] | None = None,
+        follow: Callable[[], bool] = bool,
     ) -> None:
         self._running = running
         self._states = states
@@ -92,6 +94,7 @@ class Iterations:
         self._ended = ended
         self._numbered = numbered
         self._over = over
+        self._follow = follow
         self._here = _Here()
         self._time = 0
         self._whole = False
@@ -114,14 +117,26 @@ class Iterations:
         hooks.after(self._running.model, self._well)
         hooks.after(self._running.model, self._end, always=True)
 
-    def _begin(self, *_: Any) -> None:
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._running.listening and self._running.enter():
+            again = self._follow()
+            if again:
+                self.install()
             if self._numbered is not None:
                 self._numbered(self._running.iteration)
             self._here.ended_well = False
             self._here.begun_in = self._time if self._whole else -1
             self._began()
             self._states.begin()
+            return self._catch_up(module, args, kwargs) if again else None
+        return None
+
+    def _catch_up(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the other hooks of the attachment that run before this forward; PyTorch has begun with the old ones."""
+        for hook in [*module._forward_pre_hooks.values()]:
+            if isinstance(hook, Hook) and hook.running is self._running and hook.function != self._begin:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+        return args, kwargs
 
     def _well(self, *_: Any) -> None:
         if self._running.outermost:

@@ -14,10 +14,10 @@ from byname.reading.interrupts import defer_signals
 from byname.text import printable
 from byname.undo import Undo
 
-__all__ = ["Handle", "Tap"]
+__all__ = ["CHANGING", "Handle", "Tap"]
 
 
-_CHANGING = threading.RLock()
+CHANGING = threading.RLock()
 """Process-wide: PyTorch numbers hooks by a counter that two threads may read at once. Then one hook would overwrite the
 other (PyTorch 2.13)."""
 
@@ -99,7 +99,7 @@ class Handle:
 
     def add(self, tap: Tap) -> None:
         """Add a hook set that is installed and removed together with the others."""
-        with defer_signals(), _CHANGING:
+        with defer_signals(), CHANGING:
             self._taps.append(tap)
             if self._installed:
                 self._put_on([tap])
@@ -128,7 +128,7 @@ class Handle:
 
     @enabled.setter
     def enabled(self, wanted: bool) -> None:
-        with defer_signals(), _CHANGING:
+        with defer_signals(), CHANGING:
             if self._removed and wanted:
                 raise RuntimeError("this handle was removed; attach again instead")
             if not wanted:
@@ -145,7 +145,7 @@ class Handle:
 
     @paused.setter
     def paused(self, wanted: bool) -> None:
-        with defer_signals(), _CHANGING:
+        with defer_signals(), CHANGING:
             if self._installed and wanted != self._paused:
                 if wanted:
                     self._paused = True
@@ -159,7 +159,7 @@ class Handle:
 
         Every hook set is removed, even if another one raises or is interrupted. The first error is raised at the end.
         """
-        with defer_signals(), _CHANGING:
+        with defer_signals(), CHANGING:
             enabled = self._installed
             self._removed = True
             try:

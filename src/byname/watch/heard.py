@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
@@ -87,6 +88,17 @@ class Heard:
         if path != key:
             self._meant.setdefault(path, set()).add(key)
 
+    def renew(self, meant: Iterable[Sequence[Spot]]) -> None:
+        """Note the places that the parts of ``where`` mean since modules of the model were replaced, in their order."""
+        for at, (spots, (asked, before, selector)) in enumerate(zip(meant, self._asked, strict=False)):
+            known = {one.full: replace(one, module=nn.Identity()) for one in before}  # what has left is let go
+            self._asked[at] = asked, [*(known | {one.full: one for one in spots}).values()], selector
+            self.lacking = {full: said for full, said in self.lacking.items() if said or full not in known}
+
+    def means(self, path: str, keys: Iterable[object]) -> bool:
+        """Return whether one of these requested paths or selectors matches a place."""
+        return not self._meant.get(path, set()).isdisjoint(keys)
+
     def select(self, path: str, module: nn.Module | None, selector: object) -> None:
         """Note that a selector matches a call; a module that is given may be reported under other paths as well."""
         for told in {path, *self._told_as.get(id(module), ())}:
@@ -153,7 +165,7 @@ class Heard:
         if kinds == {"variable"}:
             method, name = spots[0].method, spots[0].name
             way = "it did not return" if name == "return" else f"no assignment of `{name}` was come to"
-            return f"{way} {ran}" if method == "forward" else f"{way} {ran}; was `{method}` called?"
+            return f"{way} {ran}" if method == "forward" else f"{way} {ran}; {_not_called(spots[0])}"
         if kinds <= {"parameter", "buffer"}:
             return f"it was None {ran}" if kinds else f"nothing of what was selected ran {ran}"
         return f"it was not called {ran}"
@@ -205,6 +217,17 @@ def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None
 def not_come_to(spot: Spot) -> str:
     """Return the note on a place that the first forward did not reach; a later forward may reach it."""
     return f"`{printable(spot.full)}`: the first forward has not come to it"
+
+
+def _not_called(spot: Spot) -> str:
+    """Return why a function may not have been called: a model of transformers computes attention by another one."""
+    config = getattr(spot.module.__dict__.get("config"), "__dict__", {})
+    backend = config.get("_attn_implementation_internal") or config.get("_attn_implementation")
+    kind = str(backend).partition("_")[0]
+    if not backend or not spot.method.endswith("_attention_forward") or spot.method.startswith(kind):
+        return f"was `{spot.method}` called?"
+    called = f", so that it calls `{kind}_attention_forward`" if kind in ("eager", "sdpa", "flash", "flex") else ""
+    return f'the model has attn_implementation="{printable(str(backend))}"{called} and not `{spot.method}`'
 
 
 def in_words(asked: object) -> str:

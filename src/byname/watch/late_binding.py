@@ -124,6 +124,32 @@ class Binding:
         asked = {*self._modules, *self._asked_of}
         return [module for key, (_, module) in self._paths.items() if key in asked] if asked else []
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules by their paths, as they were when this was made; empty if nothing is requested."""
+        return dict(self._paths.values()) if self._owners or self._online or self._modules else {}
+
+    @property
+    def chosen(self) -> list[str]:
+        """The paths of the modules that have matched, or whose operations have."""
+        chosen = {*self._matched, *(key for key, found in self._modules.items() if found)}
+        return [path for key, (path, _) in self._paths.items() if path and key in chosen] if chosen else []
+
+    def again(self, meaning: Meaning, selectors: Sequence[Selector]) -> Binding:
+        """Return a binding for the model as it is now. What matched before need not match in the next forward."""
+        new = Binding(self._model, self._running, meaning, selectors, explicit=self._explicit)
+        new._matched.update(self._matched)
+        new._tell = lambda error: self._running.notes.update({str(error): None})
+        new.choose_online()
+        return new
+
+    def unmet(self, path: str, module: nn.Module) -> bool:
+        """Return whether a module ran in this forward, and neither matched nor made this call."""
+        key, owner = id(module), self._owners.get(id(module))
+        known = key in self._modules or owner is not None
+        ran = self._modules.get(key) == [] or (owner is not None and owner.ran)
+        return (ran or not (known or key in self._asked_of)) and path not in self._running.thread.here.calls
+
     def bind(self, example: Any) -> None:
         """Find the matching calls by one run of an example.
 
@@ -255,8 +281,11 @@ class Binding:
         """Discard what an earlier forward may have left, when an outermost forward begins."""
         self._functions.reset()
 
-    def end(self) -> None:
+    def end(self) -> bool:
         """Remove the hooks that are not needed, after an outermost forward that did not raise.
+
+        Returns:
+            Whether it is known from now on which calls match.
 
         Raises:
             NoMatchError: one of the selectors or paths matched nothing in the first forward.
@@ -264,7 +293,7 @@ class Binding:
         if self._bound:
             if self._wide:
                 self._narrow()
-            return
+            return False
         self._bound = self._wide = True
         for pattern, spots in self._patterns.items():
             if pattern not in self._matched:
@@ -276,6 +305,7 @@ class Binding:
                 calls = [*self._module_calls(), *self._called.values()]
                 self._give_up(f"in the first forward {no_match(selector, calls)}")
         self._narrow()
+        return True
 
     def _give_up(self, why: str) -> None:
         if self._tell is not None:

@@ -10,14 +10,16 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from byname.model.spot import Spot
 from byname.watch.attachment import Event, Running, runs
 from byname.watch.delivery import Deliver
-from byname.watch.hooks import attachments_of
+from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.value_gradients import accumulate, accumulating
 
 __all__ = ["StandIn", "States"]
@@ -50,16 +52,43 @@ class States:
         spots: the places, each with the function that reports its values.
     """
 
-    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]] = ()) -> None:
         self._running = running
-        values = [one for one in spots if not one[0].gradient]
-        self._at_begin = [] if running.reads else [one for one in values if one[0].kind == "parameter"]
-        self._at_end = values if running.reads else [one for one in values if one[0].kind == "buffer"]
-        self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
         self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
         self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
         self._awaiting = False
         self._changing = threading.Lock()
+        self._recomputed: list[nn.Module] = []
+        self.observe(spots)
+
+    def observe(self, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+        """Observe these places from now on, instead of those before."""
+        values = [one for one in spots if not one[0].gradient]
+        self._at_begin = [] if self._running.reads else [one for one in values if one[0].kind == "parameter"]
+        self._at_end = values if self._running.reads else [one for one in values if one[0].kind == "buffer"]
+        self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
+        with self._changing:
+            for path in self._awaited.keys() - {spot.full for spot in self._gradients}:
+                self._awaited.pop(path)[1].remove()
+
+    def hook_computed(self, hooks: Hooks, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+        """Add hooks that report tensors which are computed in the place of a parameter, in forwards of the model."""
+        self._recomputed = []
+        for spot, deliver in spots:
+            hook = hooks.after
+            if spot.name and not (self._running.reads or spot.gradient):
+                hook = hooks.before
+                self._recomputed.append(spot.module)
+            hook(spot.module, partial(self._computed, spot, deliver))
+
+    def _computed(self, spot: Spot, deliver: Deliver, module: nn.Module, *given: Any) -> Any:
+        value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
+        if value is None or not self._running.thread.here.depth:
+            return None
+        new = deliver(value)
+        if spot.name and new is not value:
+            self._stand_in(spot, module.__dict__, value, new)
+        return None if spot.name else new
 
     def install(self) -> None:
         """Hook the parameters whose gradients are requested."""
@@ -111,6 +140,9 @@ class States:
         """Hook and report the parameters, and replace them, when an outermost forward begins."""
         self.put_back()
         self._await_all()
+        for hooks in [module.__dict__["_forward_pre_hooks"] for module in self._recomputed]:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
+                hooks.move_to_end(key)  # behind one that was added since, which would compute the tensor again
         for spot, deliver in self._at_begin:
             registry: dict[str, Any] = spot.module.__dict__["_parameters"]
             value = registry.get(spot.name)
@@ -118,9 +150,12 @@ class States:
                 continue
             new = deliver(value)
             if new is not value:
-                saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
-                self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
-                registry[spot.name] = new
+                self._stand_in(spot, registry, value, new)
+
+    def _stand_in(self, spot: Spot, registry: dict[str, Any], value: torch.Tensor, new: torch.Tensor) -> None:
+        saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
+        self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
+        registry[spot.name] = new
 
     def put_back(self) -> None:
         """Put the replaced parameters back, when an outermost forward has ended or raised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ class Store(Protocol):
     def lose(self, sentence: str) -> None:
         """Notes in words that something is missing in the recording."""
 
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Notes from which iterations on, one of each mode, nothing stands at a place."""
+
     def close(self, *, complete: bool = True) -> None:
         """The end; ``complete`` is whether the run came to an end by itself. Once more does nothing."""
 
@@ -48,6 +51,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._windows: dict[str, list[Series]] = {}
+        self._ends: dict[str, list[tuple[str, int]]] = {}
 
     failed = False
     """Memory takes all."""
@@ -66,6 +70,10 @@ class MemoryStore:
     def lose(self, sentence: str) -> None:
         """The recorder's notes have it already."""
 
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Notes it for the results."""
+        self._ends.setdefault(path, []).extend(times)
+
     def close(self, *, complete: bool = True) -> None:
         """What is kept stays."""
 
@@ -74,7 +82,7 @@ class MemoryStore:
 
     def results(self) -> Mapping[str, Series]:
         """The windows of each place so far, put together when the place is asked for."""
-        return _Kept(self._windows)
+        return _Kept(self._windows, self._ends)
 
 
 class _Kept(Mapping[str, Series]):
@@ -82,16 +90,19 @@ class _Kept(Mapping[str, Series]):
 
     Args:
         windows: of each place; those that have been put together are one from then on.
+        ends: of places.
     """
 
-    def __init__(self, windows: dict[str, list[Series]]) -> None:
+    def __init__(self, windows: dict[str, list[Series]], ends: Mapping[str, Sequence[tuple[str, int]]]) -> None:
         self._windows = windows
+        self._ends = {path: tuple(times) for path, times in ends.items()}
         self._sizes = {path: sum(map(len, several)) for path, several in windows.items()}
 
     def __getitem__(self, path: str) -> Series:
         size, several = self._sizes[path], self._windows[path]
         several[:] = [concatenated(several)]
-        return _with_own_lists(several[0] if len(several[0]) == size else several[0][:size])
+        own = _with_own_lists(several[0] if len(several[0]) == size else several[0][:size])
+        return replace(own, ends=self._ends.get(path, ()))
 
     def __contains__(self, path: object) -> bool:
         return path in self._sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -114,7 +115,16 @@ class StoredPlaces(Mapping[str, Series]):
             shapes,
             shards if distinct(shards) != {None} else (),
             place.sampling,
+            self._ends(path),
         )
+
+    def _ends(self, path: str) -> list[tuple[str, int]]:
+        with self._source.reading() as file:
+            ends = _json(attribute(file, "ends", str, "{}"), dict).get(path, [])
+        try:
+            return [(str(mode), operator.index(iteration)) for mode, iteration in ends]
+        except (TypeError, ValueError) as reason:
+            raise broken(f"an attribute that is not an end of {path}: {ends!r:.60}") from reason
 
     def index(self, path: str) -> Index:
         """When, where and how often the values of a place came."""
@@ -173,7 +183,7 @@ def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:
 
 
 _FILES = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
-_OWN = ("format", "version", "closed", "complete", "json", "missing", "last_iteration")
+_OWN = ("format", "version", "closed", "complete", "json", "missing", "ends", "last_iteration")
 
 
 class FileSource:

@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -151,6 +151,7 @@ class Hdf5Store:
         self._waiting: defaultdict[str, list[Series]] = defaultdict(list)
         self._closed_with: list[Stored] | None = None
         self._missing: list[str] = []
+        self._ends: dict[str, list[tuple[str, int]]] = {}
         self._last, self._records = -1, 0
         self._kept = "nothing yet"
         self._failure: RecordingError | None = None
@@ -187,6 +188,10 @@ class Hdf5Store:
         if self._file is None or os.getpid() != self._owner:
             return
         self._missing.append(sentence)
+
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Notes from which iterations on, one of each mode, nothing stands at a place."""
+        self._ends.setdefault(path, []).extend(times)
 
     def close(self, *, complete: bool = True) -> None:
         """Writes what is left, and closes the file.
@@ -334,6 +339,8 @@ class Hdf5Store:
             noted = json.loads(attributes["missing"])
             attributes["missing"] = json.dumps([*noted, *self._missing])
             self._missing = []
+            if self._ends:  # such a place is among what is missing
+                attributes["ends"] = json.dumps(self._ends)
 
     def _finish(self, complete: bool) -> None:
         self._write()
