@@ -1,13 +1,15 @@
 """Does a recorder say at its end where it has recorded nothing, why, and what to do? And nothing where it has?"""
 
+import functools
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import byname
-from byname.errors import RecordingWarning
+from byname.errors import NoMatchError, RecordingWarning
 
 
 class Net(nn.Module):
@@ -231,3 +233,130 @@ def test_the_part_to_record_is_one_that_the_program_has(where, part):
         model.encode(X)
     remedy = f'give `record` the part that runs{part} or count="step" and call `step()`'
     assert str(told[0].message).endswith(f"the forward of Blocks never ran (its `encode` did); {remedy}")
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_place_at_which_nothing_stands_any_more_ends_until_something_stands_there_again(tmp_path, in_file):
+    model, to = nn.Sequential(nn.Linear(4, 4)), tmp_path / "run.h5" if in_file else None
+    kept = model[0]
+    said = pytest.warns(RecordingWarning, match="`0.bias`, `0.weight`: nothing is recorded from train iteration 2 on")
+    with said as warned, byname.record(model, ["0", "0.weight", "0.bias"], to=to) as recorder:
+        for step in range(6):
+            if step == 2:
+                model[0] = nn.Sequential(kept)
+            if step == 4:
+                model[0] = kept
+            model(X)
+    assert len(warned) == 1 and len(recorder.notes) == 1
+    recording = byname.open(to) if in_file else recorder.results
+    for step in (0, 1, 4, 5):
+        assert torch.equal(recording["0.weight"].at(step), kept.weight)
+    for step in (2, 3):
+        with pytest.raises(NoMatchError, match=f"0.weight has no value at iteration {step}: it ended before"):
+            recording["0.weight"][:1].at(step)
+        assert recording["0"].at(step).shape == (2, 4)
+    if in_file:
+        assert (recording.missing, recording.complete) == (recorder.notes, False)
+
+
+def test_a_weight_that_is_pruned_meanwhile_is_recorded_as_it_is_used():
+    model, truth = nn.Sequential(nn.Linear(4, 4)), []
+    with byname.record(model, ["0.weight", "0.weight.grad"]) as recorder:
+        for step in range(6):
+            if step in (2, 4):
+                prune.l1_unstructured(model[0], "weight", 1)
+            model.zero_grad()
+            model(X).sum().backward()
+            truth.append(model[0].weight.detach().clone())
+            with torch.no_grad():
+                next(model.parameters()).add_(1)
+    found = recorder.results["0.weight"]
+    assert [torch.equal(found.at(step), one) for step, one in enumerate(truth)] == [True] * 6
+    assert recorder.results["0.weight.grad"].at(5).shape == (4, 4)
+    assert not recorder.notes
+
+
+class Steps(nn.Module):
+    """As a LightningModule: the training calls a part, and the validation the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, x):
+        return self.net(x).square().sum()
+
+
+def test_a_training_without_forwards_is_warned_of_and_its_gradients_are_counted_by_backwards():
+    model = Steps()
+    said = pytest.warns(RecordingWarning, match="`net`: 3 values passed outside of the forwards of Steps")
+    with said, byname.record(model, ["net", "net.weight.grad"]) as recorder:
+        with torch.no_grad():
+            model.eval()(X)
+        model.train()
+        for _ in range(3):
+            model.training_step(X).backward()
+    assert list(recorder.results["net"].modes) == ["eval"]
+    found = recorder.results["net.weight.grad"]
+    assert (list(found.modes), list(found.iterations), list(found.calls)) == (["train"] * 3, [0, 1, 2], [0, 0, 0])
+
+
+class HoldsAPart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x):
+        part = self.parts[0]
+        return part(x)
+
+
+def test_a_wildcard_that_meets_only_modules_is_warned_of():
+    model = nn.Sequential(HoldsAPart(), HoldsAPart())
+    said = pytest.warns(RecordingWarning, match=r"nothing was recorded at `\*\*.part`: it cannot be recorded.*Linear")
+    with said, byname.record(model, "**.part") as recorder:
+        model(X)
+    assert not [*recorder.results]
+
+
+def test_a_wildcard_that_meets_modules_beside_values_is_silent():
+    model = nn.Sequential(HoldsAPart())
+    with byname.record(model, "0.forward.*") as recorder:
+        model(X)
+    assert ([*recorder.results], recorder.notes) == (["0.forward.x"], ())
+
+
+def _wrapped(function):
+    @functools.wraps(function)
+    def wrapper(self, *args):
+        return function(self, *args)
+
+    return wrapper
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.image = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    @_wrapped
+    def text_features(self, x):
+        return self.text(x)
+
+    @_wrapped
+    def image_features(self, x):
+        return self.image(x)
+
+    def forward(self, x):
+        return self.text(x) + self.image(x)
+
+
+@pytest.mark.parametrize(("method", "part"), [("image_features", "image"), ("text_features", "text")])
+def test_the_method_that_ran_is_named_where_one_wrapper_is_around_several(method, part):
+    model = Towers()
+    said = pytest.warns(RecordingWarning, match=rf"the forward of Towers never ran \(its `{method}` did\)")
+    with said, byname.record(model, part):
+        getattr(model, method)(X)

@@ -177,3 +177,38 @@ def test_a_warning_names_a_few_of_many_places_and_the_notes_all():
     (warned,) = (str(one.message) for one in told)
     assert "`m7`, and 12 more: it was not called in 1 forward of ModuleDict" in warned and "`m8`" not in warned
     assert all(any(f"`m{one}`" in note for note in handle.notes) for one in range(20))
+
+
+def eager_attention_forward(module, x):
+    weights = x.softmax(-1)
+    return weights
+
+
+def sdpa_attention_forward(module, x):
+    out = x * 2
+    return out
+
+
+class Config:
+    def __init__(self, backend):
+        self._attn_implementation = backend
+
+
+class OfTransformers(nn.Module):
+    def __init__(self, backend):
+        super().__init__()
+        self.config = Config(backend)
+
+    def forward(self, x):
+        function = eager_attention_forward
+        if self.config._attn_implementation != "eager":
+            function = sdpa_attention_forward
+        return function(self, x)
+
+
+def test_the_attention_backend_is_the_reason_where_another_function_was_asked_for():
+    for backend, path in (("sdpa", "eager_attention_forward.weights"), ("eager", "sdpa_attention_forward.out")):
+        model = OfTransformers(backend)
+        with pytest.warns(NothingSeenWarning, match=f'attn_implementation="{backend}", so that it calls `{backend}_'):
+            with attach(model, path, lambda event: None):
+                model(torch.ones(2))
