@@ -531,3 +531,13 @@ def test_a_step_that_spoils_a_parameter_with_finite_gradients_is_told_once(dtype
         assert "the step of Adam at test_nonfinite.py" in one.message
         assert "eps=1e-08 is 0 in float16" in one.message
         assert one.sites[0].statement == "optimizer.step()"
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+def test_the_note_of_anomaly_mode_names_a_mask_that_comes_too_late():
+    x = leaf(0.0, 4.0)
+    with pytest.raises(RuntimeError) as error, byname.explaining(), torch.autograd.set_detect_anomaly(True):
+        torch.where(x > 0, x.sqrt(), 0.0).sum().backward()
+    (note,) = error.value.__notes__
+    assert "The `where` at test_nonfinite.py" in note
+    assert "torch.where(ok, sqrt(torch.where(ok, x, safe)), other)" in note

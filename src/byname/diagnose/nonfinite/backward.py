@@ -258,6 +258,7 @@ def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
     with DisableTorchFunction():
         named = [number for number in context.order() if node_name(context.walk.nodes[number]) == told[1]]
         ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
+        mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
     sure = len(named) == 1 or bool(ran)
     number = (ran or named or [0])[-1]
     if not number or not sure:
@@ -266,4 +267,7 @@ def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
     operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
     message = f"the backward of {operation}, the operation that made {quote(variable)}{at(made)}, returned NaN"
     remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
+    if mask is not None:
+        message += f". The `{mask[0]}`{at(mask[1])} comes after it: a mask there hides its values, not their gradient"
+        remedy = _where_remedy(operation, remedy)
     return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, context.noticed), remedy)
