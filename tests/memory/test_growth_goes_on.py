@@ -1,9 +1,11 @@
 """Growth is what goes on growing: not what comes once, stops, or belongs to each parameter of an optimizer."""
 
+import pytest
 import torch
 from torch import nn
 
 import byname
+from byname.memory.growth import Growth
 
 
 def test_what_comes_once_or_stops_growing_is_no_growth():
@@ -136,3 +138,95 @@ def test_a_total_of_an_epoch_is_told_after_it_began_anew():
         total = loss if step % 10 == 0 else total + loss
 
     assert [row.name for row in trained(add)] == ["total"]
+
+
+def doubled(steps):
+    return [step for step in range(1, steps + 1) if step & (step - 1) == 0]
+
+
+def seen_at(looks, size):
+    """What `byname census --growth` finds in a list of `size(step)` tensors that it looks at after these steps."""
+    kept, now = [], 0
+    growth = Growth(False, 3, lambda: now, "step")
+    for now in looks:
+        kept += [torch.ones(4) for _ in range(size(now) - len(kept))]
+        if now == looks[0]:
+            growth.__enter__()
+        else:
+            growth.mark()
+    growth.end()
+    return growth
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [doubled(600), doubled(5000), range(10, 151, 10), range(200, 601, 200)],
+)
+def test_a_container_that_is_full_is_no_growth_whatever_the_distances_of_the_looks(looks):
+    for bound in (4, 50, 103, 416):
+        if bound <= looks[-1] * 0.7:
+            assert seen_at(looks, lambda step: min(step, bound)).rows() == [], bound  # noqa: B023
+
+
+@pytest.mark.parametrize("looks", [doubled(600), doubled(20), range(10, 151, 10), range(200, 601, 200)])
+@pytest.mark.parametrize("period", [1, 3])
+def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks, period):
+    growth = seen_at(looks, lambda step: step // period)
+    assert [row.name for row in growth] == ["kept[*]"]
+    if period == 1:
+        assert growth.rows()[0]["a mark"] == "+1"
+        assert "a step" in str(growth)
+
+
+def test_what_is_added_once_an_epoch_is_found():
+    for period in (40, 90, 180):
+        assert [row.name for row in seen_at(doubled(600), lambda step: step // period)] == ["kept[*]"], period  # noqa: B023
+
+
+def test_the_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_from_it():
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+    queue = torch.zeros(16, 8)
+    with byname.growth() as growth:
+        for _ in range(6):
+            loss = (layer(x) @ queue.T).exp().mean()  # noqa: F841 - it is alive at the mark
+            queue = torch.cat([layer(x).tanh(), queue])[:16]
+            growth.mark()
+    assert [(row.name, row.cause) for row in growth] == [("queue", "retained-graph")]
+
+
+def test_gradients_in_a_list_are_no_copies_of_parameters():
+    model, history = nn.Sequential(nn.Linear(4, 4)), []
+    with byname.growth() as growth:
+        for _ in range(5):
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            history.append({name: one.grad for name, one in model.named_parameters()})
+            growth.mark()
+    assert {row.cause for row in growth} == {"growing-cache"}
+    assert all("norm().item()" in row.remedy for row in growth)
+
+
+class Metric:
+    """A metric as torchmetrics has them."""
+
+    def __init__(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+    def compute(self):
+        return torch.stack(self.values).mean()
+
+    def reset(self):
+        self.values.clear()
+
+
+def test_a_metric_is_reset_rather_than_bounded():
+    accuracy = Metric()
+    with byname.growth() as growth:
+        for step in range(5):
+            accuracy.update(torch.tensor(float(step)))
+            growth.mark()
+    (row,) = growth.rows()
+    assert row["remedy"].startswith("call .reset() of the Metric")

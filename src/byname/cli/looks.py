@@ -102,6 +102,7 @@ class GrowthShown:
         self._calls = Calls(self._called)
         self._stepped = False
         self._growth: Growth | None = None
+        self._number = 0
         self._looks: list[str] = []
         self._process = os.getpid()
 
@@ -122,17 +123,19 @@ class GrowthShown:
         """Look at a program without steps; return whether it has some."""
         if outermost and not self._stepped and self._due_call(number := next(self._numbers)):
             call = f"call {number} of a module ({type(module).__name__}{where(caller())})"
-            unnoticed(lambda: self._look(call), say)
+            unnoticed(lambda: self._look(number, call), say)
         return self._stepped
 
     def _after(self, number: int, step: str) -> None:
         if not self._stepped:  # the calls before the first step were no steps
             self._stepped, self._growth, self._looks = True, None, []
-        self._look(step)
+        self._look(number, step)
 
-    def _look(self, step: str) -> None:
+    def _look(self, number: int, step: str) -> None:
+        self._number = number
         if self._growth is None:
-            self._growth = Growth(collect=False, enough=_LOOKS).__enter__()
+            unit = "step" if self._stepped else "call"
+            self._growth = Growth(False, _LOOKS, lambda: self._number, unit).__enter__()
         else:
             self._growth.mark()
         self._looks.append(step)

@@ -23,7 +23,7 @@ from byname.reading.arguments import living_optimizers
 from byname.reading.frames import Place, called_from, locals_of, places_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.source.location import Instruction, Site, is_torch, locate
+from byname.source.location import Instruction, Site, is_library, is_torch, locate
 from byname.tracking.lookup import site_of_tensor
 
 __all__ = ["FailureContext", "base_name", "context_of", "made_at", "message_of"]
@@ -91,10 +91,19 @@ class FailureContext:
 
     @cached_property
     def users_place(self) -> Place | None:
-        """The innermost of the user's frames that the error passed outside of the engine."""
+        """The innermost of the program's frames that the error passed outside of the engine, or else a library's."""
+        theirs = list(self._outside_torch())
+        return next((one for one in theirs if not is_library(one.frame.f_code.co_filename)), None) or self.failing_place
+
+    @cached_property
+    def failing_place(self) -> Place | None:
+        """The innermost frame that the error passed outside of the engine and of PyTorch."""
+        return next(self._outside_torch(), None)
+
+    def _outside_torch(self) -> Iterator[Place]:
         engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
         outside = self.places[engine[-1] :] if engine else self.places
-        return next((place for place in outside if not _is_torch(place.frame)), None)
+        return (place for place in outside if not _is_torch(place.frame))
 
     @cached_property
     def _failed_in_python(self) -> bool:
@@ -167,11 +176,27 @@ class FailureContext:
 
 
 def made_at(tensor: torch.Tensor) -> Site | None:
-    """Return the line that made a tensor, if a tracker saw it or its node knows."""
+    """Return the line that made a tensor, if a tracker saw it or its node knows.
+
+    If a library's line did, as where a trainer divides the loss, this is the line that made what the library was given.
+    """
     with DisableTorchFunction():
         made = site_of_tensor(tensor)
-        has_node = fact(tensor, "grad_fn") is not None
-    return FailureContext([tensor]).site(1) if made is None and has_node else made
+        if fact(tensor, "grad_fn") is None or not (made is None or is_library(made.file)):
+            return made
+        context = FailureContext([tensor])
+        sites = [made or context.site(1)]
+        for number in _only_inputs(context.walk):
+            sites.append(context.site(number))
+    return next((site for site in sites if site is not None and not is_library(site.file)), sites[0])
+
+
+def _only_inputs(walk: Walk) -> Iterator[int]:
+    """Yield the node that the root was computed from, the node which that one was computed from, while it is one."""
+    node = walk.nodes[1]
+    while len(below := [one for one, _ in node.next_functions if one is not None]) == 1 and below[0] in walk.numbers:
+        node = below[0]
+        yield walk.numbers[node]
 
 
 def base_name(name: Name) -> Name:

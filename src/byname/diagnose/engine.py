@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
@@ -21,7 +22,7 @@ from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
 from byname.memory.reserve import RESERVE
-from byname.reading.frames import called_from, caller
+from byname.reading.frames import line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Instruction, Site, locate
@@ -159,10 +160,7 @@ class _Engine:
 
     def _asked(self, args: Sequence[Any]) -> tuple[BackwardCall, Sequence[Any]]:
         retains, creates, inputs = _options(args)
-        frame = caller()
-        code, instruction, helped = (
-            (None, -1, None) if frame is None else (frame.f_code, frame.f_lasti, called_from(frame))
-        )
+        code, instruction, helped = line_of(programs_frame(sys._getframe(1)))
         sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
         number = next(self._numbers)
         run = BackwardCall(number, code, instruction, sequence, thread, not retains, bool(inputs), creates, helped)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
-from byname.diagnose.causes.forbidden import hooked_in_place, inference_tensor, view_in_place
+from byname.diagnose.causes.forbidden import batch_norm_in_vmap, hooked_in_place, inference_tensor, view_in_place
 from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified
 from byname.diagnose.causes.misused import (
@@ -166,6 +166,7 @@ _KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], st
     (RuntimeError, r"mark a variable ready only once", ddp_ready_twice),
     (RuntimeError, r"returned an incorrect number of gradients", gradient_count),
     (RuntimeError, r"returned an invalid gradient at index \d+ - got", gradient_shape),
+    (RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running", batch_norm_in_vmap),
     (RuntimeError, r"derivative for '.*' is not implemented", no_derivative),
     (RuntimeError, r"support the deepcopy protocol", copy_of_graph),
     (RuntimeError, r"(unscale_|step)\(\) (has already been called|is being called after step)", scaler_order),

@@ -14,7 +14,7 @@ from byname.reading.objects import attributes_of
 from byname.reading.tensor import is_tensor
 from byname.source.code import expression
 
-__all__ = ["FailingExpression", "failing_expression"]
+__all__ = ["FailingExpression", "failing_expression", "value_at"]
 
 
 class FailingExpression(NamedTuple):
@@ -53,7 +53,7 @@ class FailingExpression(NamedTuple):
 
 def failing_expression(context: FailureContext) -> FailingExpression | None:
     """Return the innermost expression of the program that an error passed; None if its source is not at hand."""
-    place = context.users_place
+    place = context.failing_place
     found = None if place is None else expression(place.frame.f_code, place.instruction)
     if place is None or found is None:
         return None
@@ -80,3 +80,15 @@ def _item(holder: Any, key: Any) -> Any:
     if type(holder) in (list, tuple) and type(key) is int and -len(holder) <= key < len(holder):
         return holder[key]
     return None
+
+
+def value_at(context: FailureContext, path: str) -> Any:
+    """Return the value of an expression at the line of the program where an error came up; None if it is unknown."""
+    try:
+        node = ast.parse(path, mode="eval").body
+    except SyntaxError:  # the name of a value that no expression reaches
+        return None
+    return FailingExpression(node, _NOWHERE, context.variables()).value(node)
+
+
+_NOWHERE = compile("", "<nowhere>", "exec")

@@ -53,6 +53,7 @@ CAUSES = (
     "gradient-count",
     "gradient-shape",
     "no-derivative",
+    "batch-norm-in-vmap",
     "copy-of-graph",
     "scaler-order",
     "graph-in-worker",

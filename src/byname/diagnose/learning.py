@@ -43,7 +43,7 @@ from byname.diagnose.followed_optimizer import (
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
 from byname.reading.arguments import living_optimizers
-from byname.reading.frames import caller, line_of
+from byname.reading.frames import caller, line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
@@ -230,7 +230,7 @@ class LearningWatch:
     def _look(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         followed.steps += 1
         if followed.steps == 1:
-            code, instruction, outer = line_of(caller())
+            code, instruction, outer = line_of(programs_frame(caller()))
             followed.site = None if code is None else locate(code, instruction, outer).site
         followed.fed += followed.reached
         followed.frozen = followed.frozen and not followed.parameters()

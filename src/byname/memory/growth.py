@@ -7,12 +7,12 @@ recognise them later.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -43,6 +43,7 @@ class Grown:
             once, in the largest row that holds it.
         marks: the count at entry and at each mark(), including what a larger row also accounts for; empty without
             marks.
+        at: the position of each of these: 0, 1, 2 ..., or the steps at which a command looked.
         holder: the container, and the variable it is reached from.
         cause: one of `byname.memory.leaks.CAUSES`.
         remedy: a change to the program that avoids the growth; empty for an unknown cause.
@@ -55,6 +56,7 @@ class Grown:
     holder: str
     cause: str
     remedy: str
+    at: tuple[int, ...] = ()
 
     @property
     def each(self) -> int:
@@ -63,8 +65,8 @@ class Grown:
 
     @property
     def a_mark(self) -> str:
-        """The increase from mark to mark: ``+1``, or the average as ``+1.5``; empty without marks."""
-        return _pace(self.marks) if self.count else ""
+        """The increase from mark to mark, or step to step: ``+1``, the average as ``+1.5``; empty without marks."""
+        return _pace(self.marks, self.at) if self.count else ""
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values."""
@@ -80,12 +82,12 @@ class Grown:
         }
 
 
-def _pace(marks: Sequence[int]) -> str:
-    """Return the increase from mark to mark, exact if it is constant, otherwise the average."""
-    steps = {after - before for before, after in pairwise(marks)}
-    if not steps:
+def _pace(marks: Sequence[int], at: Sequence[int]) -> str:
+    """Return the increase from one position to the next, exact if it is constant, otherwise the average."""
+    rates = {(marks[n + 1] - marks[n]) / (at[n + 1] - at[n]) for n in range(len(marks) - 1)}
+    if not rates:
         return ""
-    return f"{steps.pop():+}" if len(steps) == 1 else f"{(marks[-1] - marks[0]) / (len(marks) - 1):+.1f}"
+    return f"{rates.pop():+g}" if len(rates) == 1 else f"{(marks[-1] - marks[0]) / (at[-1] - at[0]):+.1f}"
 
 
 _NOT_ENTERED = "growth() compares moments: enter it first, as in `with byname.growth() as growth:`"
@@ -100,12 +102,20 @@ class Growth(Rows[Grown]):
     Args:
         collect: whether to collect garbage before each snapshot.
         enough: with so many snapshots, what has stopped growing is no row.
+        clock: returns the step of a snapshot, where they are at unequal distances; by default they count themselves.
+        unit: the word for a step of that clock.
     """
 
-    __slots__ = ("_collect", "_enough", "_entered", "_found", "_graphs", "_known", "_longer", "_marks")
+    __slots__ = (
+        *("_at", "_clock", "_collect", "_enough", "_entered", "_found", "_graphs", "_known", "_longer", "_marks"),
+        "_unit",
+    )
 
-    def __init__(self, collect: bool, enough: int = 4) -> None:
-        self._collect, self._enough = collect, enough
+    def __init__(
+        self, collect: bool, enough: int = 4, clock: Callable[[], int] | None = None, unit: str = "mark"
+    ) -> None:
+        self._collect, self._enough, self._clock, self._unit = collect, enough, clock, unit
+        self._at: list[int] = []
         self._marks: list[dict[Key, Size]] = []
         self._graphs: list[dict[Key, Extent]] = []
         self._known = Known(())
@@ -149,13 +159,15 @@ class Growth(Rows[Grown]):
             groups = groups_of(look)
             marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
             graphs = [*self._graphs, {key: group.graph for key, group in groups.items() if group.graph}]
+            at = [*self._at[: len(marks) - 1], len(marks) - 1 if self._clock is None else self._clock()]
             if len(marks) > 1:
-                grown = _grown(look, groups, marks, self._known, self._enough)
+                course = Course(marks, graphs, at, slack=self._clock is None)
+                grown = _grown(look, groups, course, self._known, len(marks) >= self._enough)
                 self._longer = _longer(look, growing_graph(groups, graphs)) or self._longer
                 self._found = grown or self._longer
             else:
                 self._known, self._found, self._longer = Known(look.blocks), (), ()
-            self._marks, self._graphs = marks, graphs
+            self._marks, self._graphs, self._at = marks, graphs, at
 
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]
@@ -187,7 +199,8 @@ class Growth(Rows[Grown]):
         return [one.row() for one in self.items]
 
     def _shown(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in row.items() if key != "remedy"} for row in self.rows()]
+        names = {"a mark": f"a {self._unit}"}
+        return [{names.get(key, key): value for key, value in row.items() if key != "remedy"} for row in self.rows()]
 
     def _title(self) -> str:
         found = self._found  # as the rows above the title's table are: `_shown` has just taken them
@@ -201,7 +214,7 @@ class Growth(Rows[Grown]):
         return list(dict.fromkeys(f"{one.cause}: {one.remedy}" for one in self._found if one.remedy))
 
     def _spare(self) -> Sequence[str]:
-        return ("a mark", "each", "holder")
+        return (f"a {self._unit}", "each", "holder")
 
 
 def growth(*, collect: bool = False) -> Growth:
@@ -238,17 +251,35 @@ def growth(*, collect: bool = False) -> Growth:
     return Growth(collect)
 
 
+class Course(NamedTuple):
+    """The sizes and graphs of the groups at each snapshot, with the positions of these.
+
+    Attributes:
+        marks, graphs: for each snapshot the size of each group, and how far its graph goes.
+        at: the step of each snapshot.
+        slack: whether the last snapshot may come just after the one before, as at the end of a block.
+    """
+
+    marks: Sequence[dict[Key, Size]]
+    graphs: Sequence[Mapping[Key, Extent]]
+    at: Sequence[int]
+    slack: bool
+
+
 def _grown(
-    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]], known: Known, enough: int
+    look: HeapSnapshot, groups: dict[Key, Group], course: Course, known: Known, enough: bool
 ) -> tuple[Grown, ...]:
     """Return the groups that grew, the largest first; memory of one group does not count again in later ones."""
-    groups, marks = _widened(look, groups, marks)
+    groups, marks = _widened(look, groups, course.marks)
+    course = course._replace(marks=marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}
     first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
     grown = [key for key in groups if _more(first.get(key, Size()), sizes[key])]
-    if len(marks) >= enough:
-        grown = [key for key in grown if _goes_on(groups[key], marks)]
-    grown.sort(key=lambda key: _order(groups[key], first.get(key, Size()), sizes[key]))
+    if enough:
+        grown = [key for key in grown if _goes_on(groups[key], course)]
+    new = {key for key in grown if _is_new(groups[key], course)}
+    first |= {key: next(mark[key] for mark in marks if key in mark) for key in new}
+    grown.sort(key=lambda key: (key in new, _order(groups[key], first.get(key, Size()), sizes[key])))
     claimed: set[int] = set()
     found = []
     for key in grown:
@@ -257,8 +288,19 @@ def _grown(
         if _more(before, now) and fresh.pieces:  # otherwise what others held before is held through it now
             claimed |= group.blocks
             between = [mark.get(key, Size()) for mark in marks[1:-1]]
-            found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between))
-    return tuple(found)
+            found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between, course.at))
+    return tuple(sorted(found, key=lambda row: -row.bytes))
+
+
+def _is_new(group: Group, course: Course) -> bool:
+    """Return whether a group is a single result that is computed anew, so that something else carries its graph on.
+
+    The graph of a state that is carried on contains the node of the former state; that of a loss, no former loss.
+    """
+    if group.graph is None or len(group.tensors) > 1 or "[*]" in group.key.pattern:
+        return False
+    former = {extents[group.key].newest for extents in course.graphs if group.key in extents} - {group.graph.newest}
+    return bool(former) and former.isdisjoint(group.numbers)
 
 
 def _longer(look: HeapSnapshot, graph: GrowingGraph | None) -> tuple[Grown, ...]:
@@ -305,8 +347,8 @@ def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size
     return found
 
 
-def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
-    """Return a row; `between` are the sizes at the marks."""
+def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size], at: Sequence[int]) -> Grown:
+    """Return a row; `between` are the sizes at the marks, and `at` the positions of all."""
     count = _pieces if _holds_more(before, now, between) else _members
     return Grown(
         leak.name,
@@ -316,6 +358,7 @@ def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size]) -> Grown:
         leak.holder,
         leak.cause,
         leak.remedy,
+        tuple(at[:-1]) if between else (),
     )
 
 
@@ -333,21 +376,34 @@ def _more(before: Size, now: Size) -> bool:
     return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
 
 
-def _goes_on(group: Group, marks: Sequence[dict[Key, Size]]) -> bool:
+def _goes_on(group: Group, course: Course) -> bool:
     """Return whether a group goes on growing, as far as some snapshots tell.
 
-    It must be as large at the end as ever, have grown more than once, and also lately: in the last quarter or the
-    interval before, as the last interval is empty if a mark comes just before the end. What comes once and stays, such
-    as a cache that is full, does not go on growing; nor does an optimizer's state, an entry for each of its parameters,
-    though a parameter that is used late gets its entry late.
+    It must be as large at the end as ever, have grown more than once, and also lately: in the last quarter of the
+    steps, where they are known, and not much more slowly than before. What comes once and stays, such as a cache that
+    is full, does not go on growing; nor does an optimizer's state, an entry for each of its parameters, though a
+    parameter that is used late gets its entry late.
     """
     if _is_state_of_parameters(group):
         return False
-    sizes = [mark.get(group.key, Size()) for mark in marks]
+    sizes, at = [mark.get(group.key, Size()) for mark in course.marks], course.at
     grew = [number for number, (before, after) in enumerate(pairwise(sizes)) if _more(before, after)]
-    largest = sizes[-1].bytes >= max(size.bytes for size in sizes)
-    intervals = len(marks) - 1
-    return largest and len(grew) > 1 and grew[-1] >= intervals - 1 - max(1, intervals // 4)
+    if len(grew) < 2 or sizes[-1].bytes < max(size.bytes for size in sizes):
+        return False
+    quarter, last = (at[-1] - at[0]) // 4, grew[-1]
+    if at[-1] - at[last + 1] > max(quarter, course.slack):
+        return False
+    return at[last + 1] - at[last] <= quarter or not _slowed(sizes[last - 1 : last + 2], at[last - 1 : last + 2])
+
+
+def _slowed(sizes: Sequence[Size], at: Sequence[int]) -> bool:
+    """Return whether of two intervals the second brought less than half of what the first did in as many steps.
+
+    If it is a long one, then what grew has probably become full within it.
+    """
+    before, then, now = sizes
+    size = _members if now.members > then.members else attrgetter("bytes")
+    return bool(2 * (size(now) - size(then)) * (at[1] - at[0]) < (size(then) - size(before)) * (at[2] - at[1]))
 
 
 def _is_state_of_parameters(group: Group) -> bool:

@@ -23,6 +23,7 @@ from byname.memory.snapshot import HeapSnapshot, reached_from_context, where
 from byname.naming.children.python import futures
 from byname.naming.names import Named
 from byname.naming.search import Ours
+from byname.reading.objects import found_in
 from byname.reading.tensor import card_of, fact, facts_of
 
 __all__ = ["CAUSES", "Evidence", "Leak", "leak_of"]
@@ -57,6 +58,10 @@ class Evidence:
     def has_graph(self) -> bool:
         """Return whether any member belongs to a graph."""
         return any(fact(one, "grad_fn") is not None for one in self.members)
+
+    def has_gradient(self) -> bool:
+        """Return whether any member is still the gradient of a tensor."""
+        return any(link.role == "grad" for one in self.members for link in self.look.links(one))
 
     def own_blocks(self) -> set[int]:
         """Return the memory blocks in which the members themselves lie."""
@@ -150,7 +155,7 @@ def _pins_base(found: Evidence) -> bool:
 
 def _is_copy(found: Evidence) -> bool:
     """Return whether the members are parameters, or have the key and shape of a tensor of a live model or optimizer."""
-    if "[*]" not in found.group.key.pattern:
+    if "[*]" not in found.group.key.pattern or found.has_gradient():
         return False
     if any(step.kind in ("parameter", "buffer") for named in found.group.ways for step in named.way.steps):
         return True
@@ -174,6 +179,23 @@ def _comes_with_the_first_step(found: Evidence) -> bool:
     grads = [any(link.role == "grad" for link in found.look.links(one)) for one in found.members]
     return bool(found.group.ways) and all(grads)  # in a list of old ones the last is somebody's gradient, too
 
+
+def _emptied(found: Evidence) -> str:
+    """Return how the object that has the container is emptied, if its class says so; else an empty text."""
+    if found.has_gradient():
+        return "store numbers, such as grad.norm().item(), instead of the gradients; or "
+    for one in (one for named in found.ways for one in reversed(named.way.passed)):
+        if all(callable(found_in(type(one), method)) for method in ("update", "compute", "reset")):
+            return f"call .reset() of the {type(one).__name__} when its result was computed; or "
+        if callable(found_in(type(one), "on_validation_epoch_end")):
+            return "clear it at the end of each epoch, .clear() in on_train_epoch_end or on_validation_epoch_end; or "
+    return ""
+
+
+_BOUND = (
+    "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed (with .pop() where one "
+    "is used)"
+)
 
 _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence], str]]] = (
     (
@@ -228,7 +250,11 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "view-pins-base",
         _pins_base,
-        "store a copy of the part, part.clone() (of an array part.copy()): a slice keeps its whole base alive",
+        lambda found: (
+            "store the number, x.item(): a tensor of one number can keep the memory of what it was computed from"
+            if all(facts_of(one)[0] == () for one in found.members)
+            else "store a copy of the part, part.clone() (of an array part.copy()): a slice keeps its whole base alive"
+        ),
     ),
     (
         "stored-graph",
@@ -256,7 +282,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "growing-cache",
         lambda found: bool(found.group.ways) and (found.is_many() or found.was_there()) and not found.is_bounded(),
-        "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed",
+        lambda found: _emptied(found) + _BOUND,
     ),
 )
 """The causes, each with its test and its remedy, or a function that makes it. The first that passes is reported."""

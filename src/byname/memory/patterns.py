@@ -47,13 +47,14 @@ class Size(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How far a graph goes: the number of its nodes, and the sequence number of the oldest.
+    """How far a graph goes: the number of its nodes, and the sequence numbers of the oldest and the newest.
 
     PyTorch numbers the nodes of a thread in the order in which they are made; those of leaves have the largest number.
     """
 
     nodes: int
     oldest: int
+    newest: int
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +67,7 @@ class Group:
         ways: the reference path, for each member, whose name has the pattern.
         blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
         graph: how far the graph behind its members goes; None without one.
+        numbers: the sequence numbers of the nodes in it.
         firsts: the number of members for which it gives the best name.
     """
 
@@ -74,6 +76,7 @@ class Group:
     ways: list[Named] = field(default_factory=Ours)
     blocks: set[int] = field(default_factory=set)
     graph: Extent | None = None
+    numbers: frozenset[int] = frozenset()
     firsts: int = 0
 
     def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
@@ -102,7 +105,9 @@ def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
         nodes = _nodes_behind(group.tensors)
         group.blocks |= _blocks_held(look, group.tensors, nodes, held)
         if nodes:
-            group.graph = Extent(len(nodes), min(node._sequence_nr() for node in nodes))
+            group.numbers = frozenset([node._sequence_nr() for node in nodes])
+            newest = max(fact(one, "grad_fn")._sequence_nr() for one in group.tensors if fact(one, "grad_fn"))
+            group.graph = Extent(len(nodes), min(group.numbers), newest)
     return found | _others(look, found.values(), held)
 
 

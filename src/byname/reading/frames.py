@@ -38,6 +38,7 @@ __all__ = [
     "made_for_the_user",
     "place_of",
     "places_of",
+    "programs_frame",
     "revisiting",
     "running_frames",
     "running_module",
@@ -60,6 +61,18 @@ def caller() -> FrameType | None:
     while frame is not None and is_torch(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def programs_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the program, from the given one outwards: past PyTorch and libraries.
+
+    A backward or a step is called by a trainer's code as often as by the program; a user wants the line of the program
+    that led there. If no frame is the program's, the innermost one of a library is returned.
+    """
+    found = library = users_frame(frame)[0]
+    while found is not None and not _is_programs(found):
+        found = found.f_back
+    return found or library
 
 
 def running_frames() -> Iterator[RunningFrame]:

@@ -69,7 +69,10 @@ def cuts_by(
             cuts = log.raw_cuts_of(tensor)
             if cuts and cuts is not inherited:
                 inherited = _merged((*inherited, *cuts)) if inherited else cuts
-    if not requiring or _only_looks(name) or _in_backward() != -1 or not computes(frame):
+    gradient = name == "grad"  # of autograd.grad(outputs, inputs, grad_outputs, retain_graph, create_graph)
+    if not requiring or _only_looks(name) or _in_backward() != -1 or not (gradient or computes(frame)):
+        return inherited
+    if gradient and any(inputs[4:5]):
         return inherited
     origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
     own = _noted(log, name, origins, result, number, frame)
@@ -187,7 +190,7 @@ def _only_looks(name: str) -> bool:
     return name in _LOOKING or name.startswith("new_") or name.endswith("_like")
 
 
-_LOOKING = frozenset("grad backward __repr__ __format__ result_type register_hook".split())
+_LOOKING = frozenset("backward __repr__ __format__ result_type register_hook".split())
 
 
 def _reason() -> str:

@@ -23,6 +23,7 @@ from byname.reading.frames import (
     line_of,
     made_for_the_user,
     place_of,
+    programs_frame,
     users_frame,
 )
 from byname.reading.modes import DISPATCHES, FUNCTIONS
@@ -161,7 +162,7 @@ class TrackingMode(TorchFunctionMode):
         if new != old:
             frame = sys._getframe(2)
             storage = weakref.ref(memory_of(target))
-            code, instruction, caller = line_of(frame)
+            code, instruction, caller = self._line_of_change(frame)
             self._add_change((code, instruction, self._operation(func, frame), (storage,), ((old, new),), caller))
             if id(target) in self.log.made:
                 self._note_edits([target], func, frame)
@@ -272,6 +273,10 @@ class TrackingMode(TorchFunctionMode):
             return self.stepping
         return name_of(func)
 
+    def _line_of_change(self, frame: FrameType) -> tuple[CodeType | None, int, Instruction | None]:
+        """Return the user's line that changed a tensor: of a step, the program's, since trainers call `step`."""
+        return line_of(frame if self.stepping is None else programs_frame(frame))
+
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         code, instruction, inside, caller = self._line(frame)
         reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
@@ -353,7 +358,7 @@ class TrackingMode(TorchFunctionMode):
         with DisableTorchFunction():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         name = self._operation(function, frame)
-        code, instruction, caller = line_of(frame)
+        code, instruction, caller = self._line_of_change(frame)
         self._add_change((code, instruction, name, storages, tuple([pair for _, pair in changed]), caller))
         self._note_edits([tensor for tensor, _ in changed], function, frame)
 

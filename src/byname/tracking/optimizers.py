@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import line_of
+from byname.reading.frames import line_of, programs_frame
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
 from byname.source.location import Instruction
@@ -80,7 +80,7 @@ def _stays_watched(optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs
 
 
 def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
-    place = code, instruction, caller = line_of(frame)
+    place = code, instruction, caller = line_of(programs_frame(frame))
     name = f"{type(optimizer).__name__}.step"
     number = torch._C._autograd._get_sequence_nr()
     for watch in watches:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from byname.diagnose.context import FailureContext
-from byname.diagnose.failing_expression import FailingExpression
+from byname.diagnose.failing_expression import value_at
 from byname.naming.name import Name
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
@@ -105,7 +105,7 @@ def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
         return "detach it at the beginning of each iteration"
     path = paths[0]
     holder = path[: path.rindex("[")] if path.endswith("]") else path
-    kind = _kind(context, holder)
+    kind = type(value_at(context, holder))
     if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
         return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
     if kind in (list, tuple):
@@ -122,16 +122,3 @@ def _from_outside(context: FailureContext, path: str) -> str:
     names = filter(None, map(context.describer.living_result, context.describer.numbers()))
     ending = path.removeprefix("self")
     return next((name.path for name in names if path.startswith("self.") and name.path.endswith(ending)), "")
-
-
-def _kind(context: FailureContext, path: str) -> type | None:
-    """Return the type of what a variable holds at the line that called backward; None if that is unknown."""
-    try:
-        node = ast.parse(path, mode="eval").body
-    except SyntaxError:  # the name of a value that no expression reaches
-        return None
-    value = FailingExpression(node, _NOWHERE, context.variables()).value(node)
-    return None if value is None else type(value)
-
-
-_NOWHERE = compile("", "<nowhere>", "exec")

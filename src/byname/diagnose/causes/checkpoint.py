@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.quiet import DisableTorchFunction
+from byname.source.code import expression
 from byname.tracking.call import Call
 from byname.tracking.tracker import logs
 
@@ -111,7 +113,8 @@ def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
 
 def _key(call: Call) -> tuple[int, int, str, int]:
     module = None if call.module is None else call.module()
-    return id(call.code), call.instruction, call.name, id(module)
+    place = (0, 0) if call.inside else (id(call.code), call.instruction)  # of a layer the line that led to it differs
+    return *place, call.name, id(module)
 
 
 def _told(context: FailureContext, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
@@ -124,8 +127,35 @@ def _told(context: FailureContext, left_out: Sequence[Call], added: Sequence[Cal
         words = f"{what[0]} was computed the first time, but {what[1]} in its place the second time"
     else:
         words = f"{what[0]} was computed only the {'first' if left_out else 'second'} time"
+    mode, remedy = _mode(left_out, added), _REMEDY
+    if mode:
+        words += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
+        remedy = "call train() and eval() after the backward or before the forward, not between the two"
     message = f"the checkpointed part did not do the same when backward recomputed it: {words}"
-    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, context.noticed), _REMEDY)
+    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, context.noticed), remedy)
+
+
+def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, str] | None:
+    """Return a module, its former mode and its mode now, if the difference is that of training and evaluation."""
+    for call in (*left_out, *added):
+        module = None if call.module is None else call.module()
+        if module is not None and ((dropped := "dropout" in call.name) or _branches_by_mode(call)):
+            now = module.training
+            if not dropped or now is (call in added):
+                modes = ("evaluation", "training") if now else ("training", "evaluation")
+                return f"the {type(module).__name__}", *modes
+    return None
+
+
+def _branches_by_mode(call: Call) -> bool:
+    """Return whether a call stands in a branch of an ``if self.training:``."""
+    found = None if call.code is None else expression(call.code, call.instruction)
+    node: Any = None if found is None else found.node
+    while node is not None:
+        if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test).removeprefix("not ") == "self.training":
+            return True
+        node = getattr(node, "parent", None)
+    return False
 
 
 def _name(call: Call) -> Name:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -19,8 +21,32 @@ from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
+from byname.source.location import is_torch, locate
 
-__all__ = ["hooked_in_place", "inference_tensor", "view_in_place"]
+__all__ = ["batch_norm_in_vmap", "hooked_in_place", "inference_tensor", "view_in_place"]
+
+
+def batch_norm_in_vmap(context: FailureContext, error: BaseException) -> Finding | None:
+    """Return a finding about the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
+    found = (dict(locals_of(place.frame)).get("self") for place in context.places)
+    norm = next((one for one in found if issubclass(type(one), nn.modules.batchnorm._NormBase)), None)
+    if norm is None:
+        return None
+    part = "running_mean" if norm.weight is None else "weight"
+    name = context.name(getattr(norm, part))
+    outwards = itertools.dropwhile(lambda place: place.frame.f_code.co_name != "vmap_impl", context.places)
+    outside = next((place for place in outwards if not is_torch(place.frame.f_code.co_filename)), None)
+    mapped = None if outside is None else locate(outside.frame.f_code, outside.instruction).site
+    name = replace(name, path=name.path.removesuffix(f".{part}"))
+    message = (
+        f"the {type(norm).__name__} {quote(name)} updates its running statistics in place{at(context.noticed)}, and "
+        f"vmap{at(mapped)} gives it other values for each sample"
+    )
+    remedy = (
+        "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
+        "which drops the running statistics"
+    )
+    return Finding("batch-norm-in-vmap", message, culprits_of(name), known_sites(context.noticed, mapped), remedy)
 
 
 def view_in_place(context: FailureContext, error: BaseException) -> Finding | None:

@@ -20,6 +20,10 @@ _SAME_LINE = (
     "if {it} is carried over from an earlier iteration, {detach}; if it depends on parameters, compute it inside the "
     "iteration. retain_graph=True would keep every earlier iteration in memory"
 )
+_SAME_ROOT = (
+    "compute {it} anew before this backward, in a forward of its own: an earlier backward has already gone through it. "
+    "retain_graph=True in that one is right only if nothing that the graph needs is changed in between, as by a step"
+)
 _OTHER_LINE = (
     "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
     "in the first backward keeps all saved tensors in memory until the second, and allows no optimizer step in between"
@@ -79,6 +83,8 @@ def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
         f"saved there are gone: {by}"
     )
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
+    if stamped.issuperset(context.walk.roots):
+        remedy = _SAME_ROOT
     name = f"`{variable.path}`" if variable.path else "it"
     sites = known_sites(made, carrier.join, freed, context.noticed)
     detach = letting_go(context, variable, made)

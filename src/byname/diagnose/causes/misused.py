@@ -5,7 +5,6 @@ PyTorch's error says which rule was broken; each finding names the tensor, the c
 
 from __future__ import annotations
 
-import ast
 import dis
 import re
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,15 @@ from torch.utils.checkpoint import CheckpointFunction
 from byname.autograd.walk import Walk
 from byname.diagnose.context import FailureContext, made_at, message_of
 from byname.diagnose.engine import engine_call
-from byname.diagnose.failing_expression import FailingExpression
+from byname.diagnose.failing_expression import value_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote
 from byname.reading.arguments import parameters_of
-from byname.reading.frames import Place, locals_of
+from byname.reading.frames import locals_of
 from byname.reading.objects import found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, is_library, locate
+from byname.source.location import Site, locate
 from byname.table import counted
 
 __all__ = [
@@ -131,39 +130,22 @@ def copy_of_graph(context: FailureContext, error: BaseException) -> Finding | No
     tensor = next((found for frame in frames if is_tensor(found := dict(locals_of(frame)).get("self"))), None)
     if tensor is None:
         return None
-    name, made, called = context.name(tensor), made_at(tensor), _programs_line(context)
+    name, made, called = context.name(tensor), made_at(tensor), context.noticed
     message = (
         f"copy.deepcopy{at(called)} met {quote(name)}, which belongs to a graph: it was computed{at(made)}, and only "
         "tensors that the program made itself can be copied so"
     )
-    path = name.path if not name.relation and _leads_to(context, name.path, tensor) else ""
-    remedy = (
-        f"put `{path} = {path}.detach()` before the copy, which drops its graph"
-        if path
-        else "keep it without its graph, as by .detach(), or drop it before the copy"
-    )
+    path = name.path if not name.relation and value_at(context, name.path) is tensor else ""
+    if made is not None and (made.target or "").startswith("self."):  # other objects of the class have one, too
+        remedy = (
+            f"where it is stored{at(made)}, go on computing with a variable, and store only its values, `{made.target} "
+            "= variable.detach()`"
+        )
+    elif path:
+        remedy = f"put `{path} = {path}.detach()` before the copy, which drops its graph"
+    else:
+        remedy = "keep it without its graph, as by .detach(), or drop it before the copy"
     return Finding("copy-of-graph", message, culprits_of(name), known_sites(made, called), remedy)
-
-
-def _leads_to(context: FailureContext, path: str, tensor: torch.Tensor) -> bool:
-    """Return whether a path is an expression for a tensor at the innermost line of the program that an error passed."""
-    place = _programs_place(context)
-    try:
-        node = ast.parse(path, mode="eval").body
-    except SyntaxError:  # the name of a value that no expression reaches
-        return False
-    variables = {} if place is None else {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    return place is not None and FailingExpression(node, place.frame.f_code, variables).value(node) is tensor
-
-
-def _programs_line(context: FailureContext) -> Site | None:
-    place = _programs_place(context)
-    return None if place is None else locate(place.frame.f_code, place.instruction).site
-
-
-def _programs_place(context: FailureContext) -> Place | None:
-    """Return the innermost place of the program, and not of a library such as ``copy``, that an error passed."""
-    return next((one for one in context.places if not is_library(one.frame.f_code.co_filename)), None)
 
 
 def scaler_order(context: FailureContext, error: BaseException) -> Finding | None:

@@ -105,7 +105,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     made = None if log is None else _making_in(log, root)
     if log is None or made is None:
         return [], False
-    into, out = locate(made.code, made.instruction), [DetachPoint(*raw) for raw in log.cuts]
+    into, out = locate(made.code, made.instruction), [DetachPoint(*raw) for raw in log.cuts if raw[3] != "grad"]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {cut.place: cut for cut in out if cut.result is None and cut.number >= begin}
     sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
@@ -225,6 +225,11 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
         "tensor as_tensor asarray array from_numpy".split(),
         "is made anew from the numbers of others, which have no gradient then",
         "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element",
+    ),
+    (
+        ["grad"],
+        "is the result of autograd.grad() without create_graph=True, so it has no graph",
+        "pass create_graph=True to it",
     ),
     (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),
     (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
@@ -360,8 +365,9 @@ class _Evidence:
     def __init__(self, context: FailureContext, log: Log) -> None:
         saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
         self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
+        self._carried = [cut for cut in self._carried if cut.name != "grad"]  # as in an attack: meant to be constant
         begin = _begin(context)
-        every = (DetachPoint(*raw) for raw in log.cuts)
+        every = (DetachPoint(*raw) for raw in log.cuts if raw[3] != "grad")
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)

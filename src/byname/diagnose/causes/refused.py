@@ -64,8 +64,8 @@ def unused_input(context: FailureContext, error: BaseException) -> Finding | Non
     outputs = quote_all([name for name in named if name.path]) or "the outputs"
     message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
     remedy = (
-        "pass allow_unused=True (their gradient is then None) or materialize_grads=True (it is then zeros), or leave "
-        "them out"
+        "pass materialize_grads=True (their gradient is then zeros), or leave them out; with allow_unused=True alone "
+        "it is None, which arithmetic refuses"
     )
     part = unused[0] if len(unused) == 1 else None
     whole = None if part is None else _used_whole(context, part)
@@ -119,7 +119,7 @@ def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | N
         return None
     name, made = context.name(tensor), made_at(tensor)
     behind = _parameters_behind(context, tensor)
-    lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
+    lost = f", so {quote_all(behind, most=1)} would get no gradient through it" if behind else ""
     message = f"NumPy{at(context.noticed)} is to read {quote(name)}, which requires grad; an array has no graph{lost}"
     it = name.path if name.exact and name.path else "x"
     remedy = (

@@ -30,7 +30,7 @@ from byname.naming.name import Name, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.arguments import parameters_of
-from byname.reading.frames import caller
+from byname.reading.frames import caller, programs_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, locate
@@ -77,7 +77,7 @@ class FiniteWatch:
         walk = _walk(roots)
         if walk is None:
             return
-        frame = caller()
+        frame = programs_frame(caller())
         place = None if frame is None else locate(frame.f_code, frame.f_lasti)
         bad = [root for root in walk.tensors if not is_finite(root)]
         if bad:
