@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import itertools
 import os
 import signal
@@ -138,3 +139,35 @@ def signals_come():
     except KeyboardInterrupt:
         return True
     return False
+
+
+class Calls(Lines):
+    """Follows the moments at which Python looks for signals: a function of byname begins, or one of C has returned.
+
+    The guard against signals is followed as well, and what runs before anything is held.
+    """
+
+    def __init__(self, at=None, throw=None, held=()):
+        super().__init__(at, throw)
+        self._begun = False
+
+    def __call__(self, function):
+        before = sys.getprofile()
+        sys.setprofile(self._profile)
+        try:
+            return function()
+        finally:
+            sys.setprofile(before)
+
+    def _profile(self, frame, event, argument):
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:  # Python drops what is raised as one is closed
+            return
+        if not self._begun:  # the function itself begins, which nothing can help
+            self._begun = True
+            return
+        self.seen.append((frame.f_code.co_filename[len(PACKAGE) :], frame.f_lineno))
+        if len(self.seen) - 1 == self._at:
+            self.thrown = f"{self.seen[-1][0]}:{self.seen[-1][1]}"
+            self._throw()

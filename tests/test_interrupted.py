@@ -1,5 +1,6 @@
 """An interrupt or an error at any line of entering, leaving, closing and removing: all or nothing, and it can be done again."""
 
+import contextlib
 import copyreg
 import functools
 import gc
@@ -10,6 +11,9 @@ import threading
 
 import pytest
 import torch
+from interrupting import (
+    Calls as Moments,
+)
 from interrupting import (
     at_a_line,
     begin_of,
@@ -25,6 +29,7 @@ from torch import nn
 import byname
 from byname.cli.calls import Calls
 from byname.diagnose.explaining import Explaining
+from byname.edits.stopping import Stopped
 from byname.recording.recorder import Recorder
 from byname.tracing.eager import EAGERLY
 from byname.watch.handle import Handle
@@ -343,3 +348,57 @@ def test_growth_that_was_interrupted_as_it_was_left_can_be_left_again(monkeypatc
     held.append(torch.ones(1000))
     left(grown)
     assert [(row["name"], row["count"]) for row in grown.rows()] == [("held[*]", 1)]
+
+
+def captured(model):
+    return byname.capture(model, ["fc", "act", "fc.weight.grad"], stop=True)
+
+
+BLOCKS = {
+    "capture": captured,
+    "track": lambda model: byname.track(),
+    "track allocations": lambda model: byname.track(allocations=True),
+    "explaining": lambda model: byname.explaining(),
+    "attach": lambda model: byname.watch.attach(model, ["fc", "tanh"], lambda event: None),
+    "interject": lambda model: byname.interject(model, "fc", changed),
+    "observe": HANDLES["observe"],
+    "skip": lambda model: byname.skip(model, "act"),
+    "ablate": lambda model: byname.ablate(model, "act"),
+    "record": lambda model: byname.record(model, "act"),
+}
+
+
+@pytest.mark.sees_nothing
+@pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_signal_at_any_moment_of_entering_and_leaving_leaves_nothing_in_force(kind, everything_as_before):
+    model, x = new_model(), torch.ones(1, 2)
+    before = of_model(model, x)
+
+    def used_in(context):
+        context.__enter__()
+        with contextlib.suppress(Stopped):
+            model(x)
+
+    for begins in (True, False):
+        for moment in itertools.count():
+            context = BLOCKS[kind](model)
+            if begins:
+                step = context.__enter__
+            else:
+                used_in(context)
+                step = functools.partial(context.__exit__, None, None, None)
+            calls = Moments(moment, by_signal)
+            try:
+                calls(step)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert calls.thrown is None, f"the interrupt at {calls.thrown} was lost"
+            if calls.thrown is None:
+                if begins:
+                    left(context)
+                break
+            if kind == "capture" and not begins:
+                context.forget()  # it waits for gradients until then
+            assert (of_model(model, x), of_process()) == (before, everything_as_before), (begins, calls.thrown)

@@ -126,6 +126,7 @@ class Capture(Mapping[str, Any]):
             return self
         except BaseException:
             self.__exit__(*sys.exc_info())
+            self.forget()
             raise
 
     def _attach(self, stack: ExitStack) -> None:
