@@ -84,8 +84,8 @@ def _in_engine(frame: FrameType | None) -> bool:
 
 def _hooks_stop_backward() -> bool:
     """Return whether a backward stands still while one of its hooks runs: there is no thread for nodes of a device."""
-    on_mps = torch.backends.mps.is_available()  # type: ignore[no-untyped-call]
-    return not (on_mps or torch.cuda.is_initialized() or torch.xpu.is_initialized())
+    accelerated = torch.backends.mps.is_available(), torch.cuda.is_initialized(), torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
+    return not any(accelerated)
 
 
 def not_ended(left_out: str) -> str:

@@ -75,11 +75,12 @@ class States:
         """Add hooks that report tensors which are computed in the place of a parameter, in forwards of the model."""
         self._recomputed = []
         for spot, deliver in spots:
-            hook = hooks.after
+            computed = partial(self._computed, spot, deliver)
             if spot.name and not (self._running.reads or spot.gradient):
-                hook = hooks.before
+                hooks.before(spot.module, computed)
                 self._recomputed.append(spot.module)
-            hook(spot.module, partial(self._computed, spot, deliver))
+            else:
+                hooks.after(spot.module, computed)
 
     def _computed(self, spot: Spot, deliver: Deliver, module: nn.Module, *given: Any) -> Any:
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
