@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from byname import __version__
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.completion import Completion
@@ -62,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         description="Explain errors, list live tensors and record values of a PyTorch program, without changing it.",
     )
     python = sys.version.split()[0]
-    known = f"byname {__version__} (PyTorch {version('torch')}, Python {python})"
+    known = f"byname {version('byname')} (PyTorch {version('torch')}, Python {python})"
     whole.add_argument("--version", action="version", version=known, help="show the versions, and exit")
     commands = whole.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
