@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
-from byname.errors import BadArgumentError, NoMatchError
+from byname.errors import BadArgumentError
 from byname.watch.attach import attach
 
 PLACES = [
@@ -98,8 +98,10 @@ class TestParametrised:
         model.eval()
         places = [*PLACES, "blocks.1.qkv.weight_g", "head.weight_orig", "head.weight_orig.grad"]
         assert_each_place_is_told(model, lambda model: model(x), places)
-        with pytest.raises(NoMatchError, match="weight_v"):
-            attach(model, "blocks.1.qkv.weight", print)
+        seen = []
+        with attach(model, "blocks.1.qkv.weight", lambda event: seen.append(event.value)):
+            model(x)
+        assert len(seen) == 1 and torch.equal(seen[0], model.blocks[1].qkv.weight)
 
 
 class TestTransforms:

@@ -124,7 +124,8 @@ def computed_in(module: nn.Module) -> dict[str, nn.Module | None]:
     """
     held, parameters = module.__dict__, [*state_of(module, "parameter")]
     made = {name for name, one in held.items() if is_tensor(one) and any(p.startswith(f"{name}_") for p in parameters)}
-    around = held.get("_modules", {}).get("parametrizations")
+    modules = held.get("_modules")  # of a module in TorchScript it is no dict
+    around = modules.get("parametrizations") if isinstance(modules, dict) else None
     return {**dict.fromkeys(made), **({} if around is None else around.__dict__["_modules"])}
 
 
