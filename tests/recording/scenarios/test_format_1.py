@@ -64,7 +64,7 @@ def test_a_file_of_format_1_reads_as_it_was_written(name, tmp_path):
         assert list(recording["part"].shards) == [SHARD] * 2
     assert list(rows) == [*expected]
     assert rows["text"] == {
-        "path": "text", "kind": "str", "shape": (), "records": 4, "iterations": "0-7", "ranks": (0, 3), "bytes": 32
+        "path": "text", "kind": "str", "shape": None, "records": 4, "iterations": "0-7", "ranks": (0, 3), "bytes": 32
     }  # fmt: skip
     assert rows["fc1.weight"]["shape"] == (2, 3) and rows["fc1.weight"]["records"] == 4
     assert rows["fc1.weight"]["how"] == str(ASKED)
