@@ -104,7 +104,10 @@ class Following:
         for module, registry, name in self._held:
             if getattr(module, registry).get(name) is None:
                 return True
-        return self._stale or any(len(module.__dict__["_modules"]) != count for module, count in self._counts)
+        for module, count in self._counts:
+            if len(module.__dict__["_modules"]) != count:
+                return True
+        return self._stale
 
     def install(self) -> None:
         """Install the hook sets, and PyTorch's hook on the registration of modules."""
@@ -199,8 +202,9 @@ class Following:
         self.variables.look()
         if not self._running.iteration:
             self._note_unreached()
-        modules, doubted, self._doubted = self.binding.modules if self._doubted else {}, self._doubted, set()
-        self._running.end({path for path in doubted if self.binding.unmet(path, modules[_owner(path, modules)])})
+        if self._doubted:
+            modules, doubted, self._doubted = self.binding.modules, self._doubted, set()
+            self._running.end({path for path in doubted if self.binding.unmet(path, modules[_owner(path, modules)])})
         if self.binding.end():
             self._look()
 
