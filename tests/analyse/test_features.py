@@ -230,7 +230,18 @@ def test_sequences_have_their_channels_last(analyser):
     other = [batch.movedim(-1, 1) for batch in batches]
     sequences, images = figures_of(analyser(channel_dim=-1), batches), figures_of(analyser(), other)
     assert sequences.pop("note", None) is None or images.pop("note")
+    assert (sequences.pop("channel_dim"), images.pop("channel_dim")) == (-1, 1)
     assert equal(sequences, images)
+
+
+def test_the_result_says_which_dimension_the_channels_are():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(2), nn.LayerNorm(9))
+    several = Several(*(one() for one in ANALYSERS[:-1]))
+    with torch.no_grad(), byname.observe(model, ["0", "2"], several):
+        model(torch.randn(4, 3, 5, 5))
+    found = several.result()
+    for name in found["0"]:
+        assert (found["0"][name]["channel_dim"], found["2"][name]["channel_dim"]) == (1, -1)
 
 
 @pytest.mark.parametrize("analyser", [*ANALYSERS, lambda: Several(*(one() for one in ANALYSERS))])

@@ -82,7 +82,7 @@ class Surroundings:
         self._explicit = path.endswith(_BY_HEADS)
         around = [one for one in _outwards(path) if one in modules]
         self._scopes = [modules[one] for one in around]
-        self._inside = path[len(around[0]) :]
+        self._inside = re.sub(r"^\.?forward(?=\[|$)", "", path[len(around[0]) :])
         self._read: dict[int, FeatureScope] = {}
         self._found: dict[tuple[int, int, int], FeatureDim | None] = {}
 
@@ -219,7 +219,7 @@ def _sizes(module: nn.Module, names: tuple[str, ...]) -> Iterator[int]:
             yield size
 
 
-_OF_SEQUENCES = re.compile(r"(\[0\])?|\.input(\[(0|'(input|query|key|value)')\])?")
+_OF_SEQUENCES = re.compile(r"(\[0\])?|\.?input(\[(0|'(input|query|key|value)')\])?")
 """What stands behind a layer's path in the places of its sequences."""
 _BATCH_FIRST: tuple[Any, ...] = (nn.MultiheadAttention, nn.RNNBase, nn.Transformer)
 _OF_PYTORCH = (
