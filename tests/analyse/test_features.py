@@ -234,14 +234,13 @@ def test_sequences_have_their_channels_last(analyser):
     assert equal(sequences, images)
 
 
-def test_the_result_says_which_dimension_the_channels_are():
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(2), nn.LayerNorm(9))
-    several = Several(*(one() for one in ANALYSERS[:-1]))
-    with torch.no_grad(), byname.observe(model, ["0", "2"], several):
+@pytest.mark.parametrize("analyser", ANALYSERS[:-1])
+def test_the_result_says_which_dimension_the_channels_are(analyser):
+    model, found = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(2), nn.LayerNorm(9), nn.Linear(9, 2)), analyser()
+    with torch.no_grad(), byname.observe(model, ["0", "2", "3.weight"], found):
         model(torch.randn(4, 3, 5, 5))
-    found = several.result()
-    for name in found["0"]:
-        assert (found["0"][name]["channel_dim"], found["2"][name]["channel_dim"]) == (1, -1)
+    figures = found.result()
+    assert (figures["0"]["channel_dim"], figures["2"]["channel_dim"]) == (1, -1)
 
 
 @pytest.mark.parametrize("analyser", [*ANALYSERS, lambda: Several(*(one() for one in ANALYSERS))])
