@@ -331,3 +331,63 @@ def test_functional_names_that_are_operations_stay_operations(x):
     assert torch.equal(told[2], F.softmax(x - x.max(), -1))
     (high,) = seen(model, "softmax.high", x)
     assert high[2] == x.max()
+
+
+def in_its_place(module, x):
+    doubled = x * 2
+    return module.linear(doubled)
+
+
+IN_ITS_PLACE = {"quick": in_its_place}
+
+
+def dispatched(forward):
+    @functools.wraps(forward)
+    def wrapper(self, x):
+        return IN_ITS_PLACE.get(self.kind, forward)(self, x)
+
+    return wrapper
+
+
+def replaced(forward):
+    @functools.wraps(forward)
+    def wrapper(self, x):
+        return in_its_place(self, x)
+
+    return wrapper
+
+
+class Experts(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind = nn.Linear(2, 2), kind
+
+    @dispatched
+    def forward(self, x):
+        own = x + 1
+        return self.linear(own)
+
+
+class AlwaysReplaced(Experts):
+    @replaced
+    def forward(self, x):
+        own = x + 1
+        return own
+
+
+@pytest.mark.parametrize("model", [Experts("quick"), AlwaysReplaced("")])
+def test_a_function_that_a_decorator_runs_in_the_place_of_the_forward_has_places(model):
+    x = torch.randn(1, 2)
+    rows = {row["path"]: row for row in byname.points(model, example=x).rows()}
+    assert rows["in_its_place.doubled"]["shape"] == (1, 2) and not rows["forward.own"]["calls"]
+    assert torch.equal(byname.capture(model, "in_its_place.doubled")(x)["in_its_place.doubled"], x * 2)
+    with byname.record(model, "in_its_place") as rec:
+        result = model(x)
+    assert torch.equal(rec.results["in_its_place"].values[0], result)
+    with byname.patch(model, "in_its_place.doubled", lambda doubled: doubled * 0):
+        assert torch.equal(model(x), model.linear(x * 0))
+
+
+def test_where_a_decorator_runs_the_forward_its_other_functions_are_not_in_the_map():
+    paths = [row["path"] for row in byname.points(Experts("own"), example=torch.randn(1, 2)).rows()]
+    assert "forward.own" in paths and not [path for path in paths if path.startswith("in_its_place")]

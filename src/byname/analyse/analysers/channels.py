@@ -83,8 +83,8 @@ class Layout(Statistic):
         return self.channel_dim, self.channels
 
     def figures(self) -> dict[str, int]:
-        """Which dimension was taken for the channels; nothing where none was."""
-        return {"channel_dim": self.channel_dim or 1} if self.count else {}
+        """Which dimension was taken for the channels; nothing where there was no choice."""
+        return {} if self.channel_dim is None else {"channel_dim": self.channel_dim}
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> NoReturn:
         raise BadArgumentError("a value is taken by take(...)")
