@@ -113,7 +113,9 @@ def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
 
 def _key(call: Call) -> tuple[int, int, str, int]:
     module = None if call.module is None else call.module()
-    place = (0, 0) if call.inside else (id(call.code), call.instruction)  # of a layer the line that led to it differs
+    # The line that led to a layer of PyTorch's is the forward's the first time, and the backward's the second.
+    layer = type(module).__module__.startswith("torch.nn.")
+    place = (0, 0) if layer else (id(call.code), call.instruction)
     return *place, call.name, id(module)
 
 
