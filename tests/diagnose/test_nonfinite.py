@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import byname
+from byname.diagnose.explaining import Explaining
 from byname.diagnose.nonfinite.backward import WatchedRun
 from byname.diagnose.nonfinite.watch import FiniteWatch
 
@@ -464,7 +465,7 @@ def test_threads_do_not_disturb_each_other():
 
 def found_by_explaining(program):
     found = []
-    with byname.diagnose.explaining.Explaining(non_finite=found.append):
+    with Explaining(non_finite=found.append):
         program()
     return found
 
