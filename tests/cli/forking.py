@@ -38,9 +38,16 @@ sys.exit(main(case["command"]))
 
 
 LEAKS = re.compile(
-    rb"(nanobind: |^ - (leaked|\.\.\. skipped) ).*\n|See https://nanobind.*?refleaks\.html", re.MULTILINE
+    rb"nanobind:\s+leaked\b.*?refleaks\.html(\r?\n)?|^(nanobind:| - (leaked|\.\.\. skipped)\b)[^\n]*\n?",
+    re.DOTALL | re.MULTILINE,
 )
-"""What Triton, which builds with CUDA bring along, says at the end of a process whose objects are frozen."""
+"""What Triton, which builds with CUDA bring along, says at the end of a process whose objects are frozen: from its
+first line to the address that it ends with, however the lines are broken; or line by line where there is no address."""
+
+
+def without_leaks(written):
+    """What a process has written, without Triton's complaint."""
+    return LEAKS.sub(b"", written)
 
 
 class Ending(NamedTuple):
@@ -67,7 +74,8 @@ class Forks:
 
         thawed: let a census look at a heap that is not frozen, which is quicker; at the end, what only the collector
             would free is then left as it is.
-        to: a pipe or a terminal that both streams go to; what is written there is then not returned.
+        to: a pipe or a terminal that both streams go to; what is written there is then not returned, and the reader
+            takes `without_leaks` of it.
         """
         streams = {name: folder.parent / f"{folder.name}.{name}" for name in ("in", "out", "err")}
         streams["in"].write_bytes(given)
@@ -83,7 +91,7 @@ class Forks:
         code = int(self.process.stdout.readline())
         if to:
             return Ending(code, b"", b"")
-        return Ending(code, streams["out"].read_bytes(), LEAKS.sub(b"", streams["err"].read_bytes()))
+        return Ending(code, streams["out"].read_bytes(), without_leaks(streams["err"].read_bytes()))
 
     def close(self):
         self.process.stdin.close()
@@ -94,4 +102,4 @@ class Forks:
 def run_started(folder, command, given=b""):
     """The same for a Python that is started."""
     done = subprocess.run([sys.executable, "-u", *command], cwd=folder, input=given, capture_output=True, timeout=120)
-    return Ending(done.returncode, done.stdout, done.stderr)
+    return Ending(done.returncode, done.stdout, without_leaks(done.stderr))

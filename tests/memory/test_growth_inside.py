@@ -1,5 +1,6 @@
 """Inside of its block a growth is, as a sequence and as a table, the growth so far."""
 
+import pytest
 import torch
 
 import byname
@@ -32,3 +33,10 @@ def test_without_marks_there_are_none():
     assert growth[0].marks == ()
     assert growth.rows()[0]["a mark"] == ""
     history.clear()
+
+
+@pytest.mark.parametrize("ask", [lambda one: one.rows(), len, list, lambda one: one[0], lambda one: one.to_pandas()])
+def test_a_growth_that_was_not_entered_has_no_rows_to_ask_for(ask):
+    with pytest.raises(byname.BadArgumentError, match="enter it first, as in `with byname.growth"):
+        ask(byname.growth())
+    assert "not entered" in str(byname.growth())

@@ -192,7 +192,9 @@ def test_numbers_that_are_not_finite_are_counted_and_left_out(page):
 def test_empty_things_say_so(page, model):
     recorder = byname.record(model, "1")
     recorder.close()
-    shown = page(recorder, series("nothing", []), byname.analyse.DeadUnits(), byname.growth())
+    with byname.growth() as growth:
+        pass
+    shown = page(recorder, series("nothing", []), byname.analyse.DeadUnits(), growth)
     assert "nothing was recorded" in shown.text
     assert "nothing came yet from 1" in shown.text
     assert "no place" in shown.text

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -56,11 +56,12 @@ def backward_elsewhere() -> bool:
     me = threading.get_ident()
     if not _started_by_python(me):
         return False
-    running, still = _GATE.running(), {me, *_GATE.still()}
-    # No variable holds the frames: this function's own is among them.
-    return any(
-        ident not in still and (ident in running or _in_engine(at)) for ident, at in sys._current_frames().items()
-    )
+    running, still = _GATE.threads("passed"), {me}
+    if _hooks_stop_backward():
+        still |= _GATE.threads("looks") | _GATE.threads("waiting")
+    # No variable holds the frames, for this function's own is among them.
+    found = ((ident in running or _in_engine(at)) and ident not in still for ident, at in sys._current_frames().items())
+    return any(found)
 
 
 def _wait_until(reached: Callable[[], bool]) -> None:
@@ -84,8 +85,8 @@ def _in_engine(frame: FrameType | None) -> bool:
 
 def _hooks_stop_backward() -> bool:
     """Return whether a backward stands still while one of its hooks runs: there is no thread for nodes of a device."""
-    accelerated = torch.backends.mps.is_available(), torch.cuda.is_initialized(), torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
-    return not any(accelerated)
+    used = torch.cuda.is_initialized() or torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
+    return not (used or torch.backends.mps.is_available())
 
 
 def not_ended(left_out: str) -> str:
@@ -99,11 +100,6 @@ class _Turn:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-
-
-def _others(turns: Iterable[_Turn]) -> list[_Turn]:
-    """Return the turns of other threads than this one."""
-    return [turn for turn in turns if turn.thread != threading.get_ident()]
 
 
 class _Gate:
@@ -124,21 +120,19 @@ class _Gate:
     def renew(self) -> None:
         """Open it for good, as after a fork: the threads that had closed it are gone."""
         self._lock = threading.RLock()  # a look may go, and say so, wherever memory is given back
-        self._looks: weakref.WeakSet[_Turn] = weakref.WeakSet()
-        self._waiting: weakref.WeakSet[_Turn] = weakref.WeakSet()
-        self._passed: weakref.WeakSet[_Turn] = weakref.WeakSet()
+        self._turns = {kind: weakref.WeakSet[_Turn]() for kind in ("looks", "waiting", "passed")}
         if self._function is not None and self.code is not None:
             self._function.__code__ = self.code
 
     def close(self, look: _Turn) -> bool:
         """Close it, if it is this thread's turn, until the look is over, or gone, should nobody say that it is over."""
         with self._lock:
-            others = _others(self._looks)
+            others, looking = self._others("looks"), self.threads("looks")
             # who looks may wait for the backward that this thread is in, which so must not wait for the look
-            blocked = not self._is_inside() if others else _others(self._waiting)
-            if blocked and len(others) == len(self._looks):
+            blocked = not self._is_inside() if others else self._others("waiting")
+            if blocked and look.thread not in looking:
                 return False
-            self._looks.add(look)
+            self._turns["looks"].add(look)
             if self._function is not None:
                 self._function.__code__ = _engine_run_backward.__code__
         weakref.finalize(look, self._over).atexit = False
@@ -147,15 +141,14 @@ class _Gate:
     def open(self, look: _Turn) -> None:
         """Say that a look is over; a second time does nothing. A backward that stood still goes on in its turn."""
         with self._lock:
-            self._looks.discard(look)
-            nested = len(_others(self._looks)) < len(self._looks)
+            self._turns["looks"].discard(look)
         self._over()
-        if self._is_inside() and _hooks_stop_backward() and not nested:
-            self._wait(self._nobody_looks)
+        if self._is_inside() and _hooks_stop_backward() and look.thread not in self.threads("looks"):
+            self._wait(lambda: not self._others("looks"))
 
     def _over(self) -> None:
         with self._lock:
-            if not self._looks and self._function is not None and self.code is not None:
+            if not self._turns["looks"] and self._function is not None and self.code is not None:
                 self._function.__code__ = self.code
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,22 +159,18 @@ class _Gate:
             return self._engine()(*args, **kwargs)
         finally:
             with self._lock:
-                self._passed.discard(backward)
+                self._turns["passed"].discard(backward)
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         """Wait; no other thread begins to look before."""
         turn = _Turn()
         try:
             with self._lock:
-                self._waiting.add(turn)
+                self._turns["waiting"].add(turn)
             _wait_until(reached)
         finally:
             with self._lock:
-                self._waiting.discard(turn)
-
-    def _nobody_looks(self) -> bool:
-        with self._lock:
-            return not _others(self._looks)
+                self._turns["waiting"].discard(turn)
 
     def _engine(self) -> Callable[..., Any]:
         assert self._function is not None
@@ -190,25 +179,23 @@ class _Gate:
 
     def _may_pass(self, backward: _Turn) -> bool:
         with self._lock:
-            passes = self._is_inside() or self._nobody_looks()
-            if passes:
-                self._passed.add(backward)
-            return passes
+            if self._others("looks") and not self._is_inside():
+                return False
+            self._turns["passed"].add(backward)
+            return True
 
     def _is_inside(self) -> bool:
         """Return whether this thread is in a backward."""
         me = threading.get_ident()
-        return me in self.running() or not _started_by_python(me) or _in_engine(sys._getframe())
+        return me in self.threads("passed") or not _started_by_python(me) or _in_engine(sys._getframe())
 
-    def running(self) -> set[int]:
-        """Return the threads that have come through and are about to run the engine, or do."""
+    def threads(self, kind: str) -> set[int]:
+        """Return the threads that make "looks", are "waiting", or have "passed" to run the engine."""
         with self._lock:
-            return {turn.thread for turn in self._passed}
+            return {turn.thread for turn in self._turns[kind]}
 
-    def still(self) -> set[int]:
-        """Return the threads whose backward stands still for as long as anybody looks."""
-        with self._lock:
-            return {turn.thread for turn in (*self._looks, *self._waiting)} if _hooks_stop_backward() else set()
+    def _others(self, kind: str) -> set[int]:
+        return self.threads(kind) - {threading.get_ident()}
 
 
 def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:

@@ -107,11 +107,7 @@ class Explaining:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        left: tuple[Any, ...] | None = None,
+        self, kind: Any, error: BaseException | None, traceback: TracebackType | None, left: Any = None
     ) -> None:
         try:
             left = self._blocks.last()
@@ -119,7 +115,7 @@ class Explaining:
                 safely(self._note, error)
             self._blocks.leave(left)
         except BaseException:
-            self._blocks.leave(left)  # for an interrupt on the way
+            self._blocks.leave(left)  # an interrupt may have come on the way
             raise
         safely(self._tell_of_swallowed, error)
         if error is not None:

@@ -125,7 +125,7 @@ class Capture(Mapping[str, Any]):
                 self._attach(stack)
             return self
         except BaseException:
-            self.__exit__(*sys.exc_info())
+            self._leave(*sys.exc_info())
             self.forget()
             raise
 
@@ -157,7 +157,9 @@ class Capture(Mapping[str, Any]):
         mine = isinstance(error, Stopped) and error.by is self._stopper
         with defer_signals():
             stack, self._running = self._running, None
-            with stack or ExitStack() as stack:
+            if stack is None:  # left before
+                return mine
+            with stack:
                 if isinstance(error, Stopped) and mine:
                     self._why_no_output = "the forward was ended early (stop=True), and so has no output"
                     finish(error)

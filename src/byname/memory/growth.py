@@ -172,12 +172,12 @@ class Growth(Rows[Grown]):
     @property
     def items(self) -> Sequence[Grown]:  # type: ignore[override]
         """The rows; inside the block as of now."""
-        if not (self._entered or self._marks):
-            raise BadArgumentError(_NOT_ENTERED)
         if self._entered:
             self.mark()
             self._marks.pop()
             self._graphs.pop()
+        elif not self._marks:
+            raise BadArgumentError(_NOT_ENTERED)
         return self._found
 
     def __iter__(self) -> Iterator[Grown]:
@@ -200,10 +200,13 @@ class Growth(Rows[Grown]):
 
     def _shown(self) -> list[dict[str, Any]]:
         names = {"a mark": f"a {self._unit}"}
-        return [{names.get(key, key): value for key, value in row.items() if key != "remedy"} for row in self.rows()]
+        rows = self.rows() if self._marks else []
+        return [{names.get(key, key): value for key, value in row.items() if key != "remedy"} for row in rows]
 
     def _title(self) -> str:
         found = self._found  # as the rows above the title's table are: `_shown` has just taken them
+        if not self._marks:
+            return "not entered yet, as in `with byname.growth() as growth:`"
         if not found:
             return "no tensors became more or larger"
         if found is self._longer:

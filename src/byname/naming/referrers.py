@@ -142,7 +142,9 @@ def _references_for(frontier: OursById, known: References | None) -> References 
 
     The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
-    if known is not None or (len(frontier) <= _FEW and _alone() and not (gc.get_freeze_count() or _ASYNCIO_NEVER_ENDS)):
+    alone = len(sys._current_frames()) == 1  # else `gc.get_referrers` lists tuples that others are building; see `heap`
+    few = len(frontier) <= _FEW and alone and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS
+    if known is not None or few:
         return known
     return References(everything()[0])
 
@@ -160,11 +162,6 @@ def _add_holders(frontier: OursById, references: References | None, met: OursByI
 
 _FEW = 8
 """The most objects for which ``gc.get_referrers`` is faster than reading the whole heap."""
-
-
-def _alone() -> bool:
-    """Return whether no other thread runs Python, which may be building a tuple that ``gc.get_referrers`` lists."""
-    return len(sys._current_frames()) == 1
 
 
 class References:

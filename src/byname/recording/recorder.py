@@ -255,7 +255,8 @@ class Recorder:
                 raise
             note_on(error, f"byname: {lost}")  # what ended the program is the error to be seen
         except BaseException:
-            self._close(error)  # an interrupt may have come before the signals waited
+            if not self._closed:  # an interrupt came before the signals waited
+                self._close(error)
             raise
 
     def __repr__(self) -> str:

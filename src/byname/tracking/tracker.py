@@ -48,17 +48,13 @@ class Tracker:
         return self._blocks.enter(self.begin)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        left: tuple[Any, ...] | None = None,
+        self, kind: Any, error: BaseException | None, traceback: TracebackType | None, left: Any = None
     ) -> None:
         try:
             left = self._blocks.last()
             self._blocks.leave(left)
         except BaseException:
-            self._blocks.leave(left)  # for an interrupt on the way
+            self._blocks.leave(left)  # an interrupt may have come on the way
             raise
 
     def begin(self, block: Undo) -> Tracker:
