@@ -37,6 +37,6 @@ def test_without_marks_there_are_none():
 
 @pytest.mark.parametrize("ask", [lambda one: one.rows(), len, list, lambda one: one[0], lambda one: one.to_pandas()])
 def test_a_growth_that_was_not_entered_has_no_rows_to_ask_for(ask):
-    with pytest.raises(byname.BadArgumentError, match="enter it first, as in `with byname.growth"):
+    with pytest.raises(byname.errors.BadArgumentError, match="enter it first, as in `with byname.growth"):
         ask(byname.growth())
     assert "not entered" in str(byname.growth())

@@ -615,7 +615,6 @@ def test_what_is_no_cut():
         assert repr(loss) != str(x)
         torch.zeros_like(x).add_(x.new_ones(2))
         x.register_hook(lambda gradient: gradient * x.detach())
-        torch.autograd.grad(loss, x, retain_graph=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

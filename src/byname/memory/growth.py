@@ -281,7 +281,7 @@ def _grown(
     if enough:
         grown = [key for key in grown if _goes_on(groups[key], course)]
     new = {key for key in grown if _is_new(groups[key], course)}
-    first |= {key: next(mark[key] for mark in marks if key in mark) for key in new}
+    first |= {key: next(mark[key] for mark in reversed(marks[:-1]) if key in mark) for key in new}
     grown.sort(key=lambda key: (key in new, _order(groups[key], first.get(key, Size()), sizes[key])))
     claimed: set[int] = set()
     found = []
