@@ -192,10 +192,7 @@ def _emptied(found: Evidence) -> str:
     return ""
 
 
-_BOUND = (
-    "bound it: collections.deque(maxlen=...), or remove the entries that are no longer needed (with .pop() where one "
-    "is used)"
-)
+_BOUND = "bound it: collections.deque(maxlen=...), or remove entries once they are used: .pop(), .clear()"
 
 _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence], str]]] = (
     (

@@ -119,7 +119,7 @@ def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | N
         return None
     name, made = context.name(tensor), made_at(tensor)
     behind = _parameters_behind(context, tensor)
-    lost = f", so {quote_all(behind, most=1)} would get no gradient through it" if behind else ""
+    lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
     message = f"NumPy{at(context.noticed)} is to read {quote(name)}, which requires grad; an array has no graph{lost}"
     it = name.path if name.exact and name.path else "x"
     remedy = (
