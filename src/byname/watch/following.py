@@ -67,8 +67,7 @@ class Following:
         self._open = bool(selectors) or not all(spot.alone for spot in meaning.spots)
         self._stale = False
         self._doubted: set[str] = set()
-        self._handle: Any = None
-        self._let_go: Any = None
+        self._stop_hearing: weakref.finalize[[], Following] | None = None
         self._observe(meaning, binding)
 
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
@@ -118,18 +117,16 @@ class Following:
             if told is not None:
                 told(module, arriving)
 
-        self._handle = register_module_module_registration_hook(arrives)
-        self._let_go = weakref.finalize(self, self._handle.remove)
-        self._let_go.atexit = False
+        self._stop_hearing = weakref.finalize(self, register_module_module_registration_hook(arrives).remove)
+        self._stop_hearing.atexit = False
         for tap in self._taps:
             tap.install()
 
     def remove(self) -> None:
         """Remove them."""
         undo = Undo()
-        if self._handle is not None:
-            undo.add(self._handle.remove)
-            self._let_go.detach()  # otherwise each pause of an attachment would leave a finalizer while the model lives
+        if self._stop_hearing is not None:
+            undo.add(self._stop_hearing)
         for tap in self._taps:
             undo.add(tap.remove)
         undo()
