@@ -17,6 +17,7 @@ import numpy
 import numpy.typing
 import torch
 
+from byname.naming.children.python import held_by_torch_future
 from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
@@ -62,6 +63,8 @@ def reached_from(objects: list[object], others: list[object]) -> list[object]:
     while found or below:
         found += [held for lot in _in_lots(below) for held in gc.get_referents(*lot)]
         found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not track arrays
+        done = [one for one in found if issubclass(type(one), torch._C.Future)]  # nor what futures of C++ hold
+        found += [held for one in done for _, _, held in held_by_torch_future(one)]
         below = list({id(one): one for one in found if id(one) not in seen and gc.is_tracked(one)}.values())
         seen.update(map(id, below))
         objects += below
