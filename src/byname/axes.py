@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CURVE", "EDGE", "FILL", "GREY", "INK", "LINES", "MAP", "axes_of_size", "calm", "colours", "legend", "short"]
-
 INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
 FILL, EDGE = "#a8c7e6", "#1f5f99"
 CURVE = EDGE

@@ -17,19 +17,6 @@ from torch import Tensor
 
 from byname.errors import NotStorableError, RecordingError
 
-__all__ = [
-    "bytes_of",
-    "decoded",
-    "dtype_name",
-    "dtype_named",
-    "encoded",
-    "has_numbers",
-    "size_of",
-    "size_of_numbers",
-    "tensor_of",
-    "TENSOR_BYTES",
-]
-
 _BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
 """How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
 no operation for bits and for what is smaller than a byte, and a quantized tensor without its scale ends the process."""

@@ -10,40 +10,6 @@ from typing import Any
 
 from byname.text import printable_lines
 
-__all__ = [
-    "BadArgumentError",
-    "BadExampleError",
-    "BadPathError",
-    "BynameError",
-    "ChangedInPlaceWarning",
-    "DeadTensorError",
-    "InterjectionError",
-    "IsAFolderError",
-    "NoFolderError",
-    "NoGraphError",
-    "NoMatchError",
-    "NoRecordingError",
-    "NotAFolderError",
-    "NotARecordingError",
-    "NotAModuleError",
-    "NotASelectorError",
-    "NotATensorError",
-    "NotAnErrorError",
-    "NotAnInterjectionError",
-    "NotAnOptimizerError",
-    "NotCapturedError",
-    "NotInstalledError",
-    "NotPermittedError",
-    "NotReducibleError",
-    "NotStorableError",
-    "NothingSeenWarning",
-    "RecordingError",
-    "RecordingExistsError",
-    "RecordingWarning",
-    "RewriteError",
-    "recording_error",
-]
-
 
 class _Printable:
     """Mixin that escapes control characters in the message of an error or warning; names and files may hold some."""

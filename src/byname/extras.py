@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from byname.errors import NotInstalledError
 
-__all__ = ["INSTALLED_BY", "needs"]
-
 INSTALLED_BY = {
     "dask": '"byname[lazy]"',
     "h5py": '"byname[record]"',

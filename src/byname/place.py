@@ -32,24 +32,6 @@ from typing import NamedTuple, TypeAlias
 
 from byname.errors import BadPathError
 
-__all__ = [
-    "ANY",
-    "ANY_ITEM",
-    "Any",
-    "AnyItem",
-    "Item",
-    "Name",
-    "Place",
-    "Segment",
-    "Slice",
-    "begun",
-    "ends_of",
-    "fits",
-    "is_wild",
-    "join",
-    "parse",
-]
-
 _SPECIAL = re.compile(r"([.*?{}\[\]\\])")
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from byname.source.location import Site
 
-__all__ = ["Rows", "bytes_text", "closest", "counted", "grouped", "listed", "printable"]
-
 R = TypeVar("R")
 Row = dict[str, Any]
 

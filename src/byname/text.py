@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["note_on", "printable", "printable_lines"]
-
 
 def printable(words: str) -> str:
     r"""Return the text on one line, with every character that could control a terminal escaped (``\x1b``)."""

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from byname.reading.interrupts import defer_signals
 
-__all__ = ["Blocks", "Undo", "raise_first"]
-
 T = TypeVar("T")
 Step = Callable[[], object]
 

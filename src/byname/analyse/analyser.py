@@ -21,9 +21,6 @@ from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 from byname.text import printable
 
-__all__ = ["Analyser", "Switched", "checked_analyser"]
-
-
 _OF_THIS_ONE = ("lock", "_observations", "_resting")
 """Attributes that a copy does not share."""
 

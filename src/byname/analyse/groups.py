@@ -14,8 +14,6 @@ from byname.analyse.sample import Sample
 from byname.analyse.statistics.identity import plain_name
 from byname.errors import BadArgumentError
 
-__all__ = ["ClassVersusRest", "PerClass", "Several"]
-
 
 class Several(Analyser):
     """Several analysers at the same places, with one pass.

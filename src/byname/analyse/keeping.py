@@ -10,9 +10,6 @@ from byname.analyse.statistics.states import told
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Kept", "classes_in", "described", "made", "merged", "notes_in", "twin"]
-
-
 Kept: TypeAlias = "Statistic | dict[Any, Kept]"
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from itertools import chain, cycle
 from typing import Any, TypeAlias
 
-__all__ = ["Edges", "gaps", "mark"]
-
 Edges: TypeAlias = tuple[tuple[Any, int], ...]
 
 _KEY = "byname: freed after this node"

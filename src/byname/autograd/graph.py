@@ -21,8 +21,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Located, Site
 from byname.table import Rows, counted
 
-__all__ = ["Edge", "Graph", "GraphNode", "GraphPath", "Step", "graph", "path"]
-
 
 @dataclass(frozen=True, slots=True)
 class GraphNode(Located):

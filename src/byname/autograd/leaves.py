@@ -24,8 +24,6 @@ from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
 from byname.source.location import Located, Site
 from byname.table import Rows, counted, grouped
 
-__all__ = ["Consumer", "Leaf", "Leaves", "leaves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Consumer:

@@ -6,9 +6,7 @@ import torch
 
 from byname.reading.tensor import fact
 from byname.source.location import Site
-from byname.table import printable
-
-__all__ = ["why_no_graph"]
+from byname.text import printable
 
 
 def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:

@@ -10,8 +10,6 @@ from byname.autograd.walk import Node, Walk, accumulator, root_node
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
-__all__ = ["engine_order", "needed_for", "node_of_input", "nodes_leading_to"]
-
 
 def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[int]:
     """Yield the nodes in the order in which the engine runs them.

@@ -21,8 +21,6 @@ import torch
 
 from byname.reading.interrupts import defer_signals
 
-__all__ = ["backward_elsewhere", "backward_paused"]
-
 PATIENCE = 10.0
 """Seconds for which the backward of another thread is waited for."""
 _NAME = "_engine_run_backward"

@@ -21,8 +21,6 @@ from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, c
 from byname.source.location import Located, Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 
-__all__ = ["Saved", "SavedTensor", "find_saved", "rows_among", "rows_of", "saved"]
-
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor(Carded, Located):

@@ -18,18 +18,6 @@ from byname.autograd.walk import Node, Walk, accumulate_type, by_kind
 from byname.naming.children.reference import literal
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
-__all__ = [
-    "Slot",
-    "doubtful",
-    "has_freed_slot",
-    "held_by_nodes",
-    "packed_in",
-    "slots_in",
-    "slots_of",
-    "versions_of",
-    "versions_told",
-]
-
 
 class Slot(NamedTuple):
     """One saved tensor: the number of its node, the name and the state of the slot, and the tensor itself."""

@@ -29,24 +29,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.tracking.lookup import SiteLookup, site_of_tensor
 
-__all__ = [
-    "Node",
-    "PathCounts",
-    "Walk",
-    "accumulate_type",
-    "accumulator",
-    "as_sequence",
-    "by_kind",
-    "has_graph",
-    "is_node",
-    "leaf_tensors",
-    "node_name",
-    "nodes_behind",
-    "nodes_from",
-    "opaque_reason",
-    "root_node",
-]
-
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``, untyped: the package also reads attributes that PyTorch's stub does not declare."""
 

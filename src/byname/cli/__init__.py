@@ -18,8 +18,6 @@ from byname.cli.run import Run
 from byname.cli.show import Show
 from byname.text import printable_lines
 
-__all__ = ["main", "parser"]
-
 COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report(), Completion())
 
 

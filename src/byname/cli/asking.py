@@ -19,8 +19,6 @@ from byname.cli.requests import Answer, Request, answer_to, ask, script_for, tak
 from byname.cli.width import table_width
 from byname.text import printable
 
-__all__ = ["add_pid", "asked_by"]
-
 PAUSE = 0.05
 """Seconds between two looks for the answer."""
 START = "start it with `byname run --census-on-signal`, and it can be asked"

@@ -16,8 +16,6 @@ from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import asleep
 from byname.undo import Undo
 
-__all__ = ["Calls"]
-
 
 class _Thread(threading.local):
     depth = 0

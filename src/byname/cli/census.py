@@ -10,8 +10,6 @@ from byname.cli.asking import add_pid, asked_by
 from byname.cli.command import CommandError, show
 from byname.cli.running import add_program, positive, run_program
 
-__all__ = ["Census"]
-
 
 class Census:
     """Run a program, and list which tensors are alive in it, or which grow in number.

@@ -10,8 +10,6 @@ from typing import Protocol
 from byname.cli.width import fitted, width_of
 from byname.text import printable_lines
 
-__all__ = ["Command", "CommandError", "described", "say", "show"]
-
 
 class Command(Protocol):
     """One command of the command line: ``byname NAME ...``.

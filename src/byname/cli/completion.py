@@ -9,8 +9,6 @@ from byname.cli.command import CommandError
 from byname.errors import BynameError
 from byname.extras import needs
 
-__all__ = ["Completion"]
-
 SHELLS = ("bash", "zsh")
 
 

@@ -8,8 +8,6 @@ import json
 from byname.cli.asking import add_pid, asked_by
 from byname.cli.command import show
 
-__all__ = ["Explain"]
-
 
 class Explain:
     """Show what a running process is doing, and how many tensors are alive in it.

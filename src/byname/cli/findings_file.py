@@ -11,8 +11,6 @@ from byname.cli.json_lines import JsonLines
 from byname.cli.unnoticed import unnoticed
 from byname.diagnose.finding import Finding, explained
 
-__all__ = ["FindingsFile"]
-
 
 class FindingsFile:
     """Writes findings when they come, the explanation of the error that ends the block, and how it ended.

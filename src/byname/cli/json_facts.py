@@ -9,8 +9,6 @@ from byname.memory.census import Census, StorageRow
 from byname.memory.growth import Grown, Growth
 from byname.source.location import Site
 
-__all__ = ["census_facts", "finding_facts", "growth_facts", "site_facts"]
-
 
 def finding_facts(finding: Finding) -> dict[str, Any]:
     """Return a finding as values that JSON has."""

@@ -10,8 +10,6 @@ from typing import Any
 from byname.cli.command import CommandError
 from byname.text import printable
 
-__all__ = ["JsonLines"]
-
 
 class JsonLines:
     """A file to which the process that opened it writes lines of JSON; a fork of that process writes none.

@@ -26,8 +26,6 @@ from byname.reading.quiet import dynamo_skip
 from byname.table import counted
 from byname.undo import Undo
 
-__all__ = ["CensusShown", "GrowthShown"]
-
 
 class CensusShown:
     """A census at the end of a block, and after every so many optimizer steps in it.

@@ -23,8 +23,6 @@ from byname.model.module_tree import modules_by_path
 from byname.reading.frames import CODE_OF_A_MODULES_CALL, locals_of
 from byname.source.location import Site, is_library, locate
 
-__all__ = ["Moment", "ThreadNow", "answer_remotely", "answer_request", "answered", "moment"]
-
 
 def answered(request: Request, frame: FrameType | None) -> Answer:
     """Return the answer to a question: a census, or what the program is doing.

@@ -21,8 +21,6 @@ from typing import NoReturn, Protocol
 
 from byname.source.tracebacks import clean, users_frame
 
-__all__ = ["Module", "Program", "Script", "ended_with", "report"]
-
 
 class Program(Protocol):
     """What ``python`` can be told to run."""

@@ -24,12 +24,11 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.record import record
 from byname.recording.stores.target import needs_h5py
-from byname.table import counted, printable
+from byname.table import counted
+from byname.text import printable
 
 if TYPE_CHECKING:
     from byname.recording.recorder import Recorder
-
-__all__ = ["Asked", "Recorded"]
 
 
 @dataclass(frozen=True, slots=True)

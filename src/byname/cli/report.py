@@ -9,8 +9,6 @@ import time
 from byname.cli.command import CommandError
 from byname.text import printable
 
-__all__ = ["Report"]
-
 PAUSE = 5.0
 """Seconds between two pages of a recording that is still being written."""
 

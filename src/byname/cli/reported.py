@@ -22,8 +22,6 @@ from byname.reporting.outcomes import Outcome
 from byname.reporting.page import ready_to_write, report
 from byname.text import printable
 
-__all__ = ["Reported"]
-
 
 class Reported:
     """Writes a page when the block ends: how the program ended, what was found, what was recorded.

@@ -12,8 +12,6 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Answer", "Request", "answer_to", "ask", "script_for", "taken_back", "waiting_for", "write_answer"]
-
 MOST = 256 * 2**20
 """Bytes of a question or an answer at most."""
 

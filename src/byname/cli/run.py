@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from byname.cli.recorded import Asked
     from byname.diagnose.finding import Finding
 
-__all__ = ["Run"]
-
 
 class Run:
     """Run a program, explain its errors of autograd, and record values of its model.

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from byname.cli.command import CommandError
 from byname.cli.program import Module, Program, Script, ended_with, report
 
-__all__ = ["add_program", "positive", "run_program"]
-
 
 def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Tells the parser of the program; everything after the script or the module belongs to it."""

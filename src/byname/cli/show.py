@@ -7,8 +7,6 @@ import sys
 
 from byname.cli.running import positive
 
-__all__ = ["Show"]
-
 
 class Show:
     """Show what is inside a recording: places, types, shapes, iterations, processes, and the range of the values.

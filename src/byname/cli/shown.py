@@ -14,13 +14,12 @@ from byname.cli.command import CommandError, say, show
 from byname.cli.sparklines import Sparklines
 from byname.cli.width import fitted, table_width, width_of
 from byname.errors import BynameError
-from byname.table import Row, counted, printable
+from byname.table import Row, counted
+from byname.text import printable
 
 if TYPE_CHECKING:
     from byname.recording.recording import Recording
     from byname.recording.series import Series
-
-__all__ = ["as_json", "opened", "places", "repaired", "states", "table", "tail"]
 
 PAUSE = 0.25
 """Seconds between two looks at a file that is being written."""

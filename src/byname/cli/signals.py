@@ -26,8 +26,6 @@ from byname.memory.census import census
 from byname.reading.quiet import dynamo_skip
 from byname.text import printable_lines
 
-__all__ = ["answer_signals"]
-
 
 def answer_signals(top: int = 20) -> None:
     """Answers SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too.

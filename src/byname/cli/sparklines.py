@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from byname.table import printable
+from byname.text import printable
 
 if TYPE_CHECKING:
     from byname.recording.recording import Recording
-
-__all__ = ["Sparklines", "sparkline"]
 
 BARS = "▁▂▃▄▅▆▇█"
 RECORDS = 40

@@ -13,9 +13,8 @@ from byname.cli.width import table_width
 from byname.memory.census import Census, census
 from byname.source.location import is_library
 from byname.source.tracebacks import frames
-from byname.table import printable, text
-
-__all__ = ["census_text", "ready", "unnoticed", "where"]
+from byname.table import text
+from byname.text import printable
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:

@@ -6,8 +6,6 @@ import os
 import textwrap
 from typing import TextIO
 
-__all__ = ["fitted", "table_width", "width_of"]
-
 
 def width_of(stream: TextIO | None) -> int | None:
     """Return the number of characters in a line: COLUMNS, or the width of the terminal; None without either."""

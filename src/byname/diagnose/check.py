@@ -25,8 +25,6 @@ from byname.reading.modules import modules_in, parameters_in
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 
-__all__ = ["check"]
-
 
 def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Finding]:
     """Return the problems that a backward call will have; call it before ``loss.backward()``.

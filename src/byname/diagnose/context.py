@@ -26,8 +26,6 @@ from byname.reading.tensor import fact
 from byname.source.location import Instruction, Site, is_library, is_torch, locate
 from byname.tracking.lookup import site_of_tensor
 
-__all__ = ["FailureContext", "base_name", "context_of", "made_at", "message_of"]
-
 
 class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.

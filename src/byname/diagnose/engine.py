@@ -28,18 +28,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Instruction, Site, locate
 from byname.tracking.lookup import SiteLookup
 
-__all__ = [
-    "ENGINE",
-    "Ended",
-    "Listener",
-    "BackwardCall",
-    "creating_run",
-    "engine_call",
-    "first_run",
-    "freed_by",
-    "stamp",
-]
-
 
 class BackwardCall(NamedTuple):
     """One backward call of the engine, as plain facts: it holds no tensor and no node.

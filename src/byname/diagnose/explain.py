@@ -45,8 +45,6 @@ from byname.reading.quiet import collection_paused
 from byname.source.location import is_torch
 from byname.table import bytes_text
 
-__all__ = ["explain"]
-
 
 def explain(error: BaseException | None = None, *, model: Any = None, optimizer: Any = None) -> Explanation:
     """Return why autograd raised an exception, in the program's own words.

@@ -22,8 +22,6 @@ from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
 from byname.undo import Blocks, Undo
 
-__all__ = ["Explaining", "explaining"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _Report = Callable[[Finding], None]
 

@@ -14,8 +14,6 @@ from byname.reading.objects import attributes_of
 from byname.reading.tensor import is_tensor
 from byname.source.code import expression
 
-__all__ = ["FailingExpression", "failing_expression", "value_at"]
-
 
 class FailingExpression(NamedTuple):
     """The expression of the program at which an error came up.

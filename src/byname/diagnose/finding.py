@@ -13,19 +13,6 @@ from byname.reading.objects import attributes_of
 from byname.source.location import Expression, Site
 from byname.text import printable, printable_lines
 
-__all__ = [
-    "CAUSES",
-    "Explanation",
-    "Finding",
-    "Note",
-    "can_take_a_note",
-    "culprits_of",
-    "explained",
-    "quote_operation",
-    "known_sites",
-    "site_of",
-]
-
 CAUSES = (
     "backward-twice",
     "modified-in-place",

@@ -19,8 +19,6 @@ from byname.reading.arguments import parameters_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site
 
-__all__ = ["MOST_NAMED", "FollowedOptimizer", "alive", "bytes_of", "has_zero_gradient", "unchanged"]
-
 
 @dataclass
 class FollowedOptimizer:

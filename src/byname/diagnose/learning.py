@@ -50,8 +50,6 @@ from byname.source.code import ThisCode
 from byname.source.location import Site, locate
 from byname.undo import Undo
 
-__all__ = ["LearningWatch"]
-
 _ENOUGH = 4
 """Steps of an optimizer, or backward calls, of which something is said."""
 _CALLS = 8

@@ -27,8 +27,6 @@ from byname.source.code import ThisCode
 from byname.source.location import is_library
 from byname.undo import Undo
 
-__all__ = ["RunningCheck"]
-
 
 class RunningCheck:
     """Checks the first backward call on each new loss, that is, of each line of the program that calls backward.

@@ -27,8 +27,6 @@ from byname.text import printable
 from byname.tracing.tracer import trace
 from byname.watch.replace import modules_meant
 
-__all__ = ["Drawing", "compose", "draw", "scene_of"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Drawing:

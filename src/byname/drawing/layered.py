@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from byname.drawing.straight import Pull, columns, straighten
 
-__all__ = ["Edge", "Level", "Node", "Point", "arrange", "crossings", "order_rows", "ranks"]
-
 Point = tuple[float, float]
 
 ROW_GAP, LABEL_GAP, RIM_GAP = 14.0, 11.0, 6.0

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from byname.drawing.render import Box, Line, Scene
 from byname.drawing.words import shape_text
 
-__all__ = ["to_mermaid"]
-
 
 def to_mermaid(scene: Scene) -> str:
     """Return the picture as a flowchart: boxes as nodes, open boxes as subgraphs, lines as edges with their shapes."""

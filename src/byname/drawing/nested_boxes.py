@@ -16,8 +16,6 @@ from byname.drawing.plan import Item, Plan
 from byname.drawing.view import Link, View
 from byname.drawing.words import shape_text, subtitle, text_width, title
 
-__all__ = ["HEADER", "MARGIN", "PADDING", "SHADE", "Measure", "Nest", "Placed", "measure", "nest", "outline"]
-
 End = tuple[str, int]
 """A node of a level: ("box", item); ("in", source) or ("out", source) is the point where its lines cross the rim."""
 

@@ -18,25 +18,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
 from byname.watch.hooks import attachments_of
 
-__all__ = [
-    "CALLED",
-    "MOVES",
-    "Item",
-    "Plan",
-    "Run",
-    "Shape",
-    "Wire",
-    "elements",
-    "fold",
-    "mark",
-    "marks_of",
-    "read_flow",
-    "read_tree",
-    "settings",
-    "shape_of",
-    "traits",
-]
-
 Shape = tuple[int, ...]
 
 CALLED = ("module", "operation")

@@ -10,22 +10,6 @@ from dataclasses import dataclass
 from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
 from byname.drawing.words import shape_text, shortened, text_width
 
-__all__ = [
-    "FONT",
-    "INK",
-    "LINE",
-    "MARK",
-    "QUIET",
-    "Box",
-    "Line",
-    "Paint",
-    "Scene",
-    "escaped",
-    "paint",
-    "to_dot",
-    "to_svg",
-]
-
 NOTE_HEIGHT = 16.0
 _HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -13,8 +13,6 @@ from typing import Any
 
 from byname.drawing.plan import CALLED, Item, Plan, Run, Wire, traits
 
-__all__ = ["collapse"]
-
 LONGEST_PERIOD = 12
 """The largest number of neighbours in one repetition."""
 

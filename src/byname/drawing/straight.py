@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-__all__ = ["Pull", "columns", "straighten"]
-
 PASSES = 10
 AT_ONCE, LARGE = 12, 500
 """One in `AT_ONCE` of the chains that cross is cut before the next look; from `LARGE` chains on, a third of them."""

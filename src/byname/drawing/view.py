@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from byname.drawing.plan import Plan, Shape, Wire
 from byname.table import counted
 
-__all__ = ["Link", "View", "view"]
-
 MOST_BOXES = 400
 """The largest number of boxes of a picture without a requested depth."""
 

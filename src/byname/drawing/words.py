@@ -10,8 +10,6 @@ from torch import nn
 from byname.drawing.plan import Item, Plan, Shape, elements, settings
 from byname.drawing.view import Link
 
-__all__ = ["repeated", "shape_text", "shortened", "subtitle", "text_width", "title", "tooltip"]
-
 LONGEST = 44
 NARROW, WIDE = set("iljtfrI.,:;'|!()[]{} /"), set("mwMWQGO@%×→…—")
 

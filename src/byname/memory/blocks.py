@@ -11,8 +11,6 @@ import torch
 from byname.naming.search import Ours
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, facts_of
 
-__all__ = ["StorageRegion", "blocks_of", "cuda_is_in_use", "unattributed", "used"]
-
 core: Any = torch._C
 
 

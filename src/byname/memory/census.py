@@ -25,8 +25,6 @@ from byname.source.location import Located, Site
 from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
 from byname.tracking.lookup import site_of_tensor
 
-__all__ = ["Census", "StorageRow", "census"]
-
 
 @dataclass(frozen=True, slots=True)
 class StorageRow(Carded, Located):

@@ -15,8 +15,6 @@ from byname.naming.referrers import References, is_ours
 from byname.naming.search import Ours
 from byname.reading.objects import heap
 
-__all__ = ["garbage_among"]
-
 _OF_THE_LOOP = 3
 """References to an object while it is counted: the list of all objects, the loop's variable, the argument."""
 

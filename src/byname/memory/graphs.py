@@ -12,8 +12,6 @@ from typing import NamedTuple
 from byname.memory.patterns import Extent, Group, Key
 from byname.table import counted
 
-__all__ = ["GrowingGraph", "growing_graph"]
-
 _ENOUGH = 3
 """Looks at which a graph has to be longer than at the look before."""
 

@@ -27,8 +27,6 @@ from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE
 from byname.table import Rows, bytes_text, counted
 
-__all__ = ["Grown", "Growth", "Known", "growth"]
-
 
 @dataclass(frozen=True, slots=True)
 class Grown:

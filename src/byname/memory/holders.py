@@ -15,9 +15,8 @@ from byname.naming.names import Named
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.table import counted, printable
-
-__all__ = ["Holder", "holders"]
+from byname.table import counted
+from byname.text import printable
 
 
 @dataclass(frozen=True, slots=True)

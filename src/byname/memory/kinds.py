@@ -16,8 +16,6 @@ from byname.reading.modules import registered, state_of
 from byname.reading.objects import attributes_of, snapshot
 from byname.reading.tensor import fact, facts_of, is_tensor
 
-__all__ = ["KINDS", "Kinds", "originals"]
-
 KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "input", "other")
 """Every kind; if several fit, the first counts."""
 

@@ -26,8 +26,6 @@ from byname.naming.search import Ours
 from byname.reading.objects import found_in
 from byname.reading.tensor import card_of, fact, facts_of
 
-__all__ = ["CAUSES", "Evidence", "Leak", "leak_of"]
-
 
 class Leak(NamedTuple):
     """A group that grew: its name, its holder, the cause and the remedy."""

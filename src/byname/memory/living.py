@@ -22,8 +22,6 @@ from byname.naming.search import Ours, OursById, Targets
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.tracking.allocations import Allocation, living_allocations
 
-__all__ = ["Link", "LiveObjects", "living"]
-
 
 class Link(NamedTuple):
     """A reference from PyTorch's C++ to a tensor: its owner, and the owner's name for it.

@@ -14,9 +14,8 @@ from byname.memory.kinds import Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, looking
 from byname.naming.reference_path import ReferencePath, pattern_of
-from byname.table import bytes_text, counted, grouped, printable
-
-__all__ = ["what_fills_the_memory"]
+from byname.table import bytes_text, counted, grouped
+from byname.text import printable
 
 GROUPS, HOLDERS = 10, 3
 

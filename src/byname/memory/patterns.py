@@ -21,8 +21,6 @@ from byname.naming.reference_path import pattern_of
 from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
 
-__all__ = ["Extent", "Group", "HIDDEN", "Key", "LOST", "Size", "groups_of", "joined", "widened"]
-
 _TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 _MANY = 3
 """Number of new keys at one place that make a pattern."""

@@ -6,8 +6,6 @@ import mmap
 import threading
 from contextlib import suppress
 
-__all__ = ["RESERVE"]
-
 
 class _Reserve:
     """Address space of the process, held while somebody may need it. It takes no memory, for nothing is written there.

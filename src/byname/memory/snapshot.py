@@ -30,10 +30,8 @@ from byname.naming.roots import FOREIGN, Root
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import PLAIN, fact
-from byname.table import printable
+from byname.text import printable
 from byname.tracking.lookup import SiteLookup
-
-__all__ = ["HeapSnapshot", "end_of", "held_inside", "holders_among", "looking", "reached_from_context", "where"]
 
 
 class HeapSnapshot:

@@ -10,8 +10,6 @@ from torch import nn
 from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, is_elementary
 from byname.source.location import Instruction
 
-__all__ = ["Call", "Flow", "is_place", "with_parts_of_attention"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

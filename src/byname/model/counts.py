@@ -6,8 +6,6 @@ import operator
 
 from byname.errors import BadArgumentError
 
-__all__ = ["bounds", "steps", "whole"]
-
 
 def steps(within: int | None) -> int | None:
     """Return `within` if it is None or a whole number of at least 1; else raise BadArgumentError."""

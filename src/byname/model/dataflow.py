@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator
 from byname.model.call_graph import Call, Flow
 from byname.model.operations import MOVES
 
-__all__ = ["after", "before", "first_before", "next_after"]
-
 
 def after(flow: Flow, these: Collection[int], others: Collection[int], within: int | None) -> frozenset[int]:
     """Return the indices of those of `these` that data from one of `others` reaches.

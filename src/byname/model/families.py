@@ -21,8 +21,6 @@ from byname.reading.objects import attributes_of, namespace_of, parents_of, snap
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
-__all__ = ["FAMILIES", "Family", "family_named", "inside_of_others"]
-
 
 @dataclass(frozen=True, slots=True)
 class Family:

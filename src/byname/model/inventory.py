@@ -18,8 +18,6 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.location import Site
 
-__all__ = ["Code", "Inventory", "Point"]
-
 
 @dataclass(frozen=True, slots=True)
 class Point:

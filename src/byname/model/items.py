@@ -18,9 +18,8 @@ from byname.place import Any as AnyDepth
 from byname.place import AnyItem, Item, Name, Segment, Slice, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, parents_of, snapshot
 from byname.reading.tensor import is_tensor
-from byname.table import closest, printable
-
-__all__ = ["Segments", "attribute", "inside", "items_in", "lacking", "put", "tensors_in"]
+from byname.table import closest
+from byname.text import printable
 
 Segments: TypeAlias = tuple[Segment, ...]
 

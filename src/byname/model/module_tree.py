@@ -13,20 +13,6 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import found_in
 from byname.reading.tensor import is_tensor
 
-__all__ = [
-    "NEVER_CALLED",
-    "computed_in",
-    "inside_of",
-    "is_called",
-    "is_script",
-    "modules_by_path",
-    "notes_on_fast_paths",
-    "notes_on_scripts",
-    "state_of",
-    "under",
-    "unseen_in_script",
-]
-
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",

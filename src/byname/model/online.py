@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from byname.model.call_graph import Call
 
-__all__ = ["Online", "Test"]
-
 Test = Callable[[Call], bool]
 """Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
 

@@ -14,23 +14,6 @@ from torch import nn
 
 from byname.reading.objects import found_in, namespace_of, parents_of
 
-__all__ = [
-    "ATTENTIONS",
-    "MOVES",
-    "PARTS_OF_ATTENTION",
-    "PLAIN_FUNCTIONS",
-    "is_elementary",
-    "is_multi_head",
-    "is_operation",
-    "is_part_of_attention",
-    "is_torchs",
-    "main_result",
-    "operation_name",
-    "operation_path",
-    "operations_like",
-    "taken",
-]
-
 COMPUTED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 """Properties of a tensor that return another tensor; reading another property is not an operation."""
 

@@ -13,8 +13,6 @@ from byname.model.module_tree import (
 from byname.place import ANY, AnyItem, Item, Name, Segment, Slice, begun, fits, join
 from byname.reading.objects import attributes_of
 
-__all__ = ["Reached", "Segments", "follow", "is_key", "keys_of", "modules_reached"]
-
 Segments: TypeAlias = tuple[Segment, ...]
 Reached: TypeAlias = tuple[str, nn.Module, list[Segments]]
 """A module that the beginning of a pattern leads to: its path, the module, and what is left of the pattern there."""

@@ -29,8 +29,6 @@ from byname.model.spot import Meaning, Spot
 from byname.place import ANY, AnyItem, Item, Name, Place, Segment, Slice, begun, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
-__all__ = ["never_called", "resolve"]
-
 
 def resolve(place: Place, model: nn.Module) -> Meaning:
     """The places of a model that a path means.

@@ -13,8 +13,6 @@ from byname.model.methods import method_of
 from byname.model.scopes import Function, definition_of
 from byname.source.code import stands_for
 
-__all__ = ["items_returned", "returned_by"]
-
 Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
 """Empty where it is not known."""
 

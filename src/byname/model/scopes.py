@@ -12,22 +12,6 @@ from typing import Any
 from byname.source.code import ThisCode, source_of, stands_for
 from byname.source.location import Site, site_of
 
-__all__ = [
-    "Function",
-    "Scope",
-    "arguments_of",
-    "bound_by",
-    "captured_by",
-    "definition_of",
-    "heads",
-    "names_in",
-    "nested_in",
-    "scope_of",
-    "sites_of",
-    "variables_in",
-    "variables_of",
-]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -20,21 +20,6 @@ from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of
 from byname.table import closest
 
-__all__ = [
-    "AtPath",
-    "Everything",
-    "InFamily",
-    "OfClass",
-    "Parametrized",
-    "Select",
-    "TheModule",
-    "TheOperation",
-    "Where",
-    "goes_by_class",
-    "means_parts",
-    "select",
-]
-
 
 class Select:
     """Makes selectors: values that select places of a model.

@@ -17,8 +17,6 @@ from byname.model.online import Online, Test
 from byname.table import closest, counted
 from byname.text import printable
 
-__all__ = ["Either", "Look", "Selector", "is_counted", "no_match"]
-
 
 class Look:
     """The calls of one run for selectors. Caches the result of each selector."""

@@ -12,8 +12,6 @@ from byname.errors import BadArgumentError
 from byname.model.called_functions import code_of_place
 from byname.place import Segment, join
 
-__all__ = ["Kind", "Meaning", "Spot", "each_once"]
-
 Kind: TypeAlias = Literal["module", "input", "parameter", "buffer", "computed", "variable", "operation"]
 
 

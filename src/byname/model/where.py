@@ -16,8 +16,6 @@ from byname.model.spot import Meaning, Spot, each_once
 from byname.place import Place, parse
 from byname.reading.objects import parents_of
 
-__all__ = ["meaning_of", "parts_of", "unwrapped"]
-
 
 def unwrapped(model: Any) -> nn.Module:
     """The module inside of wrappers for several processes or devices, and of compiled ones."""

@@ -21,7 +21,7 @@ from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
 from byname.source.location import Site
-from byname.table import printable
+from byname.text import printable
 from byname.tracking.lookup import SiteLookup
 
 

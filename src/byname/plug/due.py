@@ -8,8 +8,6 @@ from byname.analyse.evaluation.evaluation import Evaluation
 from byname.analyse.evaluation.snapshots import LatestState, Schedule
 from byname.errors import BadArgumentError
 
-__all__ = ["Due", "OnSchedule"]
-
 COUNTS = ("step", "batch")
 
 

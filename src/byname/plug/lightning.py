@@ -28,8 +28,6 @@ else:
     with needs("byname.plug.lightning", "lightning"):
         Callback = _callback()
 
-__all__ = ["EvaluationCallback", "RecordCallback"]
-
 
 class EvaluationCallback(OnSchedule, Callback):
     """Has an `Evaluation` take snapshots during ``trainer.fit``, which goes on as if there were none.

@@ -20,8 +20,6 @@ from byname.memory.census import Census, census
 from byname.source.cells import shown_file
 from byname.text import printable_lines
 
-__all__ = ["load_ipython_extension"]
-
 
 def load_ipython_extension(shell: Any) -> None:
     """Give a shell the magics; IPython calls this for ``%load_ext byname``."""

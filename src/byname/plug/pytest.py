@@ -15,8 +15,6 @@ import pytest
 if TYPE_CHECKING:
     from byname.memory.growth import Growth
 
-__all__ = ["pytest_configure", "pytest_fixture_setup", "pytest_runtest_call", "pytest_runtest_setup", "tensor_growth"]
-
 _MARKER = "no_tensor_growth"
 
 

@@ -11,8 +11,6 @@ from byname.errors import BadArgumentError
 from byname.recording.record import record
 from byname.recording.recorder import Recorder
 
-__all__ = ["RecordsTraining"]
-
 
 class RecordsTraining:
     """What the recording callbacks are made with; the trainer says when a batch is done.

@@ -24,8 +24,6 @@ from byname.recording.recording import open as open_recording
 from byname.recording.series import Series
 from byname.text import printable
 
-__all__ = ["live", "send"]
-
 _Named = Iterator[tuple[int, dict[str, float]]]
 """Steps, and the numbers of each by their names."""
 

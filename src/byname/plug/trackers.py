@@ -11,8 +11,6 @@ from typing import Any, Protocol, Self
 from byname.errors import BadArgumentError
 from byname.extras import needs
 
-__all__ = ["ExperimentTracker", "mlflow", "tensorboard", "trackio", "wandb"]
-
 
 class ExperimentTracker(Protocol):
     """What `byname.plug.send` and `byname.plug.live` need; anything with this method will do."""

@@ -14,8 +14,6 @@ else:
     with needs("byname.plug.transformers", "transformers"):
         from transformers import TrainerCallback
 
-__all__ = ["EvaluationCallback", "RecordCallback"]
-
 
 class EvaluationCallback(OnSchedule, TrainerCallback):
     """Has an `Evaluation` take snapshots during ``trainer.train()``, which goes on as if there were none.

@@ -10,8 +10,6 @@ from torch import nn
 from byname.errors import NotAModuleError, NotAnOptimizerError
 from byname.reading.objects import heap
 
-__all__ = ["living_optimizers", "models_of", "optimizers_of", "parameters_of"]
-
 
 def models_of(model: Any) -> list[nn.Module]:
     """Return the modules given as ``model=``: none, one, or a list or tuple of them.

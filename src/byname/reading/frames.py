@@ -21,31 +21,6 @@ from byname.reading.objects import snapshot
 from byname.source.code import HIDDEN
 from byname.source.location import Instruction, is_library, is_torch
 
-__all__ = [
-    "CODE_OF_A_MODULES_CALL",
-    "Place",
-    "RunningFrame",
-    "call_of_a_module",
-    "called_from",
-    "caller",
-    "computes",
-    "in_a_module",
-    "is_function",
-    "is_optimizers",
-    "known_files",
-    "line_of",
-    "locals_of",
-    "made_for_the_user",
-    "place_of",
-    "places_of",
-    "programs_frame",
-    "revisiting",
-    "running_frames",
-    "running_module",
-    "stacks",
-    "users_frame",
-]
-
 
 class RunningFrame(NamedTuple):
     """A frame, how many calls away it is from the asker, and whether it belongs to another thread."""

@@ -14,8 +14,6 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-__all__ = ["defer_signals"]
-
 Handler = Callable[[int, FrameType | None], Any]
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 """Names of signals that programs handle in Python.

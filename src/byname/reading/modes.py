@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DISPATCHES", "FUNCTIONS", "Stack"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stack:

@@ -14,16 +14,6 @@ from torch import nn
 from byname.reading.objects import attributes_of, snapshot
 from byname.reading.tensor import is_tensor
 
-__all__ = [
-    "modules_in",
-    "own_parameters",
-    "parameters_held",
-    "parameters_in",
-    "plain_containers",
-    "registered",
-    "state_of",
-]
-
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
     """Return a module and all its submodules, each once, in the order of their registration."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from byname.reading.quiet import collection_paused
 
-__all__ = ["attributes_of", "found_in", "heap", "namespace_of", "parents_of", "plain", "reads_plainly", "snapshot"]
-
 
 def heap() -> list[Any]:
     """Return the objects that the garbage collector lists, without plain tuples, which their holders lead to.

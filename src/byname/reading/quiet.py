@@ -11,15 +11,6 @@ import torch
 
 from byname.errors import NotInstalledError
 
-__all__ = [
-    "OLDEST",
-    "check_version",
-    "collection_paused",
-    "dynamo_skip",
-    "torch_function_disabled",
-    "DisableTorchFunction",
-]
-
 OLDEST = (2, 10)
 """The first version of PyTorch in whose graphs a saved tensor can be read without unpacking it."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["first_given", "is_in_place", "target_of"]
-
 
 def is_in_place(name: str) -> bool:
     """Return whether a function of this name changes its first argument.

@@ -13,21 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from byname.errors import DeadTensorError, NotATensorError
 from byname.reading.quiet import DisableTorchFunction
 
-__all__ = [
-    "PLAIN",
-    "STORAGE",
-    "STORAGE_BYTES",
-    "Card",
-    "Carded",
-    "Facts",
-    "card_from",
-    "card_of",
-    "fact",
-    "facts_of",
-    "is_tensor",
-    "parts_of",
-]
-
 STORAGE, STORAGE_BYTES = 5, 4
 """Positions in a tensor's `Facts` of its storage key and of the size of that storage in bytes."""
 

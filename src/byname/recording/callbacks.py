@@ -20,8 +20,6 @@ from byname.recording.series import Series
 from byname.table import counted, listed
 from byname.text import note_on
 
-__all__ = ["Callbacks", "applied", "callables", "stack", "stack_padded", "values_called"]
-
 
 def stack(path: str, series: Series) -> Series:
     """The series with all values as one tensor, the record first. A callback for `byname.record`.

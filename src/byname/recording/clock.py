@@ -19,8 +19,6 @@ from byname.watch.attachment import Event
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
-__all__ = ["Clock", "InOrder", "Numbers", "OfBackwards", "OfSteps", "Times"]
-
 
 class Numbers(Protocol):
     """Numbers the values of one place."""

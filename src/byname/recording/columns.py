@@ -14,8 +14,6 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Kinds", "Packed", "Scalars", "distinct", "end_to_end", "picked"]
-
 Item = TypeVar("Item")
 Which = slice | NDArray[np.int64]
 

@@ -21,21 +21,6 @@ from byname.table import Row, counted
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "NUMBERS",
-    "Range",
-    "Records",
-    "SHOWN",
-    "SPARE",
-    "common_type",
-    "numpy_of",
-    "row",
-    "shown",
-    "title",
-    "to_numpy",
-    "to_pandas",
-]
-
 AnyArray: TypeAlias = NDArray[Any]
 
 NUMBERS: tuple[type, ...] = (bool, int, float, complex)

@@ -13,9 +13,6 @@ import torch
 
 from byname.recording.distributed.ranks import rank, run_id, world
 
-__all__ = ["commit_of", "facts_of_run", "version"]
-
-
 _recorded: Counter[str] = Counter()
 """How often this process has recorded to a path: those of one number belong together in all processes of a run."""
 

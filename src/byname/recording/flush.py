@@ -27,8 +27,6 @@ from byname.recording.values.copy import Copies, plain_copy
 from byname.source.tracebacks import warn
 from byname.table import listed
 
-__all__ = ["Column", "Record", "Windows"]
-
 
 class Record(NamedTuple):
     """One value that was recorded.

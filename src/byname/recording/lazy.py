@@ -14,20 +14,6 @@ from byname.errors import BadArgumentError
 from byname.recording.columns import Packed, end_to_end, picked
 from byname.table import counted
 
-__all__ = [
-    "Array",
-    "after_each_other",
-    "array_of",
-    "cropped",
-    "one_each",
-    "Picked",
-    "Positions",
-    "read",
-    "tail_of",
-    "taken",
-    "Values",
-]
-
 _NEAR = 4
 """Records this near to each other are read in one piece, with what lies between them."""
 

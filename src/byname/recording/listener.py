@@ -20,7 +20,8 @@ from byname.recording.options import Options, form_of
 from byname.recording.sampling import Time
 from byname.recording.silence import Unrecorded, why
 from byname.recording.values.change import NOTHING, Last
-from byname.table import counted, listed, printable
+from byname.table import counted, listed
+from byname.text import printable
 from byname.tracing.eager import RUN_EAGERLY
 from byname.watch.attach import attach
 from byname.watch.attachment import Event

@@ -19,9 +19,6 @@ from byname.text import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-__all__ = ["plotted"]
-
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST = 100_000
 """Numbers of a value of which quantiles are taken; of a larger one, every n-th."""

@@ -25,8 +25,6 @@ from byname.recording.options import Reduce, named, options_of, placed
 from byname.recording.recorder import Recorder
 from byname.recording.stores.memory import MemoryStore, Store
 
-__all__ = ["record"]
-
 
 def record(
     model: nn.Module,

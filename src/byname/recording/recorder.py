@@ -25,8 +25,6 @@ from byname.text import note_on, printable
 from byname.undo import Undo, raise_first
 from byname.watch.heard import WARNED, grouped
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Records until it is closed; what `byname.record` returns, and a context manager.

@@ -24,7 +24,8 @@ from byname.recording.stores.described import Extent, Stored
 from byname.recording.stores.parts import Form
 from byname.recording.stores.reader import FileSource, StoredPlaces
 from byname.recording.stores.target import nearest, needs_h5py
-from byname.table import SHOWN, Row, counted, listed, printable, text, to_html
+from byname.table import SHOWN, Row, counted, listed, text, to_html
+from byname.text import printable
 
 if TYPE_CHECKING:
     import pandas

@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from byname.errors import BadArgumentError
-from byname.table import printable
-
-__all__ = ["Sampling", "Schedule", "Time"]
+from byname.text import printable
 
 MODES = ("train", "eval", "both")
 

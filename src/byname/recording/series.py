@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-__all__ = ["Series", "concatenated", "joined", "without_repeats"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:

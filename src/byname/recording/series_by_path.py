@@ -12,7 +12,8 @@ from byname.recording import export
 from byname.recording.dataset import Samples
 from byname.recording.series import Series
 from byname.recording.to_xarray import together
-from byname.table import SHOWN, Row, closest, counted, printable, text, to_html
+from byname.table import SHOWN, Row, closest, counted, text, to_html
+from byname.text import printable
 
 if TYPE_CHECKING:
     import pandas

@@ -16,9 +16,8 @@ from byname.reading.objects import attributes_of, found_in
 from byname.recording.clock import Clock
 from byname.recording.flush import Column
 from byname.recording.sampling import Schedule, Time
-from byname.table import counted, printable
-
-__all__ = ["Unrecorded", "dropped", "unrecorded", "why"]
+from byname.table import counted
+from byname.text import printable
 
 _MODE = {"train": "training", "eval": "evaluation"}
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
 
-__all__ = ["to_xarray", "together"]
-
 MOST = 2**27
 """Elements that a mostly empty array may have: one GiB of float64."""
 

@@ -18,8 +18,6 @@ from byname.reporting.panels import AreaPanel, Panel, PlotPanel, Section, TableP
 from byname.reporting.thinning import of_numbers
 from byname.table import Rows, bytes_text
 
-__all__ = ["census_section", "growth_section", "leaves_section", "rows_section", "saved_section", "summary_section"]
-
 
 def census_section(census: Census, draft: PageDraft) -> Section:
     """Return the section of a census: a treemap by kind, module and site, and the table."""

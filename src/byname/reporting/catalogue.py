@@ -31,8 +31,6 @@ from byname.reporting.outcomes import Outcome, outcome_section
 from byname.reporting.panels import Section
 from byname.table import Rows
 
-__all__ = ["KINDS", "checked", "is_path", "places_in", "sections_of"]
-
 Maker = Callable[[Any, PageDraft], Section]
 
 KINDS: tuple[tuple[type, Maker], ...] = (

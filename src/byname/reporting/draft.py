@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from byname.analyse.evaluation.evaluation import followed
 
-__all__ = ["PageDraft"]
-
 T = TypeVar("T")
 
 POINTS = 400

@@ -13,8 +13,6 @@ from byname.recording.series import Series
 from byname.reporting.panels import packed
 from byname.reporting.thinning import Array
 
-__all__ = ["heat_map"]
-
 SIDE = 64
 """Rows and columns that a picture has at most; larger tensors are averaged in blocks."""
 FRAMES = 40

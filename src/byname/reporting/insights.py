@@ -16,8 +16,6 @@ from byname.source.location import Site
 from byname.table import counted
 from byname.text import printable_lines
 
-__all__ = ["drawing_section", "findings_section", "holders_section"]
-
 
 def findings_section(found: Sequence[Finding], draft: PageDraft) -> Section:
     """Return the section of some findings, each with the lines of its story."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from byname.reporting.draft import PageDraft
 from byname.reporting.panels import Section, duration
 
-__all__ = ["Outcome", "outcome_section"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-__all__ = ["ready_to_write", "report"]
-
 SCRIPTS = ("colours.js", "plots.js", "heat.js", "areas.js", "tables.js", "start.js")
 
 

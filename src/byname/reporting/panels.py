@@ -9,20 +9,6 @@ from typing import Any, ClassVar
 
 from byname.table import Row, bytes_text, cell, counted
 
-__all__ = [
-    "AreaPanel",
-    "BarPanel",
-    "Panel",
-    "Cell",
-    "FindingPanel",
-    "PicturePanel",
-    "PlotPanel",
-    "Section",
-    "StripPanel",
-    "TablePanel",
-    "shown",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:

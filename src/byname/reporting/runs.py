@@ -19,8 +19,6 @@ from byname.reporting.panels import Panel, PlotPanel, Section, StripPanel, Table
 from byname.reporting.thinning import Curve, curves_of, rounded
 from byname.table import counted, listed
 
-__all__ = ["recording_section", "recorder_section", "series_by_path_section", "series_section"]
-
 
 def recording_section(recording: Recording, draft: PageDraft) -> Section:
     """Return the section of a recording in files."""

@@ -15,8 +15,6 @@ from byname.recording.export import NUMBERS, numpy_of
 from byname.recording.lazy import read, tail_of, taken
 from byname.recording.series import Series
 
-__all__ = ["Curve", "curves_of", "numbers_in", "of_numbers", "rounded"]
-
 Array: TypeAlias = NDArray[Any]
 
 CHUNK = 32 * 2**20

@@ -14,8 +14,6 @@ from byname.errors import RewriteError
 from byname.reading.modules import modules_in
 from byname.rewriting.proxies import Untraceable
 
-__all__ = ["HELD", "Contents", "Held", "check_contents", "contents_of", "mirror", "tensors_of"]
-
 M = TypeVar("M", bound=nn.Module)
 
 _CONTAINERS = (list, dict, set, tuple, OrderedDict)

@@ -27,9 +27,6 @@ from byname.rewriting.specialization import GIVEN, Arguments, is_plain
 from byname.rewriting.trace_patches import applied, installed
 from byname.rewriting.trace_record import Record, Trace, passed
 
-__all__ = ["Tracer"]
-
-
 _TOLD = frozenset({"dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_sparse"})
 """The attributes of a tensor that are told at once if the example tells them. Sizes stay in the graph."""
 

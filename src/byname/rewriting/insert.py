@@ -28,8 +28,6 @@ from byname.watch.interject import (
 )
 from byname.watch.replacement import same_gradients, same_kind
 
-__all__ = ["Begun", "Inserted", "Insertion"]
-
 
 class Several(nn.Module):
     """The interjection at a module that returns several values, each a node of the graph.

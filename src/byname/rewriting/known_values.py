@@ -26,8 +26,6 @@ from byname.source.cells import shown_file
 from byname.source.location import is_torch
 from byname.source.own_files import is_byname
 
-__all__ = ["QUESTIONS", "UNKNOWN", "KnownValues", "asker", "checked", "metadata_of", "rebuilt"]
-
 
 class _Unknown:
     """A value of which the example tells nothing."""

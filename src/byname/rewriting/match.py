@@ -21,8 +21,6 @@ from byname.reading.targets import is_in_place
 from byname.rewriting.trace_record import Record, Trace, passed
 from byname.table import listed
 
-__all__ = ["changes", "chosen", "classes_in", "flow_of"]
-
 
 def classes_in(where: Any) -> tuple[type[nn.Module], ...]:
     """Return the module classes in a ``where=``."""

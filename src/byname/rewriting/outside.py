@@ -29,18 +29,6 @@ from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_library, is_torch
 from byname.source.own_files import is_byname
 
-__all__ = [
-    "Outside",
-    "answers_hold",
-    "autocast_state",
-    "check_modes",
-    "is_leaving",
-    "other_modes",
-    "restored",
-    "state_of_modes",
-    "switched",
-]
-
 
 def _known_to_autocast() -> Iterator[str]:
     for kind in ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "maia", "ipu", "xla", "privateuseone"):

@@ -23,8 +23,6 @@ from byname.model.operations import operation_name
 from byname.source.cells import shown_file
 from byname.source.location import is_torch
 
-__all__ = ["CHANGES", "REPORTED", "Flag", "Untraceable", "Value", "Values", "gives_several", "untraceable"]
-
 
 class Untraceable(BaseException):
     """A statement cannot be in a graph. The message says why; it follows the statement in the sentence of the error.

@@ -22,8 +22,6 @@ from byname.tracing.preserve import arguments_of
 from byname.watch.hooks import Hook
 from byname.watch.interject import Interjection, checked_interjection
 
-__all__ = ["rewrite"]
-
 
 def rewrite(
     model: nn.Module,

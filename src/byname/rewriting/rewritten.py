@@ -26,9 +26,6 @@ from byname.rewriting.proxies import Untraceable, untraceable
 from byname.rewriting.specialization import Arguments, Variant, generalised, of_call
 from byname.rewriting.trace_record import Trace
 
-__all__ = ["Interjections", "Recipe", "Rewritten", "read", "written"]
-
-
 MOST = 64
 """The largest number of graphs of one model; more are taken for a mistake."""
 

@@ -13,8 +13,6 @@ from torch import fx, nn
 from byname.rewriting.known_values import metadata_of
 from byname.rewriting.outside import answers_hold
 
-__all__ = ["GIVEN", "Arguments", "Call", "Variant", "default_call"]
-
 
 class _Given:
     """A value that is known only when the model runs."""

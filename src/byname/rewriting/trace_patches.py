@@ -18,8 +18,6 @@ from torch.utils import _pytree as pytree
 from byname.model.operations import operation_name
 from byname.source.location import is_torch
 
-__all__ = ["Listener", "applied", "installed"]
-
 
 class Listener(Protocol):
     """The methods and attributes of the tracer that the patches use.

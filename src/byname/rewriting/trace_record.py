@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import fx, nn
 
-__all__ = ["Record", "Trace", "passed"]
-
 
 @dataclass(slots=True, eq=False)
 class Record:

@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["running_shell", "shown_file"]
-
 
 def running_shell() -> Any:
     """Return the shell of IPython that runs in this process; None outside of notebooks."""

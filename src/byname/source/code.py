@@ -16,25 +16,6 @@ from typing import Any, NamedTuple
 
 import executing
 
-__all__ = [
-    "HIDDEN",
-    "Expression",
-    "Position",
-    "ThisCode",
-    "body_of",
-    "enclosing_statement",
-    "expression",
-    "expression_at",
-    "is_what_ran",
-    "names_bound",
-    "one_at_a_time",
-    "position_of",
-    "source_of",
-    "stands_for",
-    "statements_in",
-    "text_of",
-]
-
 HIDDEN = "_byname_"
 """Prefix of the names that byname adds to the code of a function in order to listen to its variables."""
 

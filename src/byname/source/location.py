@@ -32,21 +32,6 @@ from byname.source.code import (
 from byname.source.own_files import is_byname
 from byname.text import printable
 
-__all__ = [
-    "Instruction",
-    "Located",
-    "Site",
-    "Expression",
-    "binds_alone",
-    "is_library",
-    "is_torch",
-    "locate",
-    "scope_of",
-    "short_names",
-    "site_of",
-    "statements_binding",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

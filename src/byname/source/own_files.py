@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["is_byname"]
-
 _HERE = str(Path(__file__).parent.parent) + os.sep
 
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from byname.source.own_files import is_byname
 
-__all__ = ["STANDS_IN", "Entry", "clean", "frames", "meant_frame", "related", "users_frame", "warn", "without_byname"]
-
 STANDS_IN = "<byname>"
 """Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
 

@@ -12,8 +12,6 @@ from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.source.code import ThisCode, stands_for
 from byname.source.location import Instruction, is_torch
 
-__all__ = ["call_model", "functions_running", "line_in_the_model"]
-
 
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call a model; what is outside this call on the stack are no lines of the model."""

@@ -27,8 +27,6 @@ from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import active_modes, of_thread
 
-__all__ = ["EAGERLY", "RUN_EAGERLY", "Uncompiled", "notes_on_compiled"]
-
 _CHOICE = "_callback_from_stance"
 """The compiler's function that chooses whether a call runs compiled (PyTorch 2.6 to 2.13)."""
 

@@ -7,18 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = [
-    "UNDER_WAY",
-    "active_modes",
-    "asleep",
-    "example_running",
-    "no_more",
-    "nothing_compiled",
-    "of_thread",
-    "told_only_to",
-    "unheard",
-]
-
 
 class _Here(threading.local):
     """The state of one thread.

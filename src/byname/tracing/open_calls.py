@@ -6,8 +6,6 @@ from typing import TypeVar
 
 from torch import nn
 
-__all__ = ["OpenCalls"]
-
 T = TypeVar("T")
 
 

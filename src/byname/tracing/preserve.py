@@ -21,8 +21,6 @@ from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.tracking.functions import memory_of
 
-__all__ = ["Kept", "arguments_of", "copied", "kept", "labelled", "tensors_in"]
-
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[Kept]:

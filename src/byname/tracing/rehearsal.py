@@ -13,8 +13,6 @@ from byname.reading.modules import parameters_in
 from byname.tracing.muted import told_only_to
 from byname.tracing.preserve import kept
 
-__all__ = ["autocast_keeps_nothing", "rehearsal"]
-
 
 @contextmanager
 def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:

@@ -12,8 +12,6 @@ import torch
 from byname.reading.tensor import fact
 from byname.tracking.functions import memory_of
 
-__all__ = ["Numbers", "shape_of"]
-
 
 @dataclass(slots=True)
 class _Known:

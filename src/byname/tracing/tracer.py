@@ -36,8 +36,6 @@ from byname.tracing.tensor_ids import Numbers, shape_of
 from byname.tracking.depth import Deeper
 from byname.tracking.functions import versions_of
 
-__all__ = ["Draft", "Functions", "Tracer", "refuse_unfinished", "trace"]
-
 
 @dataclass(slots=True, eq=False)
 class Draft:

@@ -25,8 +25,6 @@ from byname.reading.targets import is_in_place
 from byname.source.location import Instruction, Site, is_torch, locate
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
 
-__all__ = ["AllocationMode", "Allocation", "AllocationLog", "is_given", "living_allocations", "storages_in"]
-
 
 class Allocation(NamedTuple):
     """One living storage that a tracker has seen.

@@ -12,8 +12,6 @@ from torch import nn
 from byname.reading.objects import attributes_of, found_in
 from byname.source.location import Expression, Instruction, locate
 
-__all__ = ["Call", "Called", "RawCall", "is_method", "name_of"]
-
 
 class Called(NamedTuple):
     """A function that was called: its name, its kind, and whether it is a method of tensors."""

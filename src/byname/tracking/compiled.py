@@ -23,8 +23,6 @@ from byname.tracking.call import Called
 from byname.tracking.functions import PLAIN
 from byname.tracking.mode import TrackingMode
 
-__all__ = ["Compiled"]
-
 _SWITCH = "_maybe_set_eval_frame"
 """Name of the function by which PyTorch's compiler switches itself on for a call, and off after it (2.7 to 2.13)."""
 

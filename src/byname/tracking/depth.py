@@ -12,8 +12,6 @@ import threading
 import weakref
 from types import TracebackType
 
-__all__ = ["Deeper"]
-
 _MOST = 3000
 """The most that is added to the limit: each frame of a module call also takes space on the thread's own stack."""
 

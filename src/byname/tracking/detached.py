@@ -16,17 +16,6 @@ from byname.reading.tensor import fact
 from byname.tracking.functions import PLAIN_TENSORS, flat, memory_of
 from byname.tracking.log import DataEdit, Log, RawCut
 
-__all__ = [
-    "VALUES",
-    "checks_a_distribution",
-    "cut_by_checkpoint",
-    "cuts_by",
-    "cuts_of_taking",
-    "data_assigned",
-    "data_changed",
-    "requires_grad",
-]
-
 VALUES = frozenset("data T mT H mH real imag".split())
 """Properties of a tensor that return a tensor with its values."""
 

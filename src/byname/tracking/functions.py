@@ -15,27 +15,6 @@ from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import fact
 from byname.tracking.call import Called, is_method, name_of
 
-__all__ = [
-    "COMPOSITE",
-    "FACT",
-    "GRADIENT",
-    "IN_PLACE",
-    "PLAIN",
-    "PLAIN_TENSORS",
-    "READ",
-    "SETTER",
-    "SWITCH",
-    "TAKEN",
-    "called_as",
-    "flat",
-    "is_pytorchs",
-    "kind_of",
-    "memory_of",
-    "modes_left",
-    "targets_of",
-    "versions_of",
-]
-
 READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
 anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads no tensor, but such as a size; switches

@@ -25,20 +25,6 @@ from byname.source.code import ThisCode
 from byname.source.location import Instruction, Site, changed_by, locate, scope_of
 from byname.tracking.call import Call, RawCall
 
-__all__ = [
-    "CallFinder",
-    "Change",
-    "DataEdit",
-    "DetachPoint",
-    "Log",
-    "CreationRecord",
-    "Mutation",
-    "OptimizerStep",
-    "RawCut",
-    "Switch",
-]
-
-
 RawCut: TypeAlias = tuple[
     int,
     CodeType,

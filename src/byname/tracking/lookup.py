@@ -16,8 +16,6 @@ from byname.tracking.call import Call
 from byname.tracking.log import CallFinder, CreationRecord, Log
 from byname.tracking.tracker import TRACKERS
 
-__all__ = ["SiteLookup", "making_of", "note_of", "output_spot", "site_of_tensor"]
-
 
 class SiteLookup:
     """Finds the calls that made the nodes of one graph.

@@ -63,8 +63,6 @@ from byname.tracking.functions import (
 )
 from byname.tracking.log import Log
 
-__all__ = ["Suspended", "TrackingMode", "restore", "suspend"]
-
 
 class TrackingMode(TorchFunctionMode):
     """Function mode that records in a log the calls that one thread makes.

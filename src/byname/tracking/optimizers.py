@@ -25,8 +25,6 @@ from byname.tracking.functions import memory_of, versions_of
 from byname.tracking.log import OptimizerStep
 from byname.tracking.mode import TrackingMode
 
-__all__ = ["Steps"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Step:

@@ -36,8 +36,6 @@ from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
 from byname.tracking.warned import about_the_program
 
-__all__ = ["NEW_THREADS", "start", "stop"]
-
 
 def start(watch: TrackingMode) -> None:
     """Begin to watch this thread."""

@@ -23,9 +23,6 @@ from byname.tracking.mode import TrackingMode
 from byname.tracking.patches import NEW_THREADS, start, stop
 from byname.undo import Blocks, Undo
 
-__all__ = ["TRACKERS", "Tracker", "logs", "track"]
-
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from types import FrameType
 
 from byname.source.tracebacks import meant_frame
 
-__all__ = ["about_the_program"]
-
 
 def about_the_program(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
     """Return a wrapper of ``warnings._showwarnmsg`` that issues a warning about byname's line for the program's line.

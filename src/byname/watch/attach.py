@@ -30,8 +30,6 @@ from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
 from byname.watch.parameters import States
 
-__all__ = ["attach"]
-
 
 def attach(
     model: nn.Module,

@@ -26,8 +26,6 @@ from byname.watch.replacement import conversion
 from byname.watch.value_gradients import of_thread as hooked
 from byname.watch.value_gradients import without_superseded
 
-__all__ = ["Before", "Callback", "Event", "Running", "order_of_attaching", "runs"]
-
 
 @dataclass(slots=True, eq=False)
 class Event:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from byname.watch.value_gradients import Reshaped, Window, hidden_base
 
-__all__ = ["Door", "Edge", "Entered", "Event", "Found"]
-
 Edge: TypeAlias = tuple[Any, int]
 """A node and the number of one of its outputs, as in ``next_functions``."""
 

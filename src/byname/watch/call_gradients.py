@@ -29,8 +29,6 @@ from byname.watch.value_gradients import (
     window_of,
 )
 
-__all__ = ["Followed", "Gradients", "Later", "Receive", "before", "follow"]
-
 
 def before(inputs: Sequence[Tensor]) -> Entered:
     """Note the inputs of a call that is about to begin; the call may change them in place.

@@ -16,8 +16,6 @@ from byname.tracing.muted import UNDER_WAY
 from byname.watch.attachment import Event, Running
 from byname.watch.value_gradients import missed_at, on_gradient
 
-__all__ = ["Deliver", "OfGradients", "ReshapedGradient", "ValueGradient", "delivery"]
-
 Deliver: TypeAlias = Callable[..., Any]
 """A function ``(value, inputs=(), before=None)`` that reports a value and returns what replaces it."""
 

@@ -22,8 +22,6 @@ from byname.tracing.tracer import trace
 from byname.watch.variables.subscribe import RETURN
 from byname.watch.variables.tally import Seen, Tally, Wanted
 
-__all__ = ["ExampleRun"]
-
 
 class ExampleRun:
     """One run of an example; no tensor of it is kept.

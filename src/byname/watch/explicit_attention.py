@@ -22,8 +22,6 @@ from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 from byname.reading.objects import attributes_of
 
-__all__ = ["See", "checked_attention", "explicit_attention", "explicit_multi_head", "with_all_heads"]
-
 See = Callable[[str, Tensor], Tensor]
 """A function ``(part, value)`` that returns the replacement of the scores or of the pattern."""
 

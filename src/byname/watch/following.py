@@ -30,8 +30,6 @@ from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States
 from byname.watch.variables.assigned import Assigned
 
-__all__ = ["Following"]
-
 
 class Following:
     """The hook sets of one attachment, made anew when an outermost forward begins and something else stands at a name.

@@ -14,8 +14,6 @@ from byname.watch.handle import Handle
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.parameters import States
 
-__all__ = ["Iterations", "follow_forwards"]
-
 
 def follow_forwards(
     model: nn.Module,

@@ -42,8 +42,6 @@ from byname.watch.explicit_attention import See, explicit_attention, explicit_mu
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import called, changed_by, overwrite
 
-__all__ = ["Decide", "Functions", "Owner"]
-
 Parts = Mapping[str, Sequence[Deliver]]
 
 

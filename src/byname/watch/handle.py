@@ -14,9 +14,6 @@ from byname.reading.interrupts import defer_signals
 from byname.text import printable
 from byname.undo import Undo
 
-__all__ = ["CHANGING", "Handle", "Tap"]
-
-
 CHANGING = threading.RLock()
 """Process-wide: PyTorch numbers hooks by a counter that two threads may read at once. Then one hook would overwrite the
 other (PyTorch 2.13)."""

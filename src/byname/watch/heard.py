@@ -11,9 +11,8 @@ from torch import nn
 from byname.errors import NothingSeenWarning
 from byname.model.spot import Spot
 from byname.source.tracebacks import warn
-from byname.table import counted, listed, printable
-
-__all__ = ["WARNED", "Entry", "Heard", "grouped", "in_words", "not_come_to"]
+from byname.table import counted, listed
+from byname.text import printable
 
 WARNED = 8
 """The number of places that a warning names for one reason; notes name all."""

@@ -17,8 +17,6 @@ from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
 from byname.watch.attachment import Running
 
-__all__ = ["Hook", "Hooks", "ForwardStandIn", "attachments_of"]
-
 
 class Hook:
     """A hook of byname, recognized by this class.

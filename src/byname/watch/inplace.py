@@ -12,8 +12,6 @@ from byname.reading.quiet import dynamo_skip
 from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import is_tensor
 
-__all__ = ["called", "changed_by", "overwrite"]
-
 
 def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Return the tensor that a call changes in place, which its caller may use afterwards; None if there is none."""

@@ -20,15 +20,6 @@ from byname.watch.handle import Handle
 from byname.watch.replacement import same_gradients, same_kind
 from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
 
-__all__ = [
-    "ForwardInterjection",
-    "Interjection",
-    "WrappedForwardBackwardInterjection",
-    "WrappedForwardInterjection",
-    "checked_interjection",
-    "interject",
-]
-
 
 def interject(
     model: nn.Module, where: Any, interjection: Interjection, *, example: Any = None, attention: str | None = None

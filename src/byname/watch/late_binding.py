@@ -38,8 +38,6 @@ from byname.watch.function_mode import Functions, Owner
 from byname.watch.hooks import Hooks
 from byname.watch.module_outputs import Wanting, hook_calls, hook_ends, hook_outputs
 
-__all__ = ["Binding"]
-
 
 class Binding:
     """The operations and selected calls that one attachment observes.

@@ -13,8 +13,6 @@ from byname.watch.attachment import Running
 from byname.watch.delivery import Deliver
 from byname.watch.hooks import Hooks
 
-__all__ = ["hook_inputs"]
-
 Given = dict[int | str, Any]
 """The arguments of a call, positional ones by their index, the others by their name."""
 

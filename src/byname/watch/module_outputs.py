@@ -25,9 +25,6 @@ from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import overwrite
 from byname.watch.value_gradients import HOOKING, node_reshaped
 
-__all__ = ["Wanting", "hook_calls", "hook_ends", "hook_outputs"]
-
-
 _GONE = object()
 
 Wanting = Callable[[], Sequence[tuple[Spot, Deliver]]]

@@ -22,8 +22,6 @@ from byname.watch.delivery import Deliver
 from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.value_gradients import accumulate, accumulating
 
-__all__ = ["StandIn", "States"]
-
 
 @dataclass(slots=True)
 class StandIn:

@@ -19,10 +19,9 @@ from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.where import parts_of, unwrapped
 from byname.place import Name, Place, ends_of, parse
-from byname.table import SHOWN, Row, Rows, closest, counted, printable, text, to_html
+from byname.table import SHOWN, Row, Rows, closest, counted, text, to_html
+from byname.text import printable
 from byname.watch.example_run import ExampleRun
-
-__all__ = ["Points", "points"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -16,8 +16,6 @@ from byname.model.selectors import Selector
 from byname.model.where import meaning_of, parts_of, unwrapped
 from byname.watch.handle import Handle
 
-__all__ = ["modules_meant", "modules_selected", "replace"]
-
 Make = Callable[[nn.Module], nn.Module | None]
 
 

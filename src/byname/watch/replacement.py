@@ -13,8 +13,6 @@ from byname.place import join
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
-__all__ = ["conversion", "same_gradients", "same_kind"]
-
 
 def same_kind(path: str, old: Any, new: Any) -> None:
     """Refuse a replacement of another shape or structure.

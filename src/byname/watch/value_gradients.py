@@ -19,27 +19,6 @@ from torch import Tensor
 
 from byname.reading.quiet import DisableTorchFunction
 
-__all__ = [
-    "HOOKING",
-    "OnGradient",
-    "Removable",
-    "Reshaped",
-    "Window",
-    "LatestReshaped",
-    "accumulate",
-    "accumulating",
-    "hidden_base",
-    "missed_at",
-    "node_reshaped",
-    "of_thread",
-    "on_accumulated",
-    "on_gradient",
-    "watch_the_base",
-    "whole_window_of",
-    "window_of",
-    "without_superseded",
-]
-
 OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
 """A function that is called with a gradient. Unless it returns None, its result replaces the gradient."""
 

@@ -17,19 +17,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = [
-    "LinearClassifier",
-    "Loss",
-    "MakeOptimizer",
-    "Metric",
-    "checked_metrics",
-    "figures_of",
-    "no_scores",
-    "optimizer_of",
-    "scored",
-]
-
-
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 

@@ -17,8 +17,6 @@ from byname.analyse.statistics.moments import Mean
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["ElementMoments", "GradientStatistics"]
-
 
 class GradientStatistics(Analyser):
     """Mean, variance, norm and noise of gradients, and the size of the updates of weights.

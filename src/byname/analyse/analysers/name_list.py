@@ -11,8 +11,6 @@ from byname.analyse.sample import Sample
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["NameList", "Passings"]
-
 
 class NameList(Analyser):
     """The places something passed, in the order of the first time; the values themselves are not looked at.

@@ -25,8 +25,6 @@ from byname.analyse.sample import Sample
 from byname.analyse.statistics.states import plain
 from byname.errors import BadArgumentError
 
-__all__ = ["Features", "LinearProbe"]
-
 
 class LinearProbe(Analyser):
     """A linear classifier for each place, trained beside the model, which it does not touch (Alain and Bengio 2017).

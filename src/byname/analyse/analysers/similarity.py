@@ -17,8 +17,6 @@ from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 from byname.table import counted
 
-__all__ = ["Alignment", "Similarity"]
-
 
 class Similarity(Analyser):
     """Linear CKA between all places, by the unbiased HSIC over minibatches.

@@ -25,8 +25,6 @@ from byname.tracing.muted import told_only_to
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Evaluation", "followed"]
-
 
 MODES = ("eval", "train", "keep")
 

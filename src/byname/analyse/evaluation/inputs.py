@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from byname.errors import BadArgumentError
 
-__all__ = ["BatchSource", "Inputs", "device_of", "inputs_of", "moved", "prepared"]
-
-
 _LABELS = ("labels", "targets", "label")
 
 

@@ -19,8 +19,6 @@ from byname.errors import BadArgumentError
 from byname.tracing.preserve import Kept, kept
 from byname.tracing.rehearsal import autocast_keeps_nothing
 
-__all__ = ["Preserved", "gradients_kept", "preserved"]
-
 
 class Preserved:
     """What is watched over while a pass is on."""

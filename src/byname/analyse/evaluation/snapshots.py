@@ -16,8 +16,6 @@ from byname.analyse.results.tables import shown_rows, spare_columns
 from byname.errors import BadArgumentError
 from byname.table import Row, Rows, counted
 
-__all__ = ["LatestState", "Record", "Records", "Schedule", "Snapshots", "Taking"]
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

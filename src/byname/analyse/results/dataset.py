@@ -16,8 +16,6 @@ from byname.extras import needs
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["dataset_of"]
-
 MOST = 2**26
 """So many elements may an array have, however few of them are values."""
 

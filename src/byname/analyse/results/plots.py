@@ -16,8 +16,6 @@ from byname.table import closest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plotted"]
-
 
 SPECTRA = ("eigenvalues", "singular_values", "spectrum")
 """Figures whose values come in order of size."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-__all__ = ["Results"]
-
 
 class Results(Mapping[str, Any]):
     """``{path: {figure: value}}``; of classes ``{path: {class: {figure: value}}}``.

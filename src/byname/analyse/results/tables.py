@@ -14,22 +14,6 @@ from byname.errors import BadPathError
 from byname.place import Item, Name, Segment, join, parse
 from byname.table import Row
 
-__all__ = [
-    "ResultLeaf",
-    "keys_of",
-    "leaves_of",
-    "levels_of",
-    "long_rows",
-    "named",
-    "path_of",
-    "plain",
-    "rows_of",
-    "shown_rows",
-    "single",
-    "spare_columns",
-]
-
-
 _GROUPS = ("class", "rest")
 """The keys of `ClassVersusRest`: the samples of a class, and all others."""
 

@@ -14,26 +14,6 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError
 
-__all__ = [
-    "Batch",
-    "SampleRows",
-    "check_features",
-    "checked_channel",
-    "checked_integer",
-    "checked_nan",
-    "checked_weights",
-    "common_type",
-    "comparable",
-    "missing",
-    "only_mask",
-    "per_sample",
-    "rows_of",
-    "samples_of",
-    "tensor_of",
-    "widest",
-]
-
-
 Batch: TypeAlias = Tensor | Sequence[Any] | Any
 """A tensor, a numpy array or a sequence of numbers."""
 

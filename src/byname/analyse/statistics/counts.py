@@ -12,8 +12,6 @@ from byname.analyse.statistics.batches import Batch, checked_integer, missing, t
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Bincount", "Bins", "Histogram"]
-
 
 class Bincount(Statistic):
     """How often each of the numbers 0, 1, 2 ... is there, as `numpy.bincount` tells it.

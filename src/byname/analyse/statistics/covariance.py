@@ -14,8 +14,6 @@ from byname.analyse.statistics.moments import divided
 from byname.analyse.statistics.statistic import PairStatistic, Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Covariance", "CrossCovariance", "SecondMoment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Comoments:

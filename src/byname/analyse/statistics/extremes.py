@@ -11,9 +11,6 @@ from byname.analyse.statistics.batches import common_type, comparable, missing, 
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Extremes", "Range", "Top", "TopK"]
-
-
 _Found: TypeAlias = tuple[Tensor, Tensor]
 """The extreme of each feature, and the number of the sample that has it; -1 where there is no value."""
 

@@ -12,8 +12,6 @@ from byname.analyse.statistics.batches import SampleRows, check_features, rows_o
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["Factor"]
-
 
 class Factor(Statistic):
     """The singular values of the matrix of all samples, raw or centred.

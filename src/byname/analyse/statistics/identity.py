@@ -13,8 +13,6 @@ from typing import Any
 
 from byname.errors import BadArgumentError
 
-__all__ = ["VERSION", "check_version", "class_named", "is_named", "name_of", "other_class", "plain_name", "told_apart"]
-
 VERSION = 1
 """Of the layout of states. A state with a higher one was written by a newer byname."""
 

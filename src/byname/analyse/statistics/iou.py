@@ -11,9 +11,6 @@ from byname.analyse.statistics.batches import missing, only_mask, tensor_of
 from byname.analyse.statistics.statistic import PairStatistic, Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["CrossIoU", "IoU"]
-
-
 Threshold: TypeAlias = float | Tensor | None
 
 

@@ -13,9 +13,6 @@ from byname.analyse.statistics.power_sums import PowerSums, gathered, joined, of
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["CentralStatistic", "Mean", "Moments", "NormMean", "Variance", "divided"]
-
-
 _LEAST = 1e-290
 """A sum below it may have lost digits: the least numbers of float64 have fewer."""
 

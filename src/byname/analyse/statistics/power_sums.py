@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PowerSums", "gathered", "joined", "of_central", "shifted", "sums_of"]
-
 GROWTH = 16
 """How many times as many values as the pivot is the mean of may be added, before the pivot becomes the mean of all.
 

@@ -13,8 +13,6 @@ from byname.analyse.statistics.sketch import Sketch
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["FiveNumbers", "Quantile"]
-
 _KEPT_AS = {
     torch.bool: torch.uint8,
     torch.uint16: torch.int32,

@@ -9,8 +9,6 @@ from byname.analyse.statistics.batches import checked_integer, common_type, miss
 from byname.analyse.statistics.statistic import Statistic
 from byname.errors import BadArgumentError
 
-__all__ = ["History"]
-
 
 class History(Statistic):
     """Everything that was added, in order and in its own type.

@@ -19,8 +19,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Sketch"]
-
 
 def sort_lines(lines: Tensor) -> Tensor:
     """Sorts each line in place, and returns it all; on the CPU by numpy, whose sort uses the vector instructions."""

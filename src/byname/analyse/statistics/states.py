@@ -16,20 +16,6 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError
 
-__all__ = [
-    "callable_name",
-    "copied",
-    "listed",
-    "mapped",
-    "packed",
-    "plain",
-    "same",
-    "states_of_all_ranks",
-    "tensors_in",
-    "told",
-    "unpacked",
-]
-
 
 def copied(value: Any) -> Any:
     """A copy that can be changed in place, also outside of an inference mode in which it is made."""

@@ -29,8 +29,6 @@ from byname.analyse.statistics.states import (
 from byname.errors import BadArgumentError
 from byname.text import printable
 
-__all__ = ["PairStatistic", "Statistic"]
-
 
 @contextmanager
 def _without_gradients() -> Iterator[None]:

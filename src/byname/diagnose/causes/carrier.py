@@ -13,8 +13,6 @@ from byname.naming.name import Name
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
 
-__all__ = ["Carrier", "carrier_of", "letting_go"]
-
 
 class Carrier(NamedTuple):
     """A variable whose value has a graph that an earlier backward call has run.

@@ -19,8 +19,6 @@ from byname.source.code import expression
 from byname.tracking.call import Call
 from byname.tracking.tracker import logs
 
-__all__ = ["checkpoint_mismatch"]
-
 _REMEDY = (
     "what runs inside a checkpoint must do the same both times: no counters, caches, branches or random choices in "
     "Python that differ the second time (PyTorch replays its own random numbers)"

@@ -23,8 +23,6 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.source.location import is_torch, locate
 
-__all__ = ["batch_norm_in_vmap", "hooked_in_place", "inference_tensor", "view_in_place"]
-
 
 def batch_norm_in_vmap(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""

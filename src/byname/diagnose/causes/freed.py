@@ -14,8 +14,6 @@ from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
 
-__all__ = ["backward_twice"]
-
 _SAME_LINE = (
     "if {it} is carried over from an earlier iteration, {detach}; if it depends on parameters, compute it inside the "
     "iteration. retain_graph=True would keep every earlier iteration in memory"

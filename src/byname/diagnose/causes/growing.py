@@ -22,8 +22,6 @@ from byname.source.location import Site
 from byname.table import counted
 from byname.tracking.tracker import logs
 
-__all__ = ["graph_grows", "graph_in_grad"]
-
 
 def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]:
     """Return a finding if a graph reaches back through several iterations, each with a backward call of its own.

@@ -30,8 +30,6 @@ from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
 from byname.tracking.tracker import logs
 
-__all__ = ["leaf_in_place", "modified"]
-
 
 def modified(context: FailureContext, message: str = "") -> list[Finding]:
     """Return a finding for each tensor that was changed after autograd had saved it; for an error, one at most.

@@ -29,11 +29,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate
 from byname.table import counted
 
-__all__ = [
-    *("copy_of_graph", "ddp_ready_twice", "gradient_count", "gradient_shape", "graph_in_worker"),
-    "scaler_order",
-]
-
 
 def gradient_count(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about a custom function whose backward returned another number of gradients than it has inputs.

@@ -18,20 +18,6 @@ from byname.source.code import source_of
 from byname.source.location import Site
 from byname.table import counted
 
-__all__ = [
-    "Flat",
-    "Rebinding",
-    "Steps",
-    "all_frozen",
-    "cleared_between",
-    "made_anew",
-    "never_changed",
-    "never_stepped",
-    "never_zeroed",
-    "nothing_learnt",
-    "rebinding_in",
-]
-
 
 class Rebinding(NamedTuple):
     """A statement such as ``p = p - lr * p.grad``, which changes no tensor, and the one that does."""

@@ -18,8 +18,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, locate, statements_binding
 from byname.tracking.tracker import logs
 
-__all__ = ["non_leaf_grad"]
-
 
 def non_leaf_grad(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""

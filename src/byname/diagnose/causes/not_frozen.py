@@ -19,8 +19,6 @@ from byname.reading.objects import attributes_of, heap
 from byname.source.code import source_of
 from byname.source.location import Site
 
-__all__ = ["not_frozen"]
-
 
 def not_frozen(parameters: Iterable[torch.Tensor], frame: FrameType) -> Iterator[Finding]:
     """Yield a finding for each module that was meant to be frozen.

@@ -33,11 +33,6 @@ from byname.tracking.log import CreationRecord, DetachPoint, Log
 from byname.tracking.lookup import site_of_tensor
 from byname.tracking.tracker import logs
 
-__all__ = [
-    *("CutOff", "IS", "MAY_BE", "PROBABLY", "Snip", "Use", "cut_before", "cut_off", "cuts_beside", "ddp_unused"),
-    *("last_use", "no_grad_path", "remedy_of", "unreached", "why_cut"),
-]
-
 
 class Snip:
     """A detach point as it is reported: the call that was recorded, with its expression and line."""

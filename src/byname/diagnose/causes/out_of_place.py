@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TypeGuard
 
-__all__ = ["instead_of", "without_data"]
-
 
 def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.

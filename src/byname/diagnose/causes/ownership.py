@@ -31,8 +31,6 @@ from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
 
-__all__ = ["free_leaves", "left_out", "orphaned", "reads_gradients"]
-
 
 def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
     """Return a finding about the models' parameters that the loss reaches and that no optimizer will change."""

@@ -26,11 +26,6 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
 
-__all__ = [
-    *("empty_optimizer", "input_without_grad", "no_derivative", "non_scalar_backward", "numpy_of_graph"),
-    "unused_input",
-]
-
 
 def non_scalar_backward(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the tensor of several elements on which backward was called."""

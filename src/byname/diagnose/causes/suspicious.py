@@ -27,8 +27,6 @@ from byname.source.code import source_of
 from byname.source.location import Site, is_library, locate
 from byname.tracking.tracker import logs
 
-__all__ = ["edited_past_autograd", "leaf_loss", "same_module", "suspicious_losses"]
-
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),

@@ -22,8 +22,6 @@ from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site
 from byname.tracking.lookup import SiteLookup
 
-__all__ = ["WatchedRun", "anomaly", "of_backward"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Offence:

@@ -30,8 +30,6 @@ from byname.source.tracebacks import STANDS_IN
 from byname.tracking.call import name_of
 from byname.tracking.functions import is_pytorchs
 
-__all__ = ["Origin", "Origins", "OriginsMode", "StandIns", "plainly"]
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:

@@ -19,11 +19,6 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.table import counted
 
-__all__ = [
-    *("can_look", "is_finite", "is_zero", "kind_of", "largest_of", "looking", "not_finite", "operation_of"),
-    *("remedy_for", "why"),
-]
-
 Tensors = Mapping[str, Any]
 
 

@@ -36,8 +36,6 @@ from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, locate
 from byname.undo import Undo
 
-__all__ = ["FiniteWatch", "of_forward"]
-
 
 class FiniteWatch:
     """Reports each operation that first turned finite numbers into NaN or Inf, once for each line.

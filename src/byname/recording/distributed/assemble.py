@@ -15,8 +15,6 @@ from byname.errors import BadArgumentError, RecordingError
 from byname.recording.distributed.dtensor import Shard, cuts, indices
 from byname.recording.series import Series
 
-__all__ = ["assembled"]
-
 Coordinate = tuple[int, ...]
 Parts = Mapping[Coordinate, Tensor]
 """The parts of one tensor by their coordinates in the mesh."""

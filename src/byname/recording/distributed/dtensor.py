@@ -17,8 +17,6 @@ from torch import Tensor
 from byname.errors import NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 
-__all__ = ["Shard", "checked", "cuts", "indices", "is_distributed", "local_part"]
-
 _MOST = 2**20
 """Processes of a mesh, and pieces into which a dimension is cut, that a file may speak of."""
 

@@ -43,8 +43,6 @@ from byname.recording.distributed.wire import (
 )
 from byname.recording.series import Series
 
-__all__ = ["Gatherer"]
-
 
 class Gatherer:
     """Brings the windows of all ranks together at rank 0. Made by all ranks at the same time, for they form a group.

@@ -9,8 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["rank", "rank_file", "rank_files", "rank_of", "run_id", "world"]
-
 _RANK = re.compile(r"\.rank(0|[1-9][0-9]{0,8})\Z")
 
 

@@ -26,8 +26,6 @@ from byname.recording.distributed.wire import (
 )
 from byname.recording.series import Series, joined
 
-__all__ = ["Receiving", "combined"]
-
 
 class _Arrived(NamedTuple):
     """A window of one rank, its size and when it came."""

@@ -22,23 +22,6 @@ from byname.recording.distributed.dtensor import Shard
 from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "HEADER",
-    "Parcel",
-    "Window",
-    "body_length",
-    "break_off",
-    "first_line",
-    "header",
-    "last_iteration",
-    "packed",
-    "receive",
-    "send",
-    "unpacked",
-    "weight",
-]
-
 _FOREVER = timedelta(days=3650)
 """No timeout: one would end the connections to all ranks, and a step may take as long as it likes."""
 _TAG, _NEVER_SENT = 1, 2

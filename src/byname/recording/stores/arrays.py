@@ -26,24 +26,6 @@ import torch
 from byname.errors import BadArgumentError
 from byname.recording.stores.journal.journaled_file import JournaledFile
 
-__all__ = [
-    "ASKED",
-    "Array",
-    "FORMAT",
-    "Filters",
-    "Settings",
-    "VERSION",
-    "dimension",
-    "file_type",
-    "filters_of",
-    "group_name",
-    "modes",
-    "numbers",
-    "place_of",
-    "strings",
-    "taken_as",
-]
-
 FORMAT, VERSION = "byname recording", 2
 ASKED = {"dtype": "converted_to"}
 """Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""

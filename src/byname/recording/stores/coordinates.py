@@ -14,8 +14,6 @@ import numpy
 
 from byname.recording.stores.arrays import Array, Settings, modes
 
-__all__ = ["Columns", "Index", "Indexed", "columns_of", "write_all"]
-
 Columns = tuple[Any, ...]
 """Iterations, ranks, calls and modes of records, as arrays."""
 TOGETHER = 256

@@ -15,18 +15,8 @@ from byname.recording.stores.arrays import ASKED, group_name, numbers, place_of
 from byname.recording.stores.parts import Form
 from byname.recording.stores.stored_values import PartAt
 from byname.recording.stores.validate import attribute, broken, dataset_in, flat_shape, group_in, names_in, row_shape
-from byname.table import counted, printable
-
-__all__ = [
-    "ASKED_KINDS",
-    "Extent",
-    "Stored",
-    "check_described",
-    "check_kind",
-    "places_of_groups",
-    "sampling_of",
-    "shard_of",
-]
+from byname.table import counted
+from byname.text import printable
 
 ASKED_KINDS = {name: int if name in ("every", "start", "stop", "on_change") else str for name in Sampling.__slots__}
 _NOTHING: Any = object()

@@ -20,9 +20,8 @@ from byname.recording.stores.described import ASKED_KINDS, Extent, Stored, check
 from byname.recording.stores.parts import Form, Part
 from byname.recording.stores.stored_values import PartAt
 from byname.recording.stores.validate import broken, check_shape, dataset_in, first_rows, group_in, names_in
-from byname.table import counted, listed, printable
-
-__all__ = ["Inventory", "places_of_inventory"]
+from byname.table import counted, listed
+from byname.text import printable
 
 _COLUMNS = 4
 """Of the numbers: records, first and last iteration, bytes."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from byname.recording.series import Series, concatenated
 
-__all__ = ["MemoryStore", "Store"]
-
 
 class Store(Protocol):
     """Takes windows of values, in order.

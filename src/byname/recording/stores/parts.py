@@ -25,8 +25,6 @@ from byname.recording.series import Series
 from byname.recording.stores.arrays import Array, Settings, dimension, file_type, strings
 from byname.recording.stores.coordinates import Columns, Index, columns_of
 
-__all__ = ["Batch", "Form", "Part", "SHAPES", "batches"]
-
 SHAPES = 8
 """Shapes of one dtype at one place that have arrays of their own; others lie one after another in a flat array."""
 DIMENSIONS = 31

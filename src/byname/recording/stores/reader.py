@@ -35,9 +35,8 @@ from byname.recording.stores.validate import (
     storage,
     within_size,
 )
-from byname.table import listed, printable
-
-__all__ = ["FileSource", "StoredPlaces", "is_whole"]
+from byname.table import listed
+from byname.text import printable
 
 _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
 

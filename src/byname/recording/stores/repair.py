@@ -10,9 +10,7 @@ from byname.recording.distributed.ranks import rank_files
 from byname.recording.stores.journal.journal import put_back, remove_left
 from byname.recording.stores.reader import is_whole
 from byname.recording.stores.target import nearest, needs_h5py
-from byname.table import printable
-
-__all__ = ["repair"]
+from byname.text import printable
 
 
 def repair(path: str | os.PathLike[str]) -> bool:

@@ -19,8 +19,6 @@ from byname.recording.stores.arrays import file_type, numbers, strings, taken_as
 from byname.recording.stores.parts import Form
 from byname.recording.stores.validate import broken, check_packed, dataset_in, group_in, stored, text_lengths
 
-__all__ = ["Numbers", "PartAt", "Source", "StoredValues"]
-
 BLOCK = 4 * 2**20
 """Bytes that are read at once where values are asked for one after another."""
 NEAR = 2**20

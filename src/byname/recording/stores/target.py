@@ -15,9 +15,8 @@ from byname.errors import (
 from byname.extras import needs
 from byname.recording.stores.journal.descriptors import beside
 from byname.recording.stores.journal.journal import is_foreign
-from byname.table import closest, printable
-
-__all__ = ["nearest", "needs_h5py", "target"]
+from byname.table import closest
+from byname.text import printable
 
 
 def needs_h5py(what: str) -> None:

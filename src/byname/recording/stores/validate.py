@@ -16,24 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from byname.errors import RecordingError
-from byname.table import printable
-
-__all__ = [
-    "attribute",
-    "broken",
-    "check_packed",
-    "check_shape",
-    "dataset_in",
-    "first_rows",
-    "flat_shape",
-    "group_in",
-    "names_in",
-    "row_shape",
-    "storage",
-    "stored",
-    "text_lengths",
-    "within_size",
-]
+from byname.text import printable
 
 _LARGEST_CHUNK = 256 * 2**20
 """Bytes that HDF5 unpacks at once, where a filter was used."""

@@ -30,12 +30,11 @@ from byname.recording.stores.journal.file_objects import read_by_hdf5
 from byname.recording.stores.journal.journaled_file import JournaledFile
 from byname.recording.stores.parts import SHAPES, Batch, Form, Part, batches
 from byname.recording.stores.target import needs_h5py, target
-from byname.table import counted, printable
+from byname.table import counted
+from byname.text import printable
 
 if TYPE_CHECKING:
     from byname.recording.stores.described import Stored
-
-__all__ = ["Hdf5Store"]
 
 
 class Place:

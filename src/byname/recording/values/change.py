@@ -15,8 +15,6 @@ from byname.reading.tensor import PLAIN, is_tensor
 from byname.recording.values.copy import copied
 from byname.recording.values.plain import ATOMS, bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 
-__all__ = ["NOTHING", "Last", "same"]
-
 NOTHING: Any = object()
 """Stands where there is no copy."""
 

@@ -26,8 +26,6 @@ from byname.recording.values.plain import (
     undisturbed,
 )
 
-__all__ = ["Copies", "copied", "plain_copy"]
-
 
 def plain_copy(value: Any, *, path: str) -> Any:
     """A copy of a value as recordings keep it: tensors on the CPU, plain Python values, and dicts, lists and tuples.

@@ -22,24 +22,6 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.recording.distributed.dtensor import is_distributed, local_part
 
-__all__ = [
-    "ATOMS",
-    "Refused",
-    "bare",
-    "check_dtype",
-    "functions_listen",
-    "inner",
-    "is_ordinary",
-    "kind_of",
-    "nothing_listens",
-    "numbers",
-    "part_copied",
-    "plain_atom",
-    "plain_items",
-    "plain_key",
-    "undisturbed",
-]
-
 bare: Callable[[Any], torch.Tensor] = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
 """The tensor without history, neither for backward nor, which ``detach`` would keep, for forward mode."""
 

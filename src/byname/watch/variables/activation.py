@@ -13,8 +13,6 @@ from torch.nn import Parameter
 
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 
-__all__ = ["Activation", "Listener", "Receive", "Run", "version_of"]
-
 Receive = Callable[["Activation", str, Any, str], Any]
 
 

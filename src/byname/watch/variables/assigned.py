@@ -21,8 +21,6 @@ from byname.watch.delivery import Deliver
 from byname.watch.variables.activation import Activation, Receive, version_of
 from byname.watch.variables.subscribe import Listening
 
-__all__ = ["Assigned"]
-
 _NEW = ("entry", "assigned", "returned")
 
 

@@ -15,8 +15,6 @@ from byname.model.scopes import Function, definition_of
 from byname.source.code import ThisCode, one_at_a_time, stands_for
 from byname.watch.variables.transform import rewrite
 
-__all__ = ["recompiled"]
-
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag

@@ -28,8 +28,6 @@ from byname.watch.variables.activation import Activation, Receive, Run
 from byname.watch.variables.compile import recompiled
 from byname.watch.variables.without_source import bare, can_be_traced, handing_over, traced
 
-__all__ = ["Listening", "listen"]
-
 RETURN = "return"
 """The name that stands for the return value of a function among its variables."""
 

@@ -22,8 +22,6 @@ from byname.tracing.tensor_ids import shape_of
 from byname.undo import Undo
 from byname.watch.variables.subscribe import RETURN, Listening
 
-__all__ = ["Seen", "Tally", "Wanted"]
-
 Wanted = tuple[nn.Module, str, FunctionType, list[str], bool]
 """The variables to count in one function. The items: a module; the name of one of its methods, or of a function that it
 calls; the function object; the names of the variables, ``return`` for the return value; and whether the module calls

@@ -30,19 +30,6 @@ from byname.model.scopes import (
 )
 from byname.source.code import HIDDEN
 
-__all__ = [
-    "CHANGING_STATEMENTS",
-    "first_of",
-    "has_blocks",
-    "may_change",
-    "name_of",
-    "names_of_handlers",
-    "rewrite",
-    "root_of",
-    "targets",
-    "yields",
-]
-
 _VALUE = f"{HIDDEN}value"
 _BLOCKS = ("body", "orelse", "finalbody")
 

@@ -21,8 +21,6 @@ from typing import Any
 from byname.source.code import stands_for
 from byname.watch.variables.activation import Run, version_of
 
-__all__ = ["bare", "can_be_traced", "handing_over", "traced"]
-
 Trace = Callable[[FrameType, str, Any], Any]
 
 

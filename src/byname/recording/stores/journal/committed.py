@@ -25,8 +25,6 @@ from byname.recording.stores.journal.descriptors import beside, opened, read_at,
 from byname.recording.stores.journal.file_objects import Positioned
 from byname.recording.stores.journal.frames import IDENTITY, Extents, Frame, frames
 
-__all__ = ["CommittedFile", "Heaps", "SIGNATURE", "committed", "journaled"]
-
 
 class CommittedFile(Positioned):
     """What h5py reads instead of a path: the bytes of a file, and the frames of its journal over them.

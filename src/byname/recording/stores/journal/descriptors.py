@@ -21,20 +21,6 @@ try:
 except ImportError:  # Windows
     found = None  # type: ignore[assignment]
 
-__all__ = [
-    "alone",
-    "beside",
-    "hold",
-    "let_go",
-    "opened",
-    "read_at",
-    "same_file",
-    "shared",
-    "taken_over",
-    "write_at",
-    "write_together",
-]
-
 fcntl: Any = found
 Bytes = bytes | bytearray | memoryview
 PATIENCE = 10.0

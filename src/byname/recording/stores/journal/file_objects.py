@@ -13,8 +13,6 @@ from typing import Any
 from byname.recording.stores.journal.descriptors import read_at, write_together
 from byname.recording.stores.journal.frames import Extents
 
-__all__ = ["FileCutError", "GuardedFile", "Positioned", "SUPERBLOCK", "read_by_hdf5"]
-
 _open: dict[int, Any] = {}
 """The files that HDF5 reads through such an object now, by ``id``."""
 

@@ -19,8 +19,6 @@ from itertools import pairwise
 from byname.errors import RecordingError
 from byname.recording.stores.journal.descriptors import read_at
 
-__all__ = ["Extents", "Frame", "IDENTITY", "frames", "packed"]
-
 
 class Extents:
     """Bytes at offsets. What is written later stands over what was written before."""

@@ -19,8 +19,6 @@ from byname.recording.stores.journal.committed import SIGNATURE, CommittedFile, 
 from byname.recording.stores.journal.descriptors import beside, opened, read_at, same_file, taken_over, write_at
 from byname.recording.stores.journal.frames import MAGIC
 
-__all__ = ["Journal", "is_foreign", "new_name", "put_back", "remove_journal", "remove_left"]
-
 Check = Callable[[CommittedFile, int], None]
 
 

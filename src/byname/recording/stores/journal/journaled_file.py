@@ -57,8 +57,6 @@ from byname.recording.stores.journal.file_objects import SUPERBLOCK, FileCutErro
 from byname.recording.stores.journal.frames import IDENTITY, Extents, Frame, packed
 from byname.recording.stores.journal.journal import Journal, is_foreign, new_name, remove_journal, remove_left
 
-__all__ = ["JournaledFile"]
-
 LONG = 2**24
 """Bytes of a journal from which on it is shortened, where that is worth it."""
 LARGEST_COPY = 2**30
