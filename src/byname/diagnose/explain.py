@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from byname.diagnose.causes.awaited import ddp_unused
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
 from byname.diagnose.causes.forbidden import batch_norm_in_vmap, hooked_in_place, inference_tensor, view_in_place
 from byname.diagnose.causes.freed import backward_twice
@@ -24,7 +25,7 @@ from byname.diagnose.causes.misused import (
     scaler_order,
 )
 from byname.diagnose.causes.non_leaf import non_leaf_grad
-from byname.diagnose.causes.not_reached import ddp_unused, no_grad_path
+from byname.diagnose.causes.not_reached import no_grad_path
 from byname.diagnose.causes.refused import (
     empty_optimizer,
     input_without_grad,

@@ -1,4 +1,4 @@
-"""Not reached: no-grad-path, detached-parameter, ddp-unused.
+"""Not reached: no-grad-path, detached-parameter.
 
 Each finding names the call that cut a tensor off from the graph and how sure that is, or the inputs and parameters that
 a loss does not reach though the program expects it to.
@@ -18,12 +18,12 @@ from torch import nn
 from byname.autograd.no_graph import why_no_graph
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
-from byname.diagnose.context import FailureContext, message_of
+from byname.diagnose.causes.awaited import awaited, reduced_by
+from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
-from byname.reading.frames import locals_of
 from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
@@ -432,49 +432,6 @@ def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
     return list({cut.place: cut for cut in cuts}.values())
 
 
-def ddp_unused(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the parameters that DistributedDataParallel lacks, by the indices in its error."""
-    told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
-    found = [
-        dict(locals_of(place.frame)).get("self")
-        for place in context.places
-        if "distributed" in place.frame.f_code.co_filename
-    ]
-    wrapper = next((one for one in found if isinstance(one, nn.parallel.DistributedDataParallel)), None)
-    if told is None or wrapper is None:
-        return None
-    every = _reduced(wrapper)
-    indices = [int(word) for word in told[1].split()]
-    if any(index >= len(every) for index in indices):
-        return None
-    with DisableTorchFunction():
-        names = tuple(context.names([every[index] for index in indices]))
-    return _waiting(names, context, "the last")
-
-
-def _reduced(wrapper: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters that a wrapper reduces, in the order of its reducer."""
-    ignored: set[str] = getattr(wrapper, "parameters_to_ignore", set())
-    found: dict[int, torch.Tensor] = {}
-    for prefix, module in wrapper.module.named_modules():  # type: ignore[union-attr]
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad and f"{prefix}.{name}" not in ignored:
-                found.setdefault(id(parameter), parameter)
-    return list(found.values())
-
-
-def _waiting(names: tuple[Name, ...], context: FailureContext, which: str) -> Finding:
-    message = (
-        f"{which} loss of this rank does not reach {quote_all(names)}, and DistributedDataParallel waits for "
-        "the gradient of every parameter before it starts the next iteration"
-    )
-    remedy = (
-        "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
-        "DistributedDataParallel, which costs a walk through the graph each step"
-    )
-    return Finding("ddp-unused", message, names, known_sites(context.noticed), remedy)
-
-
 def unreached(context: FailureContext, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
     """Return findings about parameters that a loss does not reach.
 
@@ -482,7 +439,7 @@ def unreached(context: FailureContext, missing: Sequence[torch.Tensor], wrappers
     DistributedDataParallel wrapper waits for.
     """
     waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
-    reduced = {id(one) for wrapper in waiting for one in _reduced(wrapper)}
+    reduced = {id(one) for wrapper in waiting for one in reduced_by(wrapper)}
     theirs = [one for one in missing if id(one) in reduced]
     found = [group.finding(context) for group in cut_off(context, [one for one in missing if id(one) not in reduced])]
-    return [*([_waiting(tuple(context.names(theirs)), context, "the")] if theirs else []), *found]
+    return [*([awaited(tuple(context.names(theirs)), context, "the")] if theirs else []), *found]
