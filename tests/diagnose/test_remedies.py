@@ -186,7 +186,49 @@ for _ in range(3):
     loss.backward()
     optimizer.step()
 """
+OWN_CELL = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.h = nn.Linear(3, 4), nn.Linear(4, 4)
+    def forward(self, x, h):
+        new = torch.tanh(self.x(x) + self.h(h))
+        return new
+"""
+PASSED_TO_A_CELL = f"""{OWN_CELL}
+cell = Cell()
+optimizer = torch.optim.SGD(cell.parameters(), 0.1)
+h = torch.zeros(2, 4)
+for _ in range(3):
+    for x in torch.randn(5, 2, 3):
+        h = cell(x, h)
+    loss = h.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+PASSED_TO_A_CHILD = f"""{OWN_CELL}
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = Cell(), nn.Linear(4, 1)
+        self.past = torch.zeros(2, 4)
+    def forward(self, window):
+        for x in window:
+            self.past = self.cell(x, self.past)
+        window = self.out(self.past)
+        return window
+model = Remembers()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    loss = model(torch.randn(5, 2, 3)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 CARRIED = {
+    "h": PASSED_TO_A_CELL,
+    "self.past": PASSED_TO_A_CHILD,
     "state": LSTM,
     "h, c": LSTM_IN_PARTS,
     "self.hidden": ON_A_MODULE,
@@ -196,6 +238,7 @@ CARRIED = {
 }
 
 
+@pytest.mark.grid(fast=6)
 @pytest.mark.parametrize("retains", [False, True])
 @pytest.mark.parametrize("carrier", CARRIED)
 def test_a_state_that_is_carried_over_is_named_and_its_remedy_mends_the_program(carrier, retains, tmp_path):

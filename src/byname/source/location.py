@@ -189,19 +189,31 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
 
     Nested functions and classes are left out, because a variable of theirs is a different variable.
     """
-    source = source_of(code)
-    body = None if source is None or source.tree is None else body_of(source.tree, code)
-    if source is None or body is None:
-        return []
     return [
         Expression(
-            Site(code.co_filename, statement.lineno, code.co_qualname, _text(source, statement), variable),
+            site_of(code, statement, variable, code.co_qualname),
             made_here=_makes_unseen(getattr(statement, "value", None)),
             reads=_reads(statement),
         )
-        for statement in statements_in(body)
+        for statement in _body_of(code)
         if variable in names_bound(statement)
     ]
+
+
+def assignments_calling(code: CodeType, function: str) -> list[Site]:
+    """Return the assignments of a function or module body that call a function such as ``self.cell``, in order."""
+    return [
+        site_of(code, statement, None, code.co_qualname)
+        for statement in _body_of(code)
+        if isinstance(statement, ast.Assign)
+        and any(isinstance(part, ast.Call) and _dotted(part.func) == function for part in ast.walk(statement.value))
+    ]
+
+
+def _body_of(code: CodeType) -> Iterable[ast.stmt]:
+    source = source_of(code)
+    body = None if source is None or source.tree is None else body_of(source.tree, code)
+    return statements_in(body or [])
 
 
 def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, target: str | None, name: str) -> Site:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from types import CodeType, FunctionType
 from typing import NamedTuple
+
+from torch import nn
 
 from byname.diagnose.context import FailureContext
 from byname.diagnose.failing_expression import value_at
 from byname.naming.name import Name
+from byname.reading.frames import locals_of
+from byname.reading.modules import modules_in
+from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction
-from byname.source.location import Site
+from byname.source.location import Site, assignments_calling
 
 
 class Carrier(NamedTuple):
@@ -48,7 +54,7 @@ def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -
             if changed is not None and name is not None:
                 written = written or Carrier(name, None, context.site(changed))
             if later and written is None:
-                written = _rebound(context, node, later[0])
+                written = _rebound(context, node, later[0]) or _passed_back(context, node, later[0])
     return written
 
 
@@ -58,10 +64,58 @@ def _rebound(context: FailureContext, node: int, user: int) -> Carrier | None:
     made = context.site(node)
     if spot is None or made != spot.site:
         return None
-    paths = _carried(spot.site.statement)
+    return _carrier(context, node, _carried(spot.site.statement), made)
+
+
+def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Site | None) -> Carrier | None:
     known = context.variable(node)
     carried = replace(known, path=", ".join(paths), how="local", exact=False, relation="", distance=0)
     return Carrier(carried, made, None) if paths else None
+
+
+def _passed_back(context: FailureContext, node: int, user: int) -> Carrier | None:
+    """Return what a statement passes to a module and binds again, if the module made both a node and its user.
+
+    There is none if several statements may be the one. The local variables of a ``forward`` end with it, so of its
+    statements only those count that bind an attribute: ``self.h = self.cell(x, self.h)``.
+    """
+    made_in = {id(module) for one in (node, user) if (module := _module_of(context, one)) is not None}
+    found = {
+        site: paths
+        for code, function, module in _calls_of_modules(context)
+        if made_in and made_in.issubset(map(id, modules_in(module)))
+        for site in assignments_calling(code, function)
+        if (paths := [one for one in _carried(site.statement) if one.startswith("self.") or _runs(context, code)])
+    }
+    return _carrier(context, node, *found.popitem()[::-1]) if len(found) == 1 else None
+
+
+def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, nn.Module]]:
+    """Yield modules, each with the code of a function that may call it and the name that it has there."""
+    roots: dict[int, nn.Module] = {}
+    for place in context.places:
+        variables = dict(locals_of(place.frame))
+        attributes = attributes_of(variables.get("self"))
+        for name, value in [*variables.items(), *((f"self.{name}", value) for name, value in attributes.items())]:
+            if issubclass(type(value), nn.Module):
+                roots[id(value)] = value
+                yield place.frame.f_code, name, value
+    for module in {id(one): one for root in roots.values() for one in modules_in(root)}.values():
+        forward = found_in(type(module), "forward")
+        if type(forward) is FunctionType:
+            for name, child in snapshot(attributes_of(module)["_modules"]):
+                if child is not None:
+                    yield forward.__code__, f"self.{name}", child
+
+
+def _runs(context: FailureContext, code: CodeType) -> bool:
+    return any(place.frame.f_code is code for place in context.places)
+
+
+def _module_of(context: FailureContext, number: int) -> nn.Module | None:
+    """Return the innermost module that ran when a node was made."""
+    call = context.lookup.call(context.walk.nodes[number]) if context.lookup else None
+    return None if call is None or call.module is None else call.module()
 
 
 def _carried(statement: str) -> list[str]:
