@@ -54,7 +54,7 @@ class Census:
         """Runs the program to its end, or asks the one that runs."""
         if options.pid is not None:
             return _ask(options)
-        return run_program(options, _shown(options))
+        return run_program(options, _shown)
 
 
 def _ask(options: argparse.Namespace) -> int:

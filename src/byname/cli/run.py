@@ -59,7 +59,7 @@ class Run:
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program to its end."""
-        return run_program(options, _watched(options))
+        return run_program(options, _watched)
 
 
 @contextmanager

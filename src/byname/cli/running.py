@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from byname.cli.command import CommandError
@@ -18,12 +19,15 @@ def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> No
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv")
 
 
-def run_program(options: argparse.Namespace, context: AbstractContextManager[object]) -> int:
-    """Runs the program to its end, within a context, and returns the exit code.
+def run_program(
+    options: argparse.Namespace, context_of: Callable[[argparse.Namespace], AbstractContextManager[object]]
+) -> int:
+    """Runs the program to its end, within the context that the options ask for, and returns the exit code.
 
-    What the context needs has to be imported before: it is to come from where byname, not the program, looks.
+    What the context needs is imported before the program runs: it is to come from where byname, not the program, looks.
     """
     program = _program(options)
+    context = context_of(options)
     if options.census_on_signal:
         from byname.cli.signals import answer_signals
 
