@@ -5,9 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")  # how long an example takes says how busy the machine is
 torch.set_num_threads(1)  # several tests run at once, on as many cores
 os.unsetenv("COLUMNS")  # which readline, that pytest imports, sets past os.environ for every program it starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
@@ -21,10 +24,10 @@ FROZEN = {"analyse", "drawing", "edits", "model", "recording", "rewriting", "tra
 def pytest_collection_modifyitems(items):
     grids = {}
     for item in items:
-        if grid := item.get_closest_marker("grid"):
+        if (grid := item.get_closest_marker("grid")) and not item.get_closest_marker("slow"):
             grids.setdefault(item.nodeid.partition("[")[0], (grid.kwargs["fast"], []))[1].append(item)
     for fast, cases in grids.values():
-        quick = {round(at * (len(cases) - 1) / (fast - 1)) for at in range(fast)}
+        quick = {round(at * (len(cases) - 1) / max(fast - 1, 1)) for at in range(fast)}
         for at, item in enumerate(cases):
             if at not in quick:
                 item.add_marker(pytest.mark.slow)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from forked import run_forked_file, run_forked_ranks
+from processes import run_forked_file, run_forked_ranks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -103,6 +103,7 @@ def printed(page, folder):
     return [prints[part] for part in parts]
 
 
+@pytest.mark.grid(fast=16)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page(page, tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()

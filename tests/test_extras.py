@@ -89,6 +89,7 @@ def without(monkeypatch):
     return take
 
 
+@pytest.mark.grid(fast=5)
 @pytest.mark.parametrize(
     ("package", "use"),
     [(package, use) for package, uses in HERE.items() for use in uses],

@@ -181,6 +181,7 @@ class TestHandles:
                 made.pop().remove()
             assert (of_model(model, x), of_process()) == (before, everything_as_before), at
 
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize(ALL, cases(HANDLES, ATTACHED, REPLACED))
     def test_that_are_removed_as_a_whole(self, kind, throw, moments, everything_as_before):
         model, x = new_model(), torch.ones(1, 2)
@@ -197,6 +198,7 @@ class TestHandles:
             handle.remove()
             assert (of_model(model, x), of_process()) == (before, everything_as_before), at
 
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize(ALL, cases(HANDLES, ("attach", by_signal), REPLACED))
     def test_whose_block_is_left_as_a_whole(self, kind, throw, moments, everything_as_before):
         model, x = new_model(), torch.ones(1, 2)
@@ -336,6 +338,7 @@ def test_a_recording_that_does_not_come_to_begin_leaves_nothing(throw, tmp_path,
         assert not [*tmp_path.iterdir()], at
 
 
+@pytest.mark.slow
 def test_growth_that_was_interrupted_as_it_was_left_can_be_left_again(monkeypatch):
     held = []
     grown = byname.growth().__enter__()

@@ -1,11 +1,11 @@
 r"""No text of byname steers a terminal: an escape in a name, a file or an error is shown as ``\x1b`` wherever it comes up."""
 
 import contextlib
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 
+import processes
 import pytest
 import torch
 from torch import nn
@@ -305,8 +305,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_message_of_the_command_line_has_an_escape(name, tmp_path):
-    command = [sys.executable, "-m", "byname", *COMMANDS[name]]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["-m", "byname", *COMMANDS[name]]
+    ran = processes.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode
     assert "byname" in ran.stderr
     assert ESCAPE not in ran.stdout + ran.stderr

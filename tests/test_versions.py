@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
-from alone import run_alone
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import run_alone
 
 from byname.reading.quiet import OLDEST, check_version
 

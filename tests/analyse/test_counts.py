@@ -24,7 +24,7 @@ def test_counts_are_those_of_numpy(dtype, size):
 
 
 @given(*[strategies.lists(strategies.integers(0, 30), max_size=20)] * 2, strategies.integers(0, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_two_merged_are_the_whole(first, second, minlength):
     first, second = (np.array(numbers, dtype=np.int64) for numbers in (first, second))
     merged = Bincount(minlength).add(first).merge(Bincount(minlength).add(second))

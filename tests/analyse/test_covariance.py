@@ -241,7 +241,7 @@ small = st.integers(-50, 50).map(lambda number: number / 8)
 tables = arrays.arrays(np.float64, st.tuples(st.integers(1, 20), st.just(3)), elements=small)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tables, st.data())
 def test_two_merged_are_the_whole_matrix_in_any_order(rows, draw):
     cut = draw.draw(st.integers(0, len(rows)))

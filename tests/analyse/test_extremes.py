@@ -131,7 +131,7 @@ VALUES = strategies.lists(strategies.sampled_from([NAN, -INF, -1.0, 0.0, 1.0, 2.
 
 
 @given(VALUES, VALUES, strategies.sampled_from(["omit", "propagate"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_two_merged_are_the_whole(first, second, nan):
     merged = Extremes(nan=nan).add(first).merge(Extremes(nan=nan).add(second))
     whole = Extremes(nan=nan).add(first + second)

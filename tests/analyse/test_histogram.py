@@ -55,7 +55,7 @@ def test_counts_are_those_of_numpy_everywhere(dtype, size, offset):
         check(dtype, size, offset, min(ways, -(-1300 // size)), order)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-3, 3, width=32), max_size=60), st.integers(0, 60), st.integers(1, 9))
 def test_parts_merged_are_the_whole_in_any_order(values, cut, bins):
     first, second = torch.tensor(values[:cut]), torch.tensor(values[cut:])

@@ -62,7 +62,7 @@ BITS = strategies.lists(strategies.tuples(*[strategies.booleans()] * 3), max_siz
 
 
 @given(BITS, BITS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_two_merged_are_the_whole(first, second):
     a, b = (torch.tensor(rows, dtype=torch.bool).reshape(-1, 3) for rows in (first, second))
     both = torch.cat([a, b])

@@ -230,7 +230,7 @@ def close(one, other, whole):
         np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-10 * size**4 * len(whole) + 1e-10)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tables, st.data())
 def test_two_merged_are_the_whole_in_any_order(rows, draw):
     cut = draw.draw(st.integers(0, len(rows)))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 
 from byname.analyse import Results
 from byname.errors import BadArgumentError, BynameError

@@ -57,6 +57,7 @@ def close(found, expected):
     assert (np.abs(found.kurtosis().numpy() - kurtosis) <= 1e-9 * (3 + kurtosis)).all()
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("size", [1, 5, 64, 3000])
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_data_has_the_moments_of_long_double(kind, size):
@@ -68,7 +69,7 @@ def test_hard_data_has_the_moments_of_long_double(kind, size):
         close(parts[1].merge(parts[0]).merge(parts[2]), wanted(values))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_scales_batches_weights_and_merges_give_the_moments_of_long_double(draw):
     rng = np.random.default_rng(draw.draw(st.integers(0, 2**32)))
@@ -171,6 +172,7 @@ def test_a_spoilt_state_of_moments_about_the_mean_is_refused():
     assert found.count == 4
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("size", [1, 5, 64, 3000])
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_data_has_the_covariance_of_long_double(kind, size):

@@ -316,7 +316,7 @@ def trees(draw):
     return pieces, draw(st.lists(st.integers(0, 3), min_size=len(pieces), max_size=len(pieces)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees(), st.booleans())
 def test_however_parts_are_merged_the_bound_holds(tree, uneven):
     pieces, goes = tree

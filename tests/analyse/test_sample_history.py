@@ -46,7 +46,7 @@ def test_it_holds_few_tensors_and_copies_each_value_few_times():
 @given(
     strategies.lists(strategies.integers(0, 9), max_size=12), strategies.lists(strategies.integers(0, 9), max_size=12)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_two_merged_are_the_whole(first, second):
     sizes = [*first, *second]
     batches = torch.arange(2 * sum(sizes)).reshape(-1, 2).split(sizes) if sizes else []

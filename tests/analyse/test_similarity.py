@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from forked import run_forked_ranks
+from processes import run_forked_ranks
 from torch import nn
 
 import byname

@@ -66,7 +66,7 @@ def test_the_foremost_are_those_of_the_whole_everywhere(dtype, size, offset):
         check(dtype, size, min(offset, 6e4) if dtype is torch.float16 else offset, ways, order)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.lists(st.integers(-4, 4), max_size=12), min_size=1, max_size=6),
     st.integers(1, 15),

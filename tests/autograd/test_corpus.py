@@ -63,6 +63,7 @@ def check(loss, model):
     return mine
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, about its modules
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_with_parameters(name):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 from torch import nn
 
 import byname

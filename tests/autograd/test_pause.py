@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 
 import byname
 from byname.autograd import pause
@@ -98,6 +98,7 @@ def test_the_thread_that_looks_may_call_backward_and_backward_may_look():
     assert torch.equal(other.grad, x.grad)
 
 
+@pytest.mark.slow
 def test_a_backward_that_does_not_end_is_told_and_its_slots_are_not_read(monkeypatch):
     monkeypatch.setattr(pause, "PATIENCE", 0.05)
     thread, go_on = in_backward()

@@ -28,6 +28,7 @@ def results(loss, leaf):
     ]
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("tracked", [False, True])
 def test_rows_compare_hash_and_have_their_columns(tracked):
     x = torch.ones(3, requires_grad=True)
@@ -102,6 +103,7 @@ def test_a_path_is_a_table():
     assert "ExpBackward0" in repr(path)
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("function", [byname.leaves, byname.saved, byname.graph, byname.check])
 def test_the_same_roots_are_taken_by_all(function):
     w = torch.ones(2, requires_grad=True)

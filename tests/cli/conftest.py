@@ -30,8 +30,6 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks():
-    server = Forks()
-    yield server
-    server.close()
+    return Forks()

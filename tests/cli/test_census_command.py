@@ -3,11 +3,11 @@
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
 from forking import run_started
+from processes import Fork
 from programs import BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
 NOTHING = re.compile(
@@ -30,7 +30,7 @@ TELLING = {  # each ends in another way; of the others `byname run`, which start
 )
 def test_a_script_runs_as_under_python(name, files, forks):
     plain = run_started(files, [f"{name}.py"], GIVEN)
-    ours = forks.run(files, ["census", f"{name}.py"], GIVEN)
+    ours = forks.run(files, ["census", f"{name}.py"], GIVEN, finalized=True)
     err, tables = NOTHING.subn(b"", ours.err)
     assert ours._replace(err=err) == plain
     assert tables == (name not in NEVER_ENDS)
@@ -90,7 +90,7 @@ def tables(err):
 
 
 def test_at_the_end_is_told_what_the_program_still_holds(trains, files, forks):
-    ours = forks.run(files, ["census", trains, "3"], thawed=True)
+    ours = forks.run(files, ["census", trains, "3"])
     same_as_plain(files, [trains, "3"], ours)
     found = tables(ours.err)
     assert list(found) == ["census at the end"]
@@ -98,7 +98,7 @@ def test_at_the_end_is_told_what_the_program_still_holds(trains, files, forks):
 
 
 def test_at_an_error_the_variables_of_the_functions_that_failed_are_there(trains, files, forks):
-    ours = forks.run(files, ["census", trains, "5", "1"], thawed=True)
+    ours = forks.run(files, ["census", trains, "5", "1"])
     plain = same_as_plain(files, [trains, "5", "1"], ours)
     assert ours.err.endswith(plain.err)
     found = tables(ours.err)["census at the ValueError"]
@@ -106,7 +106,7 @@ def test_at_an_error_the_variables_of_the_functions_that_failed_are_there(trains
 
 
 def test_every_so_many_steps_is_told_which_step_and_what_is_alive_in_it(trains, files, forks):
-    ours = forks.run(files, ["census", "--every", "2", "--top", "2", trains, "5"], thawed=True)
+    ours = forks.run(files, ["census", "--every", "2", "--top", "2", trains, "5"])
     same_as_plain(files, [trains, "5"], ours)
     found = tables(ours.err)
     assert [header for header in found if "step" in header] == [
@@ -154,7 +154,7 @@ SERVES = """
 @pytest.mark.parametrize(("every", "calls"), [([], "8 16"), (["--every", "5"], "5 20")])
 def test_growth_looks_at_calls_of_modules_in_a_program_without_steps(every, calls, files, forks):
     (files / "serves.py").write_text(textwrap.dedent(SERVES))
-    ours = forks.run(files, ["census", "--growth", *every, "serves.py"], thawed=True)
+    ours = forks.run(files, ["census", "--growth", *every, "serves.py"])
     ((header, found),) = tables(ours.err).items()
     first, last = calls.split()
     assert f"from call {first} of a module (Sequential at serves.py:7) to call {last} of a module" in header
@@ -164,7 +164,7 @@ def test_growth_looks_at_calls_of_modules_in_a_program_without_steps(every, call
 
 def test_calls_before_the_first_step_are_not_compared_with_steps(files, forks):
     (files / "serves.py").write_text(textwrap.dedent(SERVES))
-    ours = forks.run(files, ["census", "--growth", "serves.py", "trains"], thawed=True)
+    ours = forks.run(files, ["census", "--growth", "serves.py", "trains"])
     assert b"growth from optimizer step 1 " in ours.err
     assert b"kept" not in ours.err
 
@@ -195,7 +195,7 @@ SIGNALLED = """
 def signalled(program, files, forks, command="run"):
     """How a program ends that is asked for a census while it runs."""
     write(files, {"signalled.py": program})
-    return forks.run(files, [command, "--census-on-signal", "signalled.py"], thawed=True)
+    return forks.run(files, [command, "--census-on-signal", "signalled.py"])
 
 
 def answers(ours):
@@ -369,9 +369,9 @@ LIVES = """
 
 def test_a_living_process_answers_from_outside(files):
     write(files, {"lives.py": LIVES})
-    command = [sys.executable, "-W", "error", "-m", "byname", "run", "--census-on-signal", "lives.py"]
+    command = ["-W", "error", "-m", "byname", "run", "--census-on-signal", "lives.py"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, cwd=files, **pipes) as process:
+    with Fork(command, cwd=files, **pipes) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGUSR1)
         out, err = process.communicate(b"go\n", timeout=60)

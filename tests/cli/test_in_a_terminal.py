@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 from forking import Forks, without_leaks
+from processes import Fork
 from programs import write
 from torch import nn
 
@@ -77,35 +77,27 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def waiting(runs):
-    command = [sys.executable, "-m", "byname", "run", "--census-on-signal", "waits.py"]
+    command = ["-m", "byname", "run", "--census-on-signal", "waits.py"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=runs, stdin=pipe, stdout=pipe, text=True) as process:
+    with Fork(command, cwd=runs, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         yield str(process.pid)
         process.communicate("\n", timeout=60)
 
 
 def forks_under(**environment):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm-256color")
-        patch.delenv("COLUMNS", raising=False)
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        return Forks()
+    without = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return Forks(env={**without, "TERM": "xterm-256color", **environment})
 
 
 @pytest.fixture(scope="module")
 def plain():
-    server = forks_under()
-    yield server
-    server.close()
+    return forks_under()
 
 
 @pytest.fixture(scope="module", params=[60, 200])
 def narrow(request):
-    server = forks_under(NO_COLOR="1", COLUMNS=str(request.param))
-    yield request.param, server
-    server.close()
+    return request.param, forks_under(NO_COLOR="1", COLUMNS=str(request.param))
 
 
 def printed(forks, folder, name, process, ends):
@@ -123,7 +115,7 @@ def printed(forks, folder, name, process, ends):
     thread = threading.Thread(target=read)
     thread.start()
     words = [process if word == "PID" else word for word in COMMANDS[name]]
-    ending = forks.run(folder, words, thawed=True, to=f"/proc/{os.getpid()}/fd/{writer}")
+    ending = forks.run(folder, words, to=writer)
     os.close(writer)
     thread.join(60)
     os.close(reader)

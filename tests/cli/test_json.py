@@ -1,9 +1,8 @@
 """What the commands write for other programs is JSON, with the fields that docs/json.md names."""
 
 import json
-import subprocess
-import sys
 
+import processes
 import pytest
 import torch
 from json_page import fields
@@ -81,19 +80,8 @@ loss.backward()
 
 def test_what_a_run_found(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [
-        sys.executable,
-        "-m",
-        "byname",
-        "run",
-        "--check",
-        "--json",
-        "found.jsonl",
-        "--report",
-        "run.html",
-        "train.py",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = "-m byname run --check --json found.jsonl --report run.html train.py".split()
+    done = processes.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "trained\n"
     found, *rest = map(json.loads, (tmp_path / "found.jsonl").read_text().splitlines())
     explained, end = rest[-2:]
@@ -109,8 +97,8 @@ def test_what_a_run_found(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_told_before_the_program_runs(tmp_path):
     (tmp_path / "train.py").write_text("print('ran')")
-    command = [sys.executable, "-m", "byname", "run", "--json", "no/found.jsonl", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = ["-m", "byname", "run", "--json", "no/found.jsonl", "train.py"]
+    done = processes.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "--json: no/found.jsonl cannot be written" in done.stderr
 
 
@@ -136,9 +124,9 @@ SITE = {"file", "line", "function", "statement"}
 
 
 def run(folder, *words):
-    command = [sys.executable, "-m", "byname", *words, "train.py"]
+    command = ["-m", "byname", *words, "train.py"]
     (folder / "train.py").write_text(ALIVE)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = processes.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "trained\n"
     text = (folder / "alive.jsonl").read_text()
     return done.stderr, text, [*map(json.loads, text.splitlines())]
@@ -178,9 +166,9 @@ def test_growth_of_a_program(tmp_path):
 
 
 def test_a_census_without_a_file_to_write_to(tmp_path, capsys):
-    assert main(["census", "--json", "-", "no.py"]) == 2
+    assert main(["census", "--json", "-", __file__]) == 2
     assert "name a file" in capsys.readouterr().err
-    assert main(["census", "--json", str(tmp_path / "no" / "file"), "no.py"]) == 2
+    assert main(["census", "--json", str(tmp_path / "no" / "file"), __file__]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert main(["census", "--pid", "1", "--json", "some"]) == 2
     assert "--json -" in capsys.readouterr().err

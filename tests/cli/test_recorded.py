@@ -4,8 +4,8 @@ import functools
 import re
 
 import pytest
-from forked import run_forked_ranks
 from forking import run_started
+from processes import run_forked_ranks
 from programs import COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
 import byname

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from forking import run_started
+from processes import Fork
 from programs import write
 from torch import nn
 
@@ -131,7 +131,7 @@ class Writer:
     def __init__(self, folder, to):
         write(folder, {"writes.py": WRITES})
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "writes.py", to], cwd=folder, text=True, **pipes)
+        self.process = Fork(["writes.py", to], cwd=folder, text=True, **pipes)
 
     def forwards(self, count):
         self.process.stdin.write(f"{count}\n")
@@ -145,9 +145,9 @@ class Writer:
 
 
 def start_tail(folder, name):
-    command = [sys.executable, "-W", "error", "-m", "byname", "show", "--tail", name]
+    command = ["-W", "error", "-m", "byname", "show", "--tail", name]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+    return Fork(command, cwd=folder, text=True, **pipes)
 
 
 def test_a_file_that_does_not_exist_yet_is_followed_from_its_first_window_until_it_is_closed(runs):
@@ -185,8 +185,8 @@ def test_output_that_nobody_reads_is_no_error(runs, buffered):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_help_shows_examples(runs):
-    assert b"byname show --tail run.h5" in run_started(runs, ["-m", "byname", "show", "--help"]).out
+def test_help_shows_examples(runs, forks):
+    assert b"byname show --tail run.h5" in forks.run(runs, ["show", "--help"]).out
 
 
 def test_nan_is_counted_and_in_no_figure(runs, forks):

@@ -42,6 +42,7 @@ def assert_blames(findings, program):
         assert any(is_called(culprit, wanted) for culprit in culprits), (wanted, culprits)
 
 
+@pytest.mark.grid(fast=20)
 @named(lambda program: program.kind == "error" and program.cause != "unknown")
 def test_an_error_is_explained_by_a_note(program):
     _, error = corpus.run(program, byname.explaining())
@@ -65,6 +66,7 @@ def test_an_error_of_another_kind_is_left_alone(program):
     assert not hasattr(error, "__notes__")
 
 
+@pytest.mark.grid(fast=16)
 @named(lambda program: program.kind == "error")
 def test_without_preparation_nothing_wrong_is_said(program):
     """After the fact fewer things are known; what is said is true all the same."""
@@ -79,6 +81,7 @@ def test_without_preparation_nothing_wrong_is_said(program):
         assert_blames([why], program)
 
 
+@pytest.mark.grid(fast=7)
 @named(lambda program: program.kind == "check")
 def test_a_silent_failure_is_found_before_backward(program):
     with warnings.catch_warnings():

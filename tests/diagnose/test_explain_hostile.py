@@ -154,6 +154,7 @@ def test_a_custom_function_that_never_reads_what_it_saved_is_not_blamed():
     y.backward()
 
 
+@pytest.mark.grid(fast=3)
 @pytest.mark.parametrize(
     ("statement", "remedy"),
     [

@@ -97,6 +97,7 @@ def test_anomaly_mode_blames_the_line_marked_first(program):
     assert mine[-1] == (f"{program.folder}/{name}", line)
 
 
+@pytest.mark.grid(fast=6)
 @named(lambda program: program.kind == "check")
 @pytest.mark.skipif(not hasattr(byname, "check"), reason="byname.check is not there yet")
 def test_a_silent_program_raises_nothing(program):

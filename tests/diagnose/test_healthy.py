@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked import without_gloo
+from processes import without_gloo
 
 from byname.diagnose.explaining import Explaining
 
@@ -82,6 +82,7 @@ def same_gradient(plain, explained):
     return not (plain.is_leaf and explained.is_leaf) or same(plain.grad, explained.grad)
 
 
+@pytest.mark.grid(fast=12)
 @pytest.mark.parametrize(
     "path", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in PROGRAMS], indirect=True
 )

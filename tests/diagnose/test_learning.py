@@ -419,6 +419,7 @@ def a_checkpoint_of_the_first_block():
 LINEAR = ["model.bias", "model.weight"]
 
 
+@pytest.mark.grid(fast=9)
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:reduction", "ignore:None of the inputs")
 @pytest.mark.parametrize(
     ("program", "cause", "culprits"),
@@ -493,6 +494,7 @@ def test_of_round_the_line_is_told():
     assert "round" in finding.sites[0].statement
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -898,6 +900,7 @@ def warmed_up_from_nothing_to_nothing():
     return model, optimizer
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize(
     "program",
     [

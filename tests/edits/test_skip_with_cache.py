@@ -33,6 +33,7 @@ def logits(model, ids, **options):
     return torch.stack(model.generate(ids, **settings, **options).logits)
 
 
+@pytest.mark.grid(fast=10)
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"attention_mask": MASK}, {"num_beams": 2}], ids=["plain", "padded", "beams"])
 @pytest.mark.parametrize("cache", [None, "static"])

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -414,6 +414,7 @@ def test_the_result_holds_no_graph(no_collection):
     assert len(census)
 
 
+@pytest.mark.slow
 def test_twenty_censuses_leave_the_heap_as_it_was():
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     loss = model(torch.ones(2, 4)).exp().sum()

@@ -33,6 +33,7 @@ def test_the_state_of_a_parameter_that_is_used_late_is_no_growth():
     assert [row.name for row in growth] == []
 
 
+@pytest.mark.slow
 def test_state_of_parameters_that_are_gone_is_growth():
     optimizer = torch.optim.Adam([torch.ones(3, requires_grad=True)])
     with byname.growth() as growth:
@@ -158,6 +159,7 @@ def seen_at(looks, size):
     return growth
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize(
     "looks",
     [doubled(600), doubled(5000), range(10, 151, 10), range(200, 601, 200)],
@@ -168,6 +170,7 @@ def test_a_container_that_is_full_is_no_growth_whatever_the_distances_of_the_loo
             assert seen_at(looks, lambda step: min(step, bound)).rows() == [], bound  # noqa: B023
 
 
+@pytest.mark.grid(fast=3)
 @pytest.mark.parametrize("looks", [doubled(600), doubled(20), range(10, 151, 10), range(200, 601, 200)])
 @pytest.mark.parametrize("period", [1, 3])
 def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks, period):

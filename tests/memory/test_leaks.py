@@ -59,12 +59,14 @@ def test_a_context_cycle_is_told_with_function_and_attribute(name, told):
     assert told in row["remedy"]
 
 
+@pytest.mark.grid(fast=5)
 @leaking
 def test_a_leak_is_told_by_name_count_bytes_and_cause(name):
     program = parse(LEAKS / f"{name}.py")
     assert_told(program, grown(program))
 
 
+@pytest.mark.grid(fast=4)
 @leaking
 def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path):
     program = mend(parse(LEAKS / f"{name}.py"), tmp_path)
@@ -74,6 +76,7 @@ def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path
     assert "view-pins-base" not in [row["cause"] for row in rows]
 
 
+@pytest.mark.grid(fast=3)
 @of_these(
     names(HEALTHY),
     "bounded_deque ema_copy error_last_only graph_replaced hooks_removed kv_cache_per_request loader_threads "
@@ -83,6 +86,7 @@ def test_a_healthy_program_has_no_rows(name):
     assert grown(parse(HEALTHY / f"{name}.py")) == []
 
 
+@pytest.mark.slow
 @of_these(MINIMAL, ["retained_graph_minimal"])
 def test_marks_change_nothing_but_tell_the_pace(name):
     program = parse(LEAKS / f"{name}.py")
@@ -91,6 +95,7 @@ def test_marks_change_nothing_but_tell_the_pace(name):
     assert all(row["a mark"].startswith("+") for row in rows)
 
 
+@pytest.mark.grid(fast=1)
 @of_these(MINIMAL, ["stored_graph_minimal", "prefetch_minimal", "stored_exception_minimal", "view_pins_base_minimal"])
 def test_looking_keeps_nothing_alive(name):
     program = parse(LEAKS / f"{name}.py")

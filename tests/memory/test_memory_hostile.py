@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 from torch.utils.checkpoint import checkpoint
 
 import byname

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from alone import run_alone
+from processes import run_alone
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow

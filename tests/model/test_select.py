@@ -279,7 +279,7 @@ def found(selector):
     return Look(FLOW).found(selector)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SELECTORS, SELECTORS, SELECTORS)
 def test_selectors_obey_the_laws_of_sets(a, b, c):
     assert found(a & b) == found(a) & found(b) == found(b & a)
@@ -294,7 +294,7 @@ def test_selectors_obey_the_laws_of_sets(a, b, c):
     assert found(~~a) == found(a) & PLACES
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SELECTORS)
 def test_a_selector_tells_call_by_call_what_it_tells_of_the_whole_run(selector):
     online = selector.online()
@@ -305,7 +305,7 @@ def test_a_selector_tells_call_by_call_what_it_tells_of_the_whole_run(selector):
     assert [online.see(one) for one in FLOW.calls] == told
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SELECTORS)
 def test_every_selector_prints_as_what_makes_it(selector):
     names = {"select": select, "Block": Block, "nn": nn}
@@ -365,7 +365,7 @@ def reference(flow, first, second, moves=1):
 STEPS = [index for index, call in enumerate(FLOW.calls) if call.elementary]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.sampled_from(STEPS), st.sampled_from(STEPS))
 def test_after_and_before_agree_with_a_search_of_every_edge(first, second):
     distance = reference(FLOW, first, second)
@@ -439,7 +439,7 @@ def test_the_last_of_equally_near_ones_is_first_before():
     assert paths(select.linear.first_before(select.op("add")), flow) == ["b"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(STEPS))
 def test_next_after_is_at_the_least_distance(first):
     """No place of a family that data from a call reaches is nearer than the one that is selected."""

@@ -88,6 +88,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_a_look_leaves_tuples_alone_that_another_thread_is_building(look, monkeypatch):
     monkeypatch.setitem(globals(), "LOST", [torch.ones(3)])

@@ -56,6 +56,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.parts["model"].parameters())
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize(
     "samples",
     [
@@ -103,6 +104,7 @@ class Large:
     """Something that only a variable of the caller holds."""
 
 
+@pytest.mark.slow
 def test_a_look_at_a_frozen_heap_keeps_no_variable_of_its_caller():
     def asks():
         large = Large()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy
 import pytest
 import torch
-from forked import run_forked
+from processes import run_forked
 from torch import nn
 
 import byname

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from forked import run_forked, run_forked_file
+from processes import run_forked, run_forked_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 

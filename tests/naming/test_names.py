@@ -489,7 +489,7 @@ value_key = object()
 programs = st.recursive(leaf, containers, max_leaves=6)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(programs)
 def test_from_the_name_back_to_the_same_object(pair):
     program, tensors = pair

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import run_forked
 from largest import Largest, LargestGradient
+from processes import run_forked
 from torch import nn
 
 import byname

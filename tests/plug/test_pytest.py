@@ -8,8 +8,8 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import processes
 import pytest
-from forked import run_together
 
 HEAD = """
     import pytest, torch
@@ -55,9 +55,8 @@ def run(tmp_path):
         if without_pytorch:
             command = [sys.executable, "-m", "pytest", *plugin, *options]
             return Result(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout)
-        case = {"arguments": [*plugin, *options], "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}}
-        (done,) = run_together([case], PYTEST, "pytest", folder=tmp_path)
-        return Result(done.out)
+        words = ["-c", PYTEST, *plugin, *options]
+        return Result(processes.run(words, cwd=tmp_path, capture_output=True, text=True).stdout)
 
     return run
 

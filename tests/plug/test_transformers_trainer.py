@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import run_forked
 from largest import Largest, LargestGradient
+from processes import run_forked
 from torch import nn
 
 import byname
@@ -77,6 +77,7 @@ def times(evaluation):
     return [(one.event, one.epoch, one.batch, one.step) for one in evaluation.records]
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("backward", [None, loss_of])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_training_is_bitwise_the_same_with_snapshots(tmp_path, backward, accumulate):

@@ -21,6 +21,7 @@ def of_class(lm, *names):
     return {path for path, module in lm.model.named_modules() if type(module).__name__.endswith(names)}
 
 
+@pytest.mark.grid(fast=3)
 @every_kind
 def test_norms_linear_layers_and_embeddings_are_the_modules_of_those_classes(kind):
     lm = causal(kind)
@@ -31,6 +32,7 @@ def test_norms_linear_layers_and_embeddings_are_the_modules_of_those_classes(kin
     assert lm.kind.norm in found(lm, select.norm) and lm.kind.embedding in embeddings
 
 
+@pytest.mark.grid(fast=3)
 @every_kind
 def test_activations_are_those_of_the_mlps_and_the_softmax_of_the_attention(kind):
     lm = causal(kind)
@@ -42,6 +44,7 @@ def test_activations_are_those_of_the_mlps_and_the_softmax_of_the_attention(kind
         found(lm, select.tanh)
 
 
+@pytest.mark.grid(fast=3)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Bloom"])  # it has no other attention
 def test_each_call_of_a_kernel_is_one_attention(kind):
     lm = causal(kind, "sdpa")

@@ -1,10 +1,11 @@
 """Runs a little program in several processes of torch.distributed."""
 
 import json
+import os
 import signal
 import textwrap
 
-from forked import run_together
+from processes import run_together
 
 START = """
 import json, os, signal, sys, threading, time
@@ -31,12 +32,12 @@ def run_ranks(folder, program, world=2, ends=None, timeout=100):
     code = START + textwrap.dedent(program)
     file = folder / "program.py"
     file.write_text(code)
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [{"arguments": [str(n), str(world), str(folder)], "environment": environment} for n in range(world)]
-    runs = run_together(ranks, code, file, timeout=timeout)
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [([file, n, world, folder], {}) for n in range(world)]
+    runs = run_together(ranks, env=environment, timeout=timeout)
     for number, run in enumerate(runs):
-        assert run.code == ends[number], f"rank {number} ended with {run.code}\n{run.err[-3000:]}"
-    return [[json.loads(line[5:]) for line in run.out.splitlines() if line.startswith("TOLD ")] for run in runs]
+        assert run.returncode == ends[number], f"rank {number} ended with {run.returncode}\n{run.stderr[-3000:]}"
+    return [[json.loads(line[5:]) for line in run.stdout.splitlines() if line.startswith("TOLD ")] for run in runs]
 
 
 KILLED = -signal.SIGKILL

@@ -95,7 +95,7 @@ def test_padding_twice_pads_the_values_and_not_the_padding():
     assert again.values.tolist() == [[1.0]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 3).flatmap(lambda dims: st.lists(st.tuples(*[st.integers(0, 3)] * dims), min_size=1, max_size=5)))
 def test_stack_padded_against_its_definition(shapes):
     values = [torch.arange(1, 1 + torch.Size(shape).numel()).reshape(shape) for shape in shapes]

@@ -271,7 +271,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values)
 def test_every_value_is_the_same_as_its_copy(value):
     made = copy(value)
@@ -279,7 +279,7 @@ def test_every_value_is_the_same_as_its_copy(value):
     assert not stored(value).changed(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values, values)
 def test_values_that_print_differently_are_not_the_same(one, other):
     if repr(one) != repr(other):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import h5py
 import journal_runs as runs
+import processes
 import pytest
 
 from byname.errors import RecordingError
@@ -45,7 +46,7 @@ def path(tmp_path):
 def test_another_process_reads_while_200_commits_are_made(path, natively):
     program = READER.format(paths=sys.path, path=str(path), natively=natively)
     journaled, file = runs.write(path, 1)
-    reader = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    reader = processes.Fork(["-c", program], stdout=subprocess.PIPE, text=True)
     assert reader.stdout.readline() == "ready\n"
     for number in range(2, 201):
         runs.advance(file, number)

@@ -41,7 +41,7 @@ def recording(tmp_path):
         yield recording
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=9),
     st.sampled_from(["tokens", "batch", "records"]),

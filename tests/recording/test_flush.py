@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from alone import run_alone
+from processes import run_alone
 from torch import nn
 
 import byname
@@ -69,6 +69,7 @@ def no_hurry(monkeypatch):
     monkeypatch.setattr("byname.recording.flush._SECONDS", 1e9)
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("make", OF_ONE_MEBIBYTE.values(), ids=OF_ONE_MEBIBYTE)
 def test_up_to_15_mebibytes_wait_to_be_written_whatever_they_are_in(make, tmp_path, no_hurry):
     model, file = Made(make), tmp_path / "run.h5"

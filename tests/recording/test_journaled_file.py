@@ -9,6 +9,7 @@ import time
 import h5py
 import journal_runs as runs
 import numpy
+import processes
 import pytest
 
 from byname.recording.stores.journal.journaled_file import JournaledFile
@@ -150,7 +151,7 @@ runs.write({path!r}, 100000, libver={libver!r}, pause=lambda number: print(numbe
 def kill_at_random(path, libver, moment):
     """Commits that the run reported before it was killed, and the one that is in the file."""
     program = RUN.format(paths=sys.path, path=str(path), libver=libver)
-    run = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = processes.Fork(["-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert run.stdout.readline() == "ready\n"
     run.stdin.write("\n")
     run.stdin.flush()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from alone import run_alone
+from processes import run_forked
 
 from byname.recording.distributed.ranks import rank, rank_file, rank_files, rank_of, world
 
@@ -14,7 +14,7 @@ def test_a_program_without_other_processes_is_rank_0_of_1():
 
 
 def test_asking_does_not_import_torch_distributed():
-    told = run_alone("""
+    told = run_forked("""
         import sys
         from byname.recording.distributed import ranks
         kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("torch.distributed")}

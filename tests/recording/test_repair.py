@@ -4,9 +4,9 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 
 import h5py
+import processes
 import pytest
 import torch
 
@@ -35,7 +35,7 @@ recorder.flush()
 def killed(tmp_path_factory):
     """The bytes of a file and its journal, of a writer that was killed while somebody read."""
     folder = tmp_path_factory.mktemp("killed")
-    done = subprocess.run([sys.executable, "-c", WRITER + "os.kill(os.getpid(), signal.SIGKILL)"], cwd=folder)
+    done = processes.run(["-c", WRITER + "os.kill(os.getpid(), signal.SIGKILL)"], cwd=folder)
     assert done.returncode == -signal.SIGKILL
     return (folder / "run.h5").read_bytes(), (folder / "run.h5.journal").read_bytes()
 
@@ -63,16 +63,13 @@ def test_repair_puts_all_of_it_into_the_file_and_says_so(run, tmp_path):
         assert len(recording["forward"]) == 7 and not recording.complete
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("look", [[], ["--place", "forward"], ["--repair"], ["--no-ranges"]], ids=str)
 def test_byname_show_puts_it_back(look, run):
-    shown = subprocess.run(
-        [sys.executable, "-m", "byname", "show", *look, run], capture_output=True, text=True, check=True
-    )
+    shown = processes.run(["-m", "byname", "show", *look, run], capture_output=True, text=True, check=True)
     assert plainly(run) == 7 and not beside(run).exists()
     assert ("is repaired" in shown.stderr) == ("--repair" in look)
-    again = subprocess.run(
-        [sys.executable, "-m", "byname", "show", "--repair", run], capture_output=True, text=True, check=True
-    )
+    again = processes.run(["-m", "byname", "show", "--repair", run], capture_output=True, text=True, check=True)
     assert "nothing to put back" in again.stderr
 
 
@@ -109,9 +106,7 @@ def test_while_somebody_reads_the_file_stays_as_it_is(run, killed):
 
 def test_while_its_writer_lives_a_journal_is_left_to_it(tmp_path):
     goes_on = WRITER + "print('ready', flush=True)\nsys.stdin.readline()\nos.close(reader)\nrecorder.close()\n"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", goes_on], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    writer = processes.Fork(["-c", goes_on], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert writer.stdout.readline() == "ready\n"
     file = tmp_path / "run.h5"
     before = beside(file).read_bytes()
@@ -249,9 +244,7 @@ def test_what_is_not_there_or_no_recording_is_said(tmp_path):
     assert isinstance(error.value, FileNotFoundError)
     with pytest.raises(NotARecordingError, match="is a directory"):
         byname.repair(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "byname", "show", "--repair", tmp_path / "none.h5"], capture_output=True, text=True
-    )
+    done = processes.run(["-m", "byname", "show", "--repair", tmp_path / "none.h5"], capture_output=True, text=True)
     assert done.returncode == 1 and "there is no file" in done.stderr
 
 

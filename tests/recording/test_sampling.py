@@ -1,10 +1,9 @@
 """What a recording says about how it was made: where, every, start, stop, mode, reduce, dtype and count of each place."""
 
 import inspect
-import subprocess
-import sys
 
 import h5py
+import processes
 import pytest
 import torch
 from hypothesis import given
@@ -92,16 +91,14 @@ def test_an_array_with_it_can_be_written_as_netcdf(tmp_path):
 
 def test_byname_show_tells_it(tmp_path):
     recorded(tmp_path / "run.h5")
-    shown = subprocess.run(
-        [sys.executable, "-m", "byname", "show", tmp_path / "run.h5"], capture_output=True, text=True
-    ).stdout
+    shown = processes.run(["-m", "byname", "show", tmp_path / "run.h5"], capture_output=True, text=True).stdout
     lines = {line.split()[0]: line for line in shown.splitlines() if line}
     assert (
         "norm, every 3" in lines["0"] and "from 1, before 5" in lines["0.weight"] and "as float64" in lines["2.weight"]
     )
     assert "mean, largest" in lines["1"] and "by doubled" in lines["1"]
-    shown = subprocess.run(
-        [sys.executable, "-m", "byname", "show", "--place", "0", tmp_path / "run.h5"], capture_output=True, text=True
+    shown = processes.run(
+        ["-m", "byname", "show", "--place", "0", tmp_path / "run.h5"], capture_output=True, text=True
     ).stdout
     assert "norm, every 3" in shown.splitlines()[0]
 

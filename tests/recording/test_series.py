@@ -286,7 +286,7 @@ def test_what_is_not_installed_is_named(monkeypatch, call, package):
 RECORDS = st.tuples(st.sampled_from(["train", "eval"]), st.integers(0, 3), st.integers(-1, 2), st.integers(0, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(RECORDS, max_size=5), min_size=1, max_size=4), st.booleans())
 def test_joined_is_a_stable_sort_of_all_records_in_which_the_modes_take_turns_as_they_did(windows, from_file):
     parts, number = [], 0

@@ -176,7 +176,7 @@ RECORDS = st.tuples(st.sampled_from(["train", "eval"]), st.integers(0, 5), st.in
 FILLS = st.one_of(st.booleans(), st.builds(range, st.integers(0, 3), st.integers(4, 8)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(RECORDS, min_size=1, max_size=8, unique=True),
     st.integers(0, 2),

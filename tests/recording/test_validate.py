@@ -438,6 +438,7 @@ def line(raw):
     return lambda lines, table: lines.__setitem__(0, raw)
 
 
+@pytest.mark.grid(fast=30)
 @pytest.mark.parametrize(
     "change",
     [

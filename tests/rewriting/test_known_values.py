@@ -42,6 +42,7 @@ def same(one, other):
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize(
     "name",
     [name if name in FIVE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in REFUSED],
@@ -77,6 +78,7 @@ def test_a_model_that_cannot_be_rewritten_says_why(name):
         rewrite(model.train(), select.linear, nothing, example=example)
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_other_lengths_and_batches_share_one_graph(name):
     model, example = architecture(name)
@@ -124,6 +126,7 @@ def test_each_call_makes_its_own_cache():
     assert other[CACHE].get_seq_length() == 4
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("way", [lambda new: pickle.loads(pickle.dumps(new)), copy.deepcopy, copy.copy])
 def test_a_copy_holds_for_the_same_and_for_other_calls(way):
     model, example = architecture("bert")

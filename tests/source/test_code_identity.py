@@ -2,12 +2,12 @@
 
 import gc
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 
 import byname
 from byname.source.code import ThisCode, source_of, stands_for
@@ -81,6 +81,7 @@ def test_variables_of_a_copied_model_are_changed_in_each_file(load):
             assert model(torch.ones(1)).item() == 0
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("total", ["saved", "census"])
 def test_totals_by_site_keep_files_of_one_name_apart(load, total):
     packages = ("total_pa", "total_pb")
@@ -124,6 +125,7 @@ def test_what_is_installed_is_a_library_wherever_it_lies(file):
     assert is_library(torch.__file__)
 
 
+@pytest.mark.slow
 def test_a_reloaded_file_is_asked_for_what_it_says_now(tmp_path, load):
     model, temperature = torch.nn.Linear(2, 1), torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -171,7 +173,7 @@ def test_what_lies_beside_an_installed_pytorch_is_a_library(tmp_path):
     (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
     found = []
     for _ in range(2):  # a checkout of PyTorch's source, then what `pip install --target` leaves
-        given = [sys.executable, "-c", program, str(tmp_path), str(tmp_path.parent / "net.py")]
-        found.append(subprocess.run(given, capture_output=True, text=True, check=True).stdout.split())
+        given = ["-c", program, str(tmp_path), str(tmp_path.parent / "net.py")]
+        found.append(run(given, capture_output=True, text=True, check=True).stdout.split())
         (tmp_path / "torch-2.13.0.dist-info").mkdir(exist_ok=True)
     assert found == [["False", "False"], ["True", "False"]]

@@ -297,7 +297,7 @@ def test_dicts_dataclasses_and_nothing_come_out_of_modules():
 OPERATIONS = st.sampled_from(["relu", "add_", "view", "cat", "mul"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
 def test_edges_agree_with_a_program_that_keeps_book_itself(program):
     """Values in a list; each step makes one from two. What depends on what is found by the gradients of markers."""

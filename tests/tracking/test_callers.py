@@ -48,12 +48,14 @@ def test_the_line_in_a_helper_and_the_line_that_called_it(program):
     assert site.with_caller == "helper.py:3 in update_params, called at train.py:5"
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("what", ["leaves", "saved", "census", "graph"])
 def test_tables_tell_the_caller(program, what):
     found = program(TRAIN, helper=HELPER)
     assert "update_params, called at train.py:5" in found[what].head(width=600)
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("what", ["saved", "census", "graph"])
 def test_rows_have_the_caller_in_a_column_of_its_own(program, what):
     rows = program(TRAIN, helper=HELPER)[what].rows()

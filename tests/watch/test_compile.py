@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from alone import run_file
+from processes import run_forked_file, start
 from small import net, nothing_left
 from torch import nn
 from torch.nn import functional as F
@@ -342,7 +342,7 @@ def test_attaching_does_not_import_the_compiler_and_notices_when_the_program_doe
         print(*events)
         print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     """
-    assert run_file(tmp_path, program) == ["first forward.h relu first forward.h relu", "1"]
+    assert run_forked_file(tmp_path, program, run=start) == ["first forward.h relu first forward.h relu", "1"]
 
 
 def test_control_flow_that_pytorch_compiles_itself_still_works():

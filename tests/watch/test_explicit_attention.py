@@ -72,7 +72,7 @@ MASKS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 6),
     st.integers(1, 6),

@@ -39,7 +39,7 @@ def by_hand(attn, query, key, mask=None, padding=None):
     return scores, scores.softmax(-1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     need_weights=st.booleans(),
     batch_first=st.booleans(),

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import run_forked
+from processes import run_forked
 from torch import nn
 
 from byname.watch.value_gradients import on_accumulated, on_gradient

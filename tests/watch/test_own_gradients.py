@@ -214,7 +214,7 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_random_programs(program):
     steps, returned = program

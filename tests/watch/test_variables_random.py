@@ -139,7 +139,7 @@ def keep(log, name, value):
     return value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(programs())
 def test_random_functions_tell_what_they_bind_and_compute_the_same(program):
     bare, reported = program

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from alone import run_file
 from models import specimens
+from processes import run_forked_file
 from torch.utils._pytree import tree_map
 from watching import Log, differences, everything, quick_ones, run, same, state
 
@@ -277,5 +277,5 @@ DISTRIBUTED = """
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 def test_two_ranks_of_data_parallel_training_are_the_same_watched_or_not(tmp_path):
     here = Path(__file__).parent
-    lines = run_file(tmp_path, DISTRIBUTED.format(path=[str(here), str(here.parent), *sys.path]))
+    lines = run_forked_file(tmp_path, DISTRIBUTED.format(path=[str(here), str(here.parent), *sys.path]))
     assert sorted(lines) == sorted(2 * [f"{name} [] True {{0, 1}}" for name in ("outer", "inner", "inner first")])

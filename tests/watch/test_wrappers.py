@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from alone import run_file
+from processes import run_forked_file
 from small import Attention, net, nothing_left
 from torch import nn
 from torch.func import functional_call
@@ -367,4 +367,4 @@ PROCESSES = """
 
 @pytest.mark.slow
 def test_two_processes_of_data_parallel_and_sharded_models(tmp_path):
-    assert run_file(tmp_path, PROCESSES) == ["ddp", "compiled ddp", "ddp of compiled", "fsdp"]
+    assert run_forked_file(tmp_path, PROCESSES) == ["ddp", "compiled ddp", "ddp of compiled", "fsdp"]

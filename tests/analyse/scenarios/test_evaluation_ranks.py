@@ -1,6 +1,6 @@
 """Snapshots with several ranks: models run without their wrapper, and figures are put together when that is asked."""
 
-from forked import run_forked_ranks
+from processes import run_forked_ranks
 
 COMMON = """
 import torch, byname

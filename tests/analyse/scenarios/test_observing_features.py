@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import run_forked_ranks
+from processes import run_forked_ranks
 from torch import nn
 
 import byname

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from forked import run_forked_ranks
+from processes import run_forked_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from forked import run_together
+from processes import run_together
 from torch import nn
 
 import byname
@@ -480,9 +480,8 @@ dist.destroy_process_group()
 
 def run_of_ranks(directory, world):
     """A run of so many processes, each with values of its own."""
-    cases = [{"arguments": [str(rank), str(world), str(directory)], "environment": {}} for rank in range(world)]
-    for done in run_together(cases, RANK, "ranks.py"):
-        assert done.code == 0, done.err
+    for done in run_together([(["-c", RANK, rank, world, directory], {}) for rank in range(world)]):
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from alone import run_alone
+from processes import run_forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of files are those of POSIX")
 
@@ -91,7 +91,7 @@ ACCIDENTS = ["full_disk", "file_deleted", "file_moved", "directory_deleted", "di
 def told(tmp_path_factory):
     """What each accident came to."""
     program = PROGRAM.format(directory=str(tmp_path_factory.mktemp("accidents")), accidents=ACCIDENTS)
-    known = json.loads("".join(run_alone(program, "-W", "default")).replace("\x7f", " "))
+    known = json.loads("".join(run_forked(program, "-W", "default")).replace("\x7f", " "))
     return known.__getitem__
 
 

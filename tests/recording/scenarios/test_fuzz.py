@@ -1,10 +1,8 @@
 """No file ends the process that reads it, takes its memory or its time, or raises what is none of byname's errors."""
 
-import subprocess
-import sys
-
 import fuzzing
 import pytest
+from processes import run
 
 pytest.importorskip("resource")
 
@@ -18,8 +16,8 @@ def directory(tmp_path_factory):
 
 def tried(directory, first, count):
     """What the recordings of some seeds were; the seed of one that does harm is the last in the message."""
-    program = [sys.executable, fuzzing.__file__, str(directory), str(first), str(count)]
-    child = subprocess.run(program, capture_output=True, text=True, timeout=900, check=False)
+    program = [fuzzing.__file__, str(directory), str(first), str(count)]
+    child = run(program, capture_output=True, text=True, timeout=900)
     answers = child.stdout.split()
     assert child.returncode == 0, f"exit {child.returncode} at seed {answers[-1:]}: {child.stderr[-3000:]}"
     return answers[1::2]

@@ -45,6 +45,7 @@ def compare(model, results, schedules):
     return found
 
 
+@pytest.mark.grid(fast=1)
 def test_every_kind_of_variable_in_every_iteration_is_what_the_model_noted(run_recorded):
     model = noted()
     results = run_recorded(model, PLACES, lambda recorder: train(model, STEPS), mode="train")
@@ -53,6 +54,7 @@ def test_every_kind_of_variable_in_every_iteration_is_what_the_model_noted(run_r
     assert set(results["lin.weight.grad"].iterations) == set(range(STEPS))
 
 
+@pytest.mark.grid(fast=1)
 def test_without_change_detection_every_value_of_train_and_eval_is_stored(run_recorded):
     model = noted(checkpointed=False)
     options = {"on_change": False, "mode": "both"}
@@ -293,6 +295,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.grid(fast=20)
 @pytest.mark.parametrize("kind", TENSORS)
 def test_tensors_of_every_type_and_form_are_kept_exactly(run_recorded, kind):
     value, model = TENSORS[kind], Shown()

@@ -4,12 +4,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from noted import same
+from processes import Fork
 from training_to_kill import FLUSH_EVERY, PLACES, truth
 
 import byname
@@ -33,7 +33,7 @@ class Launcher:
     def __init__(self):
         program = str(Path(__file__).parent.with_name("training_to_kill.py"))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, program], text=True, **pipes)
+        self.process = Fork([program], text=True, **pipes)
         assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
 
     def start(self, directory, rank=0, world=1):

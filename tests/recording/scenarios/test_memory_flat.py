@@ -1,7 +1,7 @@
 """Does a long recording to a file hold memory flat?"""
 
 import pytest
-from alone import run_alone
+from processes import run_alone
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,8 @@
 """One place, or one value, of a recording costs what it costs by itself; several places are a result of their own."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import run
 from torch import nn
 
 import byname
@@ -31,6 +29,7 @@ print(len(opened), [float({read}) for one in (values[number] for number in range
 """
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize(
     ("make", "read"),
     [
@@ -44,11 +43,11 @@ print(len(opened), [float({read}) for one in (values[number] for number in range
 )
 def test_values_of_an_open_recording_take_a_few_openings(make, read, tmp_path):
     program = COUNTING.replace("{make}", make).replace("{read}", read)
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == ""
-    for line in done.stdout.splitlines():
-        openings, right = line.split()
-        assert int(openings) <= 60 and right == "True"
+    done = run(["-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert [right for _, right in told] == ["True"] * 2
+    assert all(int(openings) <= 60 for openings, _ in told)
 
 
 def test_large_containers_are_read_a_few_at_a_time(tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ MAKES = {
 }
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("kind", MAKES)
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_what_begins_small_and_becomes_long_is_whole_after_every_window(kind, compression, tmp_path):
