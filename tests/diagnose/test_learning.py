@@ -238,6 +238,14 @@ def too_small_for_the_dtype():
     return model, optimizer
 
 
+def most_are_too_small_for_the_dtype():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1, bias=False)).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-6, weight_decay=0.0)  # changes the bias of the norm, from 0
+    trained(optimizer, lambda x, y: model(x.bfloat16()).square().mean(), 2 * STEPS)
+    assert model[0].bias.any()
+    return model, optimizer
+
+
 def new_optimizers():
     model = nn.Linear(4, 1)
     for _ in range(2 * STEPS):
@@ -445,6 +453,7 @@ LINEAR = ["model.bias", "model.weight"]
         (drawn, "zero-gradient", ["encoder.bias", "encoder.weight"]),
         (put_back, "never-learns", LINEAR),
         (too_small_for_the_dtype, "never-learns", LINEAR),
+        (most_are_too_small_for_the_dtype, "never-learns", None),
         (new_optimizers, "optimizer-anew", LINEAR),
         (frozen_by_an_attribute, "not-frozen", LINEAR),
         (softmax_before_nll, "no-log-probabilities", []),
@@ -504,7 +513,9 @@ def test_of_round_the_line_is_told():
         (one_layer_unused, "no backward reaches them"),
         (drawn, "the derivative of normal() at"),
         (put_back, "a step does change them, and something puts them back"),
-        (too_small_for_the_dtype, "the steps are too small for the dtype"),
+        (too_small_for_the_dtype, "the steps are too small for the dtype (torch.bfloat16)"),
+        (most_are_too_small_for_the_dtype, "`model[0].weight` and `model[1].weight` have the same values"),
+        (most_are_too_small_for_the_dtype, "the steps are too small for the dtype (torch.bfloat16)"),
         (a_schedule_that_runs_out, "is 0 in the last 16 of the 24 steps of AdamW"),
         (softmax_over_the_samples, "over the 8 samples (dim=0) of shape (8, 3)"),
         (made_in_forward, "2 parameters used at"),
@@ -529,6 +540,30 @@ def test_where_parameters_without_a_gradient_were_used_is_told(program, line, re
     _, (finding,) = found_in(program)
     assert line in finding.sites[0].statement
     assert remedy in finding.remedy
+
+
+def there_and_back():
+    """The weight is 1 before steps 1, 2, 4, 8 and 16, and no step is too small or undone: others lead back."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    nn.init.ones_(model.weight)
+    for step in range(1, 17):
+        optimizer.zero_grad()
+        (model.weight.sum() * (1e-12 if step == 1 else 0.5 if step % 2 else -0.5)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def a_rate_of_zero_for_one_group():
+    body, head = nn.Linear(4, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters()}], 0.1)
+    trained(optimizer, lambda x, y: F.mse_loss(head(body(x)), y), 2 * STEPS)
+    return body, head, optimizer
+
+
+@pytest.mark.parametrize("program", [there_and_back, a_rate_of_zero_for_one_group])
+def test_values_that_are_the_same_for_another_reason_are_not_said_to_be_too_small_or_put_back(program):
+    assert found_in(program)[0] == []
 
 
 def micro_batches_each_cleared():

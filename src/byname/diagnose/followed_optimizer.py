@@ -49,7 +49,9 @@ class FollowedOptimizer:
         wasteful: steps in a row with as many of these.
         groups: the ``id`` of its list of groups, which its ``load_state_dict()`` replaces.
         restored: steps before which that list was replaced.
-        moved: whether a step changed one of the `values`.
+        still: those of `values` that a step with a learning rate left as they were: their dtypes, by ``id``.
+        moved: those of `values` that a step changed, by ``id``.
+        back: those of `moved` that had the old values again before the next step.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
@@ -79,7 +81,9 @@ class FollowedOptimizer:
     wasteful: int = 0
     groups: int = 0
     restored: int = 0
-    moved: bool = False
+    still: dict[int, torch.dtype] = field(default_factory=dict)
+    moved: set[int] = field(default_factory=set)
+    back: set[int] = field(default_factory=set)
     use: Use | None = None
     flat: Flat | None = None
     cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
@@ -128,6 +132,30 @@ _WATCHED = 3
 """Parameters of an optimizer whose values are compared."""
 _SMALL = 4096
 """Numbers of a parameter that is compared, at most."""
+
+
+def note_changes(followed: FollowedOptimizer) -> None:
+    """Note which of the parameters whose values are compared the step that has ended changed."""
+    optimizer = followed.optimizer()
+    for group in () if optimizer is None else optimizer.param_groups:
+        for one in group["params"]:
+            key, now = id(one), bytes_of(one) if id(one) in followed.values else b""
+            if now and now != followed.values[key]:
+                followed.moved.add(key)
+            elif now and not rate_is_zero(group):
+                followed.still[key] = fact(one, "dtype")
+
+
+def note_put_back(followed: FollowedOptimizer) -> None:
+    """Note which parameters that steps changed have the old values again, just before the step after."""
+    moved = [one for one in followed.parameters() if id(one) in followed.moved & followed.values.keys()]
+    followed.back.update(id(one) for one in moved if bytes_of(one) == followed.values[id(one)])
+
+
+def rate_is_zero(group: dict[str, Any]) -> bool:
+    """Return whether the learning rate of a group of parameters is 0."""
+    rate = group.get("lr")
+    return type(rate) in (int, float) and rate == 0
 
 
 def unchanged(followed: FollowedOptimizer) -> dict[int, bytes]:

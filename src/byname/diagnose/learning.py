@@ -16,6 +16,7 @@ from byname.diagnose.causes.never_learns import (
     Flat,
     Rebinding,
     Steps,
+    Still,
     all_frozen,
     cleared_between,
     made_anew,
@@ -36,8 +37,10 @@ from byname.diagnose.followed_optimizer import (
     MOST_NAMED,
     FollowedOptimizer,
     alive,
-    bytes_of,
     has_zero_gradient,
+    note_changes,
+    note_put_back,
+    rate_is_zero,
     unchanged,
 )
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
@@ -226,6 +229,8 @@ class LearningWatch:
             self._tell_of(followed)
 
     def _look(self, followed: FollowedOptimizer, optimizer: Any) -> None:
+        if followed.moved and _is_looked_at(followed.steps):
+            note_put_back(followed)
         followed.steps += 1
         if followed.steps == 1:
             code, instruction, outer = line_of(programs_frame(caller()))
@@ -233,7 +238,7 @@ class LearningWatch:
         followed.fed += followed.reached
         followed.frozen = followed.frozen and not followed.parameters()
         groups = optimizer.param_groups
-        followed.idle = followed.idle + 1 if all(map(_rate_is_zero, groups)) else 0
+        followed.idle = followed.idle + 1 if all(map(rate_is_zero, groups)) else 0
         followed.restored, followed.groups = followed.restored + (followed.groups != id(groups)), id(groups)
         if followed.without:
             now = {id(one) for one in followed.parameters() if fact(one, "grad") is None}
@@ -241,10 +246,10 @@ class LearningWatch:
             for key in graded:
                 followed.zero[key] = followed.without.pop(key)
             followed.lost += not graded and not followed.zero and followed.reached
-        if followed.zero and followed.steps & (followed.steps - 1) == 0:  # steps 1, 2, 4, 8 ...
+        if followed.zero and _is_looked_at(followed.steps):
             kept = {key: tensor for key, reference in followed.zero.items() if (tensor := reference()) is not None}
             followed.zero = {key: followed.zero[key] for key, tensor in kept.items() if has_zero_gradient(tensor)}
-        if followed.steps & (followed.steps - 1) == 0:
+        if _is_looked_at(followed.steps):
             followed.values = unchanged(followed)
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
@@ -259,11 +264,10 @@ class LearningWatch:
         safely(self._moves, self._followed.get(id(optimizer)))
 
     def _moves(self, followed: FollowedOptimizer | None) -> None:
-        """Note whether a step changed one of the parameters whose values are compared."""
-        if followed is not None and followed.values and not followed.moved:
+        """Note what a step changed whose parameters were looked at before."""
+        if followed is not None and followed.values and _is_looked_at(followed.steps):
             with DisableTorchFunction():
-                watched = [one for one in followed.parameters() if id(one) in followed.values]
-                followed.moved = any(bytes_of(one) != followed.values[id(one)] for one in watched)
+                note_changes(followed)
 
     def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
@@ -299,9 +303,12 @@ class LearningWatch:
                 self._tell(finding)
         rest = [key for key in followed.without if key not in told]
         is_meant = followed.restored == followed.steps  # the optimizer is put back as well
-        same = () if is_meant else followed.names_of(followed.values)
+        kept = [] if is_meant else list(followed.values)
+        same = [key for key in kept if key in followed.still and key not in followed.moved]
+        small = Still(followed.names_of(same), " and ".join(sorted({str(followed.still[key]) for key in same})))
+        back = followed.names_of([key for key in kept if key in followed.back])
         zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
-        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
+        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, small, back, self._outside_names)
         if followed.frozen and self._outside_names:
             found.append(all_frozen(self._steps(followed), self._outside_names))
         for finding in found:
@@ -324,8 +331,12 @@ class LearningWatch:
             heard=self._heard,
             flat=followed.flat,
             use=followed.use,
-            moved=followed.moved,
         )
+
+
+def _is_looked_at(step: int) -> bool:
+    """Return whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
+    return step & (step - 1) == 0
 
 
 def _skips_steps() -> bool:
@@ -367,11 +378,6 @@ def _site_of(node: Any, roots: Sequence[Any]) -> Site | None:
 
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:
     return all(reference() is not None for reference in references)
-
-
-def _rate_is_zero(group: dict[str, Any]) -> bool:
-    rate = group.get("lr")
-    return type(rate) in (int, float) and rate == 0
 
 
 def _keeps_state(optimizer: Any) -> bool:

@@ -57,7 +57,6 @@ class Steps(NamedTuple):
         heard: whether any backward call was seen in the program.
         flat: an operation between the loss and the parameters whose derivative is 0 everywhere.
         use: where those of its parameters that have no gradient were used, if that was recorded.
-        moved: whether steps did change the values that are put back.
     """
 
     kind: str
@@ -72,10 +71,16 @@ class Steps(NamedTuple):
     heard: bool
     flat: Flat | None
     use: Use | None
-    moved: bool
 
     def __str__(self) -> str:
         return f"the {self.number} steps of {self.kind}{at(self.site)}"
+
+
+class Still(NamedTuple):
+    """Parameters that no step changed, with their dtypes in words."""
+
+    names: tuple[Name, ...]
+    dtype: str
 
 
 _MANY = 8
@@ -83,7 +88,12 @@ _MANY = 8
 
 
 def nothing_learnt(
-    steps: Steps, without: tuple[Name, ...], zero: tuple[Name, ...], same: tuple[Name, ...], others: tuple[Name, ...]
+    steps: Steps,
+    without: tuple[Name, ...],
+    zero: tuple[Name, ...],
+    still: Still,
+    back: tuple[Name, ...],
+    others: tuple[Name, ...],
 ) -> list[Finding]:
     """Return findings about parameters that no step of their optimizer changed.
 
@@ -91,7 +101,8 @@ def nothing_learnt(
         steps: the steps.
         without: the parameters that had no gradient in any of them.
         zero: the parameters whose gradient was 0 whenever it was read.
-        same: the parameters that had the same values and a gradient whenever they were read.
+        still: the parameters that had the same values and a gradient whenever they were read, also after a step.
+        back: those that had the same values before steps, and others after a step.
         others: the parameters that losses reach and that no optimizer has.
     """
     found = [_rate(steps)] if steps.idle == steps.number else []
@@ -105,8 +116,9 @@ def nothing_learnt(
         found.append(_unused(steps, without))
     if zero and (steps.all_zero or steps.number >= _MANY):
         found.append(_zero(steps, zero))
-    if same and steps.over and steps.number >= _MANY and steps.idle != steps.number:
-        found.append(_undone(steps, same))
+    if steps.over and steps.number >= _MANY and steps.idle != steps.number:
+        found += [_too_small(steps, still)] if still.names else []
+        found += [_put_back(steps, back)] if back else []
     return found
 
 
@@ -199,16 +211,25 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
-def _undone(steps: Steps, names: tuple[Name, ...]) -> Finding:
-    why = "the steps are too small for the dtype"
-    remedy = "take a larger learning rate, or keep parameters in float32 and compute under torch.autocast"
-    if steps.moved:
-        why = "a step does change them, and something puts them back"
-        remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
+def _too_small(steps: Steps, still: Still) -> Finding:
+    why = f"the steps are too small for the dtype ({still.dtype})"
+    remedy = "take a larger learning rate"
+    if "float16" in still.dtype:
+        remedy += ", or keep parameters in float32 and compute under torch.autocast"
+    return _same(steps, still.names, "", why, remedy)
+
+
+def _put_back(steps: Steps, names: tuple[Name, ...]) -> Finding:
+    why = "a step does change them, and something puts them back"
+    remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
+    return _same(steps, names, "suspicious: ", why, remedy)
+
+
+def _same(steps: Steps, names: tuple[Name, ...], hedge: str, why: str, remedy: str) -> Finding:
     message = (
-        f"{'suspicious: ' if steps.moved else ''}{quote_all(names)} {_have(names, 'has', 'have')} the same values "
-        f"before each of those of {steps} that were looked at, though {_have(names, 'its', 'their')} gradients are not "
-        f"0: {why}. Only a few small parameters are looked at"
+        f"{hedge}{quote_all(names)} {_have(names, 'has', 'have')} the same values before each of those of {steps} that "
+        f"were looked at, though {_have(names, 'its', 'their')} gradients are not 0: {why}. Only a few small "
+        "parameters are looked at"
     )
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
 
