@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.walk import leaf_tensors, nodes_behind
+from byname.diagnose.causes.misused import clipped_too_soon
 from byname.diagnose.causes.never_learns import (
     Flat,
     Rebinding,
@@ -218,6 +219,10 @@ class LearningWatch:
             followed.name(alive([*followed.without.values(), *followed.zero.values()]))
             followed.use = last_use(list(alive(followed.without.values())))
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
+        with DisableTorchFunction():
+            clipped = clipped_too_soon(optimizer) if followed.steps == 1 else None
+        if clipped is not None:
+            self._tell(clipped)
         self._note_single(followed, optimizer)
         if followed.carried == _CARRIED:
             followed.name(followed.parameters())

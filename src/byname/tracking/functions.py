@@ -21,6 +21,9 @@ anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads n
 gradients on or off.
 """
 
+UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+"""The function by which a ``GradScaler`` divides gradients by its scale; it does not count up their versions."""
+
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 """Classes whose attributes can be read without running any user code."""
 

@@ -53,6 +53,7 @@ from byname.tracking.functions import (
     SETTER,
     SWITCH,
     TAKEN,
+    UNSCALE,
     called_as,
     is_pytorchs,
     kind_of,
@@ -346,12 +347,13 @@ class TrackingMode(TorchFunctionMode):
         self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
     ) -> None:
         now = versions_of(targets)
-        if now == versions:
+        unscales = now == versions and name_of(function) == UNSCALE
+        if now == versions and not unscales:
             return
         changed = [
             (tensor, (old, new))
             for tensor, old, new in zip(targets, versions, now, strict=True)
-            if old is not None and new is not None and old != new
+            if old is not None and new is not None and (old != new or unscales)
         ]
         with DisableTorchFunction():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)

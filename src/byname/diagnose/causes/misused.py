@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from inspect import Parameter, signature
-from types import FunctionType
+from itertools import pairwise
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -22,12 +24,15 @@ from byname.diagnose.failing_expression import value_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote
 from byname.reading.arguments import parameters_of
-from byname.reading.frames import locals_of
-from byname.reading.objects import found_in
+from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, locate
+from byname.source.location import Site, is_library, locate
 from byname.table import counted
+from byname.tracking.functions import UNSCALE, memory_of
+from byname.tracking.log import Change
+from byname.tracking.tracker import logs
 
 
 def gradient_count(context: FailureContext, error: BaseException) -> Finding | None:
@@ -185,6 +190,49 @@ def _without_gradients(method: str, optimizer: Any, site: Site | None) -> Findin
 
 
 _UPDATE = "call `scaler.update()` once in each iteration, after the last scaler.step(...)"
+
+
+_CLIPS = re.compile(r"\bclip_grad\w*\(")
+
+
+def clipped_too_soon(optimizer: Any) -> Finding | None:
+    """Return a finding about gradients that were clipped before a ``GradScaler`` divided them by its scale.
+
+    Args:
+        optimizer: an optimizer whose step is about to run.
+    """
+    scale = _scale_of_step()
+    clip = None if scale == 1 else _before_unscaling(optimizer)
+    if clip is None or clip.code is None or not {"get_scale", "_scale"}.isdisjoint(clip.code.co_names):
+        return None
+    site = locate(clip.code, clip.instruction, clip.caller).site
+    if is_library(site.file) or not _CLIPS.search(site.statement):
+        return None
+    code, instruction, outer = line_of(programs_frame(caller()))
+    step = None if code is None else locate(code, instruction, outer)
+    beside = step is not None and code is clip.code  # so that its names are known there
+    scaler, given = (step.receiver, (*step.operands, None)[0]) if step is not None and beside else (None, None)
+    what = f"`{site.statement}`{at(site)} clips gradients that are still multiplied by the scale, {scale:g}"
+    remedy = f"call `{scaler or 'scaler'}.unscale_({given or 'optimizer'})` on the line before it, after the backward"
+    return _order(what, (site, None if step is None else step.site), remedy)
+
+
+def _scale_of_step() -> float:
+    """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
+        frame = frame.f_back
+    scale: Any = None if frame is None else attributes_of(frame.f_locals["self"]).get("_scale")
+    return float(scale) if is_tensor(scale) else 1.0
+
+
+def _before_unscaling(optimizer: Any) -> Change | None:
+    """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
+    grads = [fact(one, "grad") for one in parameters_of(optimizer)]
+    memory = {id(one): one for one in [memory_of(grad) for grad in grads if grad is not None]}
+    every = (Change(*raw) for log in logs() if log.of_this_thread() for raw in reversed(log.changes))
+    mine = (one for one in every if any(id(storage()) in memory for storage in one.storages))
+    return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)
 
 
 def _order(message: str, sites: Sequence[Site | None], remedy: str) -> Finding:
