@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from byname.diagnose.explaining import Explaining
@@ -79,3 +80,68 @@ def test_gradients_that_are_unscaled_or_of_another_model_or_only_averaged_are_no
 @pytest.mark.parametrize("options", [{"scale": 1.0}, {"enabled": False}])
 def test_a_scale_of_one_needs_no_unscaling(options):
     assert findings_of(lambda: scaled_steps(clip_scaled, **options)) == []
+
+
+class Tied(nn.Module):
+    """A model of language whose last layer has the weights of the first, by `tie`."""
+
+    def __init__(self, tie):
+        super().__init__()
+        self.embedding, self.cell, self.head = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.Linear(4, 9, bias=False)
+        tie(self)
+
+    def forward(self, x):
+        return self.head(self.cell(self.embedding(x))[0])
+
+
+def language_model(tie):
+    model = Tied(tie)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        x = torch.randint(9, (8, 4))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def tie_the_data(model):
+    model.head.weight.data = model.embedding.weight.data
+
+
+def tie_the_parameter(model):
+    model.head.weight = model.embedding.weight
+
+
+def tie_two_views(model):
+    flat = torch.randn(2, 9, 4)
+    model.head.weight.data, model.embedding.weight.data = flat[0], flat[1]
+
+
+def test_parameters_that_share_memory_are_told_and_the_remedy_ties_them():
+    (found,) = findings_of(language_model, tie_the_data)
+    assert found.cause == "shared-memory"
+    assert list(map(str, found.culprits)) == ["model.embedding.weight", "model.head.weight"]
+    model = Tied(tie_the_data)
+    exec(found.remedy.split("`")[1], {"model": model})
+    assert model.head.weight is model.embedding.weight
+    assert findings_of(language_model, lambda one: exec(found.remedy.split("`")[1], {"model": one})) == []
+
+
+@pytest.mark.parametrize("tie", [tie_the_parameter, tie_two_views])
+def test_one_parameter_and_parts_of_one_memory_are_healthy(tie):
+    assert findings_of(language_model, tie) == []
+
+
+def test_the_memory_of_another_model_is_none_of_its_own():
+    def program():
+        model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+        other.weight.data = model.weight.data
+        optimizer = torch.optim.Adam([*model.parameters(), *other.parameters()])
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 4)) * other(torch.randn(8, 4))).square().mean().backward()
+            optimizer.step()
+        return model, other, optimizer
+
+    assert findings_of(program) == []

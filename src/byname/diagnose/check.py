@@ -15,7 +15,7 @@ from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.growing import graph_grows, graph_in_grad
 from byname.diagnose.causes.in_place import modified
 from byname.diagnose.causes.not_reached import no_grad_path, unreached
-from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned
+from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned, sharing_memory
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
@@ -30,9 +30,9 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
     """Return the problems that a backward call will have; call it before ``loss.backward()``.
 
     It compares the graph with the model and the optimizer, and finds: parameters that the loss does not reach, that no
-    optimizer has, or that an optimizer has and the model no longer does; leaves whose gradient nothing uses; saved
-    tensors that are freed or were changed; a graph that carries earlier iterations along. Under `track` or `explaining`
-    it also knows the lines. It only reads: no hook is called, nothing is computed.
+    optimizer has, that an optimizer has and the model no longer does, or that share memory; leaves whose gradient
+    nothing uses; saved tensors that are freed or were changed; a graph that carries earlier iterations along. Under
+    `track` or `explaining` it also knows the lines. It only reads: no hook is called, nothing is computed.
 
     Args:
         loss: the tensor to call backward on, or a list, tuple or set of tensors.
@@ -85,7 +85,7 @@ class _Check:
         if missing:
             wrappers = [one for one in context.models if type(one) is nn.parallel.DistributedDataParallel]
             found += unreached(context, missing, wrappers)
-        return [*found, *self._unowned()]
+        return [*found, *sharing_memory(context, self._optimized.values()), *self._unowned()]
 
     def _spoilt(self, is_grown: bool) -> list[Finding]:
         """Return findings about saved tensors that this backward call needs and that were freed or changed.

@@ -25,6 +25,7 @@ CAUSES = (
     "non-leaf-grad",
     "not-in-optimizer",
     "orphaned-parameter",
+    "shared-memory",
     "free-leaf",
     "unused-input",
     "input-without-grad",

@@ -1,4 +1,4 @@
-"""Ownership: not-in-optimizer, orphaned-parameter, free-leaf.
+"""Ownership: not-in-optimizer, orphaned-parameter, shared-memory, free-leaf.
 
 These findings tell which optimizer has the parameters that get a gradient, and whether anything uses the gradient.
 The source of the program's loaded functions tells whether the program reads it.
@@ -7,6 +7,7 @@ The source of the program's loaded functions tells whether the program reads it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
@@ -26,7 +27,7 @@ from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
 from byname.reading.objects import found_in, heap
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact, is_tensor
+from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
@@ -131,6 +132,25 @@ def orphaned(context: FailureContext, strangers: Sequence[torch.Tensor], newcome
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
     )
     return [Finding("orphaned-parameter", message, (*(name for name, _ in gone), *new), remedy=remedy)]
+
+
+def sharing_memory(context: FailureContext, parameters: Iterable[torch.Tensor]) -> Iterator[Finding]:
+    """Yield findings about parameters of optimizers, of one model, that are the same numbers at the same place."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    with DisableTorchFunction():
+        for one in parameters:
+            if type(one) in PLAIN and one.layout is torch.strided and (place := one.data_ptr()):  # 0: freed, or meta
+                groups.setdefault((place, one.dtype, one.shape, one.stride()), []).append(one)
+    for group in [group for group in groups.values() if len(group) > 1]:
+        names = tuple(context.names(group))
+        if ".param_groups[" in names[0].path or len({re.split(r"\W", name.path)[0] for name in names}) > 1:
+            continue
+        message = (
+            f"{quote_all(names)} share the same memory, and are {len(names)} parameters: each gets a part of the "
+            "gradient, and the step changes the same numbers once for each, as if it were all of it"
+        )
+        tied = "; ".join(f"`{name} = {names[0]}`" for name in names[1:])
+        yield Finding("shared-memory", message, names, remedy=f"make them one parameter, before the optimizer: {tied}")
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
