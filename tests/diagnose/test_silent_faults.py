@@ -145,3 +145,91 @@ def test_the_memory_of_another_model_is_none_of_its_own():
         return model, other, optimizer
 
     assert findings_of(program) == []
+
+
+class Normed(nn.Module):
+    def __init__(self, p=0.3, stats=True):
+        super().__init__()
+        self.body, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=stats)
+        self.drop, self.head = nn.Dropout(p), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.drop(self.norm(self.body(x)).relu()))
+
+
+def epochs(before, after, model=None):
+    """Five epochs of four steps, with `before` and `after` called on the model around each."""
+    model = model or Normed()
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(5):
+        before(model, epoch)
+        for _ in range(4):
+            x, y = torch.randn(8, 4), torch.randn(8, 1)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        after(model, epoch)
+    return model, optimizer
+
+
+def nothing(model, epoch):
+    pass
+
+
+def evaluate(model, epoch):
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(8, 4))
+
+
+def train_before_each_evaluation(model, epoch):
+    evaluate(model.train(), epoch)
+
+
+@pytest.mark.parametrize("after", [evaluate, train_before_each_evaluation])
+def test_a_model_that_stays_in_evaluation_mode_while_it_learns_is_told(after):
+    (found,) = findings_of(epochs, nothing, after)
+    assert found.cause == "left-in-evaluation"
+    assert found.message.startswith("suspicious: BatchNorm1d and Dropout in the model were in training mode at first")
+    assert "the last 16 of the 20 steps of Adam" in found.message and "`model.train()`" in found.remedy
+    assert [site.statement for site in found.sites] == ["F.mse_loss(model(x), y).backward()", "optimizer.step()"]
+
+
+def train(model, epoch):
+    model.train()
+
+
+def train_with_a_frozen_norm(model, epoch):
+    model.train()
+    model.norm.eval()
+
+
+def freeze_the_norm_later(model, epoch):
+    if epoch:
+        train_with_a_frozen_norm(model, epoch)
+
+
+def draw_in_evaluation(model, epoch):
+    evaluate(model, epoch)
+    model.drop.train()
+
+
+def at_the_end(model, epoch):
+    if epoch == 3:
+        model.eval()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options"),
+    [
+        (train, evaluate, {}),
+        (train_with_a_frozen_norm, evaluate, {}),
+        (freeze_the_norm_later, nothing, {}),
+        (evaluate, nothing, {}),
+        (nothing, draw_in_evaluation, {}),
+        (nothing, at_the_end, {}),
+        (nothing, evaluate, {"p": 0.0, "stats": False}),
+    ],
+)
+def test_a_mode_that_is_meant_or_makes_no_difference_is_healthy(before, after, options):
+    assert findings_of(epochs, before, after, Normed(**options)) == []

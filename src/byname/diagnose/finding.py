@@ -56,6 +56,7 @@ CAUSES = (
     "no-log-probabilities",
     "not-frozen",
     "optimizer-anew",
+    "left-in-evaluation",
     "broadcast-loss",
     "data-edit",
     "same-module",

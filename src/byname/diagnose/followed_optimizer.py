@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from byname.diagnose.causes.never_learns import Flat
 from byname.diagnose.causes.not_reached import Use
@@ -16,8 +19,11 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
 from byname.reading.arguments import parameters_of
+from byname.reading.modules import own_parameters
+from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site
+from byname.tracking.tracker import logs
 
 
 @dataclass
@@ -52,6 +58,9 @@ class FollowedOptimizer:
         still: those of `values` that a step with a learning rate left as they were: their dtypes, by ``id``.
         moved: those of `values` that a step changed, by ``id``.
         back: those of `moved` that had the old values again before the next step.
+        modules: the modules of its first forward that have its parameters, or that had to be in training mode.
+        modal: the classes of the latter, in words.
+        evaluating: the last steps in a row in which all of these were in evaluation mode.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
@@ -84,6 +93,9 @@ class FollowedOptimizer:
     still: dict[int, torch.dtype] = field(default_factory=dict)
     moved: set[int] = field(default_factory=set)
     back: set[int] = field(default_factory=set)
+    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    modal: str = ""
+    evaluating: int = 0
     use: Use | None = None
     flat: Flat | None = None
     cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
@@ -111,6 +123,31 @@ class FollowedOptimizer:
     def names_of(self, keys: Iterable[int]) -> tuple[Name, ...]:
         """Return the names of those parameters that have one."""
         return tuple([self.names[key] for key in keys if key in self.names])
+
+    def note_modules(self) -> None:
+        """Note the modules that ran before its first step, if one of them was in training mode and has another mode."""
+        ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
+        owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
+        modal = [one for one in ran if _is_training(one) and _has_modes(one)]
+        if modal and any(map(_is_training, owners)):
+            self.modules = [weakref.ref(one) for one in [*modal, *owners]]
+            self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+
+    def note_mode(self) -> None:
+        """Note whether all of these modules are in evaluation mode in this step."""
+        over = not self.modules or any((one := known()) is None or _is_training(one) for known in self.modules)
+        self.evaluating = 0 if over else self.evaluating + 1
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Return whether a module computes otherwise in evaluation: a dropout, or a norm with statistics of its own."""
+    if issubclass(type(module), _BatchNorm):
+        return attributes_of(module)["_buffers"].get("running_mean") is not None
+    return issubclass(type(module), _DropoutNd) and bool(attributes_of(module)["p"])
+
+
+def _is_training(module: nn.Module) -> bool:
+    return bool(attributes_of(module).get("training"))
 
 
 MOST_NAMED = 200

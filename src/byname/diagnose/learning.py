@@ -20,6 +20,7 @@ from byname.diagnose.causes.never_learns import (
     Still,
     all_frozen,
     cleared_between,
+    left_in_evaluation,
     made_anew,
     never_changed,
     never_stepped,
@@ -221,6 +222,9 @@ class LearningWatch:
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
         with DisableTorchFunction():
             clipped = clipped_too_soon(optimizer) if followed.steps == 1 else None
+            if followed.steps == 1:
+                followed.note_modules()
+            followed.note_mode()
         if clipped is not None:
             self._tell(clipped)
         self._note_single(followed, optimizer)
@@ -316,6 +320,8 @@ class LearningWatch:
         found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, small, back, self._outside_names)
         if followed.frozen and self._outside_names:
             found.append(all_frozen(self._steps(followed), self._outside_names))
+        if self._over and _ENOUGH * 2 <= followed.evaluating < followed.steps <= 2 * followed.evaluating:
+            found.append(left_in_evaluation(self._steps(followed), followed.evaluating, followed.modal))
         for finding in found:
             self._tell(finding)
         if told or found:

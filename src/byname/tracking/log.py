@@ -302,6 +302,14 @@ class Log:
                     found.append(_mutation(change, before, after))
         return found
 
+    def modules_since_step(self) -> list[nn.Module]:
+        """Return the living modules that ran calls which made nodes since the last step of an optimizer but this."""
+        now = torch._C._autograd._get_sequence_nr()
+        since = next((step.number for step in reversed(self.steps) if step.number < now), 0)
+        calls = itertools.takewhile(lambda call: call[0] >= since, reversed(self.calls))
+        modules = (None if call[6] is None else call[6]() for call in calls)
+        return list({id(one): one for one in modules if one is not None}.values())
+
     def of_this_thread(self) -> bool:
         """Return whether this is the current thread's log. Its number does not tell, because numbers are used again."""
         return self._thread() is threading.current_thread()

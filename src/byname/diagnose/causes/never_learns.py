@@ -234,6 +234,19 @@ def _same(steps: Steps, names: tuple[Name, ...], hedge: str, why: str, remedy: s
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
 
 
+def left_in_evaluation(steps: Steps, last: int, kinds: str) -> Finding:
+    """Return a finding about a model that was in training mode at first, and in evaluation mode in the last steps."""
+    message = (
+        f"suspicious: {kinds} in the model were in training mode at first, and the model is in evaluation mode in the "
+        f"last {last} of {steps}: no dropout, and fixed statistics, as after model.eval() without a model.train()"
+    )
+    remedy = (
+        "call `model.train()` at the beginning of each epoch, or after each evaluation; it is right if the model is to "
+        "learn on in evaluation mode"
+    )
+    return Finding("left-in-evaluation", message, (), known_sites(steps.backward, steps.site), remedy)
+
+
 def all_frozen(steps: Steps, others: tuple[Name, ...]) -> Finding:
     """Return a finding about an optimizer of frozen parameters, and `others` that losses reach and no optimizer has."""
     message = (
