@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Categorical
 
 from byname.diagnose.explaining import Explaining
 
@@ -233,3 +234,102 @@ def at_the_end(model, epoch):
 )
 def test_a_mode_that_is_meant_or_makes_no_difference_is_healthy(before, after, options):
     assert findings_of(epochs, before, after, Normed(**options)) == []
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.actor, self.critic = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, states):
+        hidden = self.body(states).tanh()
+        return Categorical(logits=self.actor(hidden)), self.critic(hidden).squeeze(-1)
+
+    @torch.no_grad()
+    def act(self, states):
+        choices, _ = self(states)
+        actions = choices.sample()
+        return actions, choices.log_prob(actions), (actions == 0).float()
+
+
+def updates(loss_of):
+    policy = Policy()
+    optimizer = torch.optim.Adam(policy.parameters())
+    for _ in range(5):
+        states = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss_of(policy, states, *policy.act(states))
+        optimizer.step()
+    return policy, optimizer
+
+
+def constant_policy_term(policy, states, actions, log_probs, rewards):
+    choices, values = policy(states)
+    advantage = (rewards - values).detach()
+    policy_loss = -(log_probs * advantage).mean()
+    loss = policy_loss + 0.5 * (rewards - values).square().mean() - 0.01 * choices.entropy().mean()
+    loss.backward()
+
+
+def constant_term_written_out(policy, states, actions, recorded, rewards):
+    with torch.no_grad():
+        chosen = policy(states)[0].logits.log_softmax(-1).gather(1, actions[:, None]).squeeze(1)
+    choices, values = policy(states)
+    ((rewards - values).square().mean() - 0.01 * choices.entropy().mean() - (chosen * rewards).mean()).backward()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "term", "path", "line"),
+    [
+        (constant_policy_term, "policy_loss", "log_probs", "policy_loss = -(log_probs * advantage).mean()"),
+        (constant_term_written_out, "(chosen * rewards).mean()", "chosen", "chosen = policy(states)[0]"),
+    ],
+)
+def test_log_probabilities_without_a_graph_that_are_a_term_of_a_loss_are_told(loss_of, term, path, line):
+    (found,) = findings_of(updates, loss_of)
+    assert found.cause == "constant-term" and list(map(str, found.culprits)) == [path]
+    assert found.message.startswith(f"suspicious: `{term}` is a term of the loss without a graph: `{path}`")
+    assert found.sites[0].statement.startswith(line) and "again" in found.remedy
+
+
+def present_log_probabilities(policy, states, actions, log_probs, rewards):
+    choices, values = policy(states)
+    log_probs = choices.log_prob(actions)
+    policy_loss = -(log_probs * (rewards - values).detach()).mean()
+    loss = policy_loss + 0.5 * (rewards - values).square().mean() - 0.01 * choices.entropy().mean()
+    policy_loss, log_probs = policy_loss.detach(), policy.act(states)[1]  # for a report
+    loss.backward()
+
+
+def ratio_of_old_and_new(policy, states, actions, log_probs, rewards):
+    choices, values = policy(states)
+    ratio = (choices.log_prob(actions) - log_probs).exp()
+    advantage = (rewards - values).detach()
+    policy_loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    (policy_loss + 0.5 * (rewards - values).square().mean() - 0.01 * choices.entropy().mean()).backward()
+
+
+def distillation(policy, states, actions, log_probs, rewards):
+    teacher = Policy()
+    with torch.no_grad():
+        teachers_log_probs = teacher(states)[0].logits
+        negative_entropy = (teachers_log_probs.exp() * teachers_log_probs).sum(-1).mean()
+    choices, values = policy(states)
+    cross_entropy = -(teachers_log_probs.exp() * choices.logits).sum(-1).mean()
+    loss = cross_entropy + negative_entropy + (rewards - values).square().mean()
+    loss.backward()
+
+
+def a_temporal_difference(policy, states, actions, log_probs, rewards):
+    with torch.no_grad():
+        goal = rewards + 0.9 * policy(states.roll(1))[1]
+    choices, values = policy(states)
+    loss = (goal - values).square().mean() - choices.entropy().mean() + goal.mean()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    "loss_of", [present_log_probabilities, ratio_of_old_and_new, distillation, a_temporal_difference]
+)
+def test_log_probabilities_with_a_graph_or_of_another_model_are_healthy(loss_of):
+    assert findings_of(updates, loss_of) == []

@@ -55,6 +55,7 @@ CAUSES = (
     "double-softmax",
     "no-log-probabilities",
     "not-frozen",
+    "constant-term",
     "optimizer-anew",
     "left-in-evaluation",
     "broadcast-loss",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from byname.diagnose.causes.never_learns import Flat
+from byname.diagnose.causes.never_learns import MOVED, PUT_BACK, Flat
 from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
@@ -55,9 +55,7 @@ class FollowedOptimizer:
         wasteful: steps in a row with as many of these.
         groups: the ``id`` of its list of groups, which its ``load_state_dict()`` replaces.
         restored: steps before which that list was replaced.
-        still: those of `values` that a step with a learning rate left as they were: their dtypes, by ``id``.
-        moved: those of `values` that a step changed, by ``id``.
-        back: those of `moved` that had the old values again before the next step.
+        fates: what steps with a learning rate made of `values`: MOVED, PUT_BACK or the dtype if nothing, by ``id``.
         modules: the modules of its first forward that have its parameters, or that had to be in training mode.
         modal: the classes of the latter, in words.
         evaluating: the last steps in a row in which all of these were in evaluation mode.
@@ -90,9 +88,7 @@ class FollowedOptimizer:
     wasteful: int = 0
     groups: int = 0
     restored: int = 0
-    still: dict[int, torch.dtype] = field(default_factory=dict)
-    moved: set[int] = field(default_factory=set)
-    back: set[int] = field(default_factory=set)
+    fates: dict[int, str] = field(default_factory=dict)
     modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
     modal: str = ""
     evaluating: int = 0
@@ -124,7 +120,7 @@ class FollowedOptimizer:
         """Return the names of those parameters that have one."""
         return tuple([self.names[key] for key in keys if key in self.names])
 
-    def note_modules(self) -> None:
+    def _note_modules(self) -> None:
         """Note the modules that ran before its first step, if one of them was in training mode and has another mode."""
         ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
         owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
@@ -135,6 +131,8 @@ class FollowedOptimizer:
 
     def note_mode(self) -> None:
         """Note whether all of these modules are in evaluation mode in this step."""
+        if self.steps == 1:
+            self._note_modules()
         over = not self.modules or any((one := known()) is None or _is_training(one) for known in self.modules)
         self.evaluating = 0 if over else self.evaluating + 1
 
@@ -177,16 +175,17 @@ def note_changes(followed: FollowedOptimizer) -> None:
     for group in () if optimizer is None else optimizer.param_groups:
         for one in group["params"]:
             key, now = id(one), bytes_of(one) if id(one) in followed.values else b""
-            if now and now != followed.values[key]:
-                followed.moved.add(key)
+            if now and now != followed.values[key] and followed.fates.get(key) != PUT_BACK:
+                followed.fates[key] = MOVED
             elif now and not rate_is_zero(group):
-                followed.still[key] = fact(one, "dtype")
+                followed.fates.setdefault(key, str(fact(one, "dtype")))
 
 
 def note_put_back(followed: FollowedOptimizer) -> None:
-    """Note which parameters that steps changed have the old values again, just before the step after."""
-    moved = [one for one in followed.parameters() if id(one) in followed.moved & followed.values.keys()]
-    followed.back.update(id(one) for one in moved if bytes_of(one) == followed.values[id(one)])
+    """Note which of the parameters that the last step changed have the old values again, just before the next step."""
+    for one in followed.parameters():
+        if followed.fates.get(id(one)) == MOVED and bytes_of(one) == followed.values.get(id(one)):
+            followed.fates[id(one)] = PUT_BACK
 
 
 def rate_is_zero(group: dict[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from byname.diagnose.causes.never_learns import (
     Flat,
     Rebinding,
     Steps,
-    Still,
     all_frozen,
     cleared_between,
     left_in_evaluation,
@@ -31,7 +30,13 @@ from byname.diagnose.causes.never_learns import (
 from byname.diagnose.causes.not_frozen import not_frozen
 from byname.diagnose.causes.not_reached import last_use
 from byname.diagnose.causes.ownership import reads_gradients
-from byname.diagnose.causes.suspicious import edited_past_autograd, leaf_loss, same_module, suspicious_losses
+from byname.diagnose.causes.suspicious import (
+    constant_term,
+    edited_past_autograd,
+    leaf_loss,
+    same_module,
+    suspicious_losses,
+)
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
@@ -122,13 +127,9 @@ class LearningWatch:
         if number == 1:
             flat = _flat_among(nodes, roots)
             frame = caller()
-            same = None if frame is None else same_module(frame, roots)
+            one_each = [] if frame is None else [same_module(frame, roots), constant_term(frame, roots, leaves.keys())]
             unfrozen = [] if frame is None else not_frozen(leaves.values(), frame)
-            for finding in [
-                *suspicious_losses(nodes, roots),
-                *unfrozen,
-                *([same] if same is not None else []),
-            ]:
+            for finding in [*suspicious_losses(nodes, roots), *unfrozen, *filter(None, one_each)]:
                 self._tell(finding)
         self._tell_of_leaves(roots, run.site)
         owned: set[int] = set()
@@ -220,12 +221,8 @@ class LearningWatch:
             followed.name(alive([*followed.without.values(), *followed.zero.values()]))
             followed.use = last_use(list(alive(followed.without.values())))
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
-        with DisableTorchFunction():
-            clipped = clipped_too_soon(optimizer) if followed.steps == 1 else None
-            if followed.steps == 1:
-                followed.note_modules()
-            followed.note_mode()
-        if clipped is not None:
+        followed.note_mode()
+        if followed.steps == 1 and (clipped := clipped_too_soon(optimizer)) is not None:
             self._tell(clipped)
         self._note_single(followed, optimizer)
         if followed.carried == _CARRIED:
@@ -238,7 +235,7 @@ class LearningWatch:
             self._tell_of(followed)
 
     def _look(self, followed: FollowedOptimizer, optimizer: Any) -> None:
-        if followed.moved and _is_looked_at(followed.steps):
+        if followed.fates and _is_looked_at(followed.steps):
             note_put_back(followed)
         followed.steps += 1
         if followed.steps == 1:
@@ -312,12 +309,10 @@ class LearningWatch:
                 self._tell(finding)
         rest = [key for key in followed.without if key not in told]
         is_meant = followed.restored == followed.steps  # the optimizer is put back as well
-        kept = [] if is_meant else list(followed.values)
-        same = [key for key in kept if key in followed.still and key not in followed.moved]
-        small = Still(followed.names_of(same), " and ".join(sorted({str(followed.still[key]) for key in same})))
-        back = followed.names_of([key for key in kept if key in followed.back])
+        kept = {} if is_meant else {key: fate for key, fate in followed.fates.items() if key in followed.values}
+        same = {followed.names[key]: fate for key, fate in kept.items() if key in followed.names}
         zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
-        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, small, back, self._outside_names)
+        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
         if followed.frozen and self._outside_names:
             found.append(all_frozen(self._steps(followed), self._outside_names))
         if self._over and _ENOUGH * 2 <= followed.evaluating < followed.steps <= 2 * followed.evaluating:

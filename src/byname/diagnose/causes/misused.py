@@ -196,13 +196,10 @@ _CLIPS = re.compile(r"\bclip_grad\w*\(")
 
 
 def clipped_too_soon(optimizer: Any) -> Finding | None:
-    """Return a finding about gradients that were clipped before a ``GradScaler`` divided them by its scale.
-
-    Args:
-        optimizer: an optimizer whose step is about to run.
-    """
-    scale = _scale_of_step()
-    clip = None if scale == 1 else _before_unscaling(optimizer)
+    """Return a finding about gradients clipped before the ``GradScaler`` that is about to step divided them."""
+    with DisableTorchFunction():
+        scale = _scale_of_step()
+        clip = None if scale == 1 else _before_unscaling(optimizer)
     if clip is None or clip.code is None or not {"get_scale", "_scale"}.isdisjoint(clip.code.co_names):
         return None
     site = locate(clip.code, clip.instruction, clip.caller).site
@@ -210,8 +207,8 @@ def clipped_too_soon(optimizer: Any) -> Finding | None:
         return None
     code, instruction, outer = line_of(programs_frame(caller()))
     step = None if code is None else locate(code, instruction, outer)
-    beside = step is not None and code is clip.code  # so that its names are known there
-    scaler, given = (step.receiver, (*step.operands, None)[0]) if step is not None and beside else (None, None)
+    beside = step if code is clip.code else None  # its names are known there
+    scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
     what = f"`{site.statement}`{at(site)} clips gradients that are still multiplied by the scale, {scale:g}"
     remedy = f"call `{scaler or 'scaler'}.unscale_({given or 'optimizer'})` on the line before it, after the backward"
     return _order(what, (site, None if step is None else step.site), remedy)

@@ -1,4 +1,4 @@
-"""Never learns: never-learns, zero-gradient, zeroed-before-step, zero-learning-rate, never-stepped, never-zeroed.
+"""Never learns: never-learns, zero-gradient, zeroed-before-step, zero-learning-rate, left-in-evaluation, ….
 
 Also optimizer-anew, which loses the state of an optimizer. These findings tell what was so in every step of an
 optimizer, or in every backward call, of a program that runs.
@@ -76,24 +76,15 @@ class Steps(NamedTuple):
         return f"the {self.number} steps of {self.kind}{at(self.site)}"
 
 
-class Still(NamedTuple):
-    """Parameters that no step changed, with their dtypes in words."""
-
-    names: tuple[Name, ...]
-    dtype: str
-
+MOVED, PUT_BACK = "moved", "put back"
+"""What became of the values of a parameter: a step changed them; and they were the old ones before the next step."""
 
 _MANY = 8
 """Steps after which something is said of some parameters of an optimizer, while others of it learn."""
 
 
 def nothing_learnt(
-    steps: Steps,
-    without: tuple[Name, ...],
-    zero: tuple[Name, ...],
-    still: Still,
-    back: tuple[Name, ...],
-    others: tuple[Name, ...],
+    steps: Steps, without: tuple[Name, ...], zero: tuple[Name, ...], same: dict[Name, str], others: tuple[Name, ...]
 ) -> list[Finding]:
     """Return findings about parameters that no step of their optimizer changed.
 
@@ -101,8 +92,8 @@ def nothing_learnt(
         steps: the steps.
         without: the parameters that had no gradient in any of them.
         zero: the parameters whose gradient was 0 whenever it was read.
-        still: the parameters that had the same values and a gradient whenever they were read, also after a step.
-        back: those that had the same values before steps, and others after a step.
+        same: the parameters that had the same values and a gradient whenever they were read: their dtype in words if no
+            step changed them, or else MOVED or PUT_BACK.
         others: the parameters that losses reach and that no optimizer has.
     """
     found = [_rate(steps)] if steps.idle == steps.number else []
@@ -117,8 +108,8 @@ def nothing_learnt(
     if zero and (steps.all_zero or steps.number >= _MANY):
         found.append(_zero(steps, zero))
     if steps.over and steps.number >= _MANY and steps.idle != steps.number:
-        found += [_too_small(steps, still)] if still.names else []
-        found += [_put_back(steps, back)] if back else []
+        for fate in sorted({*same.values()} - {MOVED}):
+            found.append(_same(steps, tuple([name for name, its in same.items() if its == fate]), fate))
     return found
 
 
@@ -211,25 +202,17 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
-def _too_small(steps: Steps, still: Still) -> Finding:
-    why = f"the steps are too small for the dtype ({still.dtype})"
-    remedy = "take a larger learning rate"
-    if "float16" in still.dtype:
+def _same(steps: Steps, names: tuple[Name, ...], fate: str) -> Finding:
+    why, remedy = f"the steps are too small for the dtype ({fate})", "take a larger learning rate"
+    if fate == PUT_BACK:
+        why = "a step does change them, and something puts them back"
+        remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
+    elif "float16" in fate:
         remedy += ", or keep parameters in float32 and compute under torch.autocast"
-    return _same(steps, still.names, "", why, remedy)
-
-
-def _put_back(steps: Steps, names: tuple[Name, ...]) -> Finding:
-    why = "a step does change them, and something puts them back"
-    remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
-    return _same(steps, names, "suspicious: ", why, remedy)
-
-
-def _same(steps: Steps, names: tuple[Name, ...], hedge: str, why: str, remedy: str) -> Finding:
     message = (
-        f"{hedge}{quote_all(names)} {_have(names, 'has', 'have')} the same values before each of those of {steps} that "
-        f"were looked at, though {_have(names, 'its', 'their')} gradients are not 0: {why}. Only a few small "
-        "parameters are looked at"
+        f"{'suspicious: ' if fate == PUT_BACK else ''}{quote_all(names)} {_have(names, 'has', 'have')} the same values "
+        f"before each of those of {steps} that were looked at, though {_have(names, 'its', 'their')} gradients are not "
+        f"0: {why}. Only a few small parameters are looked at"
     )
     return Finding("never-learns", message, culprits_of(*names), known_sites(steps.site), remedy)
 
@@ -240,10 +223,7 @@ def left_in_evaluation(steps: Steps, last: int, kinds: str) -> Finding:
         f"suspicious: {kinds} in the model were in training mode at first, and the model is in evaluation mode in the "
         f"last {last} of {steps}: no dropout, and fixed statistics, as after model.eval() without a model.train()"
     )
-    remedy = (
-        "call `model.train()` at the beginning of each epoch, or after each evaluation; it is right if the model is to "
-        "learn on in evaluation mode"
-    )
+    remedy = "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"
     return Finding("left-in-evaluation", message, (), known_sites(steps.backward, steps.site), remedy)
 
 

@@ -1,4 +1,4 @@
-"""Suspicious losses: double-softmax, no-log-probabilities, broadcast-loss, data-edit, leaf-loss, same-module.
+"""Suspicious losses: double-softmax, no-log-probabilities, broadcast-loss, data-edit, constant-term and the like.
 
 The graph, or the log, shows a pattern that computes what it says, and hardly ever what was meant.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from byname.diagnose.causes.not_reached import cut_before, cuts_beside
+from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -23,8 +23,10 @@ from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import source_of
-from byname.source.location import Site, is_library, locate
+from byname.source.code import expression, source_of
+from byname.source.location import Site, is_library, locate, statements_binding
+from byname.tracking.log import DetachPoint
+from byname.tracking.lookup import note_of, site_of_tensor
 from byname.tracking.tracker import logs
 
 _SQUASHED = {
@@ -191,6 +193,52 @@ def edited_past_autograd(nodes: Iterable[Any]) -> Iterator[Finding]:
         )
         names = (Name(path, "local", exact=False),) if path else ()
         yield Finding("data-edit", message, names, known_sites(site), remedy)
+
+
+def constant_term(frame: FrameType, roots: Sequence[Any], leaves: Collection[int]) -> Finding | None:
+    """Return a finding about a term of a loss without a graph, of log-probabilities that depend on some of `leaves`."""
+    variables, own = dict(_variables_of(frame)), frame.f_code
+    lookup = FailureContext(roots).lookup
+    sums = ((fact(one, "grad_fn"), lookup.call(fact(one, "grad_fn"))) for one in roots if is_tensor(one))
+    spots = ((node, expression(own, call.instruction)) for node, call in sums if call and call.code is own)
+    for term in (one for node, spot in spots if spot is not None for one in _constants(spot.node, node)):
+        read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
+        made = [one for path in read for one in statements_binding(own, path)]
+        paths = [*(path for one in made for path in one.reads), *read]
+        path, cut = next(_log_probabilities({path: variables.get(path) for path in paths}, leaves), ("", None))
+        if cut is not None:
+            begin, origin = locate(cut.code, cut.instruction, cut.caller).site, site_of_tensor(variables[path])
+            message = (
+                f"suspicious: `{ast.unparse(term)}` is a term of the loss without a graph: `{path}`{at(origin)} "
+                f"{why_cut(cut)}. Gradients reach the parameters behind it by other terms only"
+            )
+            remedy = (
+                f"compute `{path}` again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; "
+                "what is recorded under no_grad can be the old one in a ratio of both"
+            )
+            sites = known_sites(*(one.site for one in made), origin, begin)
+            return Finding("constant-term", message, (Name(path, "local", exact=False),), sites, remedy)
+    return None
+
+
+def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
+    """Yield the terms of a sum in the source that have no graph, according to the nodes of the sum."""
+    if isinstance(part, ast.BinOp) and _kind(node) in ("AddBackward", "SubBackward"):
+        for side, (below, _) in zip((part.left, part.right), node.next_functions, strict=False):
+            yield from [side] if below is None else _constants(side, below)
+
+
+def _log_probabilities(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tuple[str, DetachPoint]]:
+    """Yield those of some values that are log-probabilities, with a call that cut them off from one of the leaves."""
+    for path, held in values.items():
+        made = note_of(held) if is_tensor(held) else None
+        spot = None if made is None else expression(made.code, made.instruction)
+        if is_tensor(held) and _LOG.search(path if spot is None else f"{path} {ast.unparse(spot.node)}"):
+            cuts = [cut for log in logs() for cut in log.cuts_of(held) if cut.reason in ("no_grad", "inference")]
+            yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
+
+
+_LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_pi, ...
 
 
 def leaf_loss(root: Any, called: Site | None) -> Finding | None:
