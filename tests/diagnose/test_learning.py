@@ -561,7 +561,18 @@ def a_rate_of_zero_for_one_group():
     return body, head, optimizer
 
 
-@pytest.mark.parametrize("program", [there_and_back, a_rate_of_zero_for_one_group])
+def a_bias_before_a_norm():
+    """The gradient of the bias is 0 but for rounding, and never changes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    nn.init.constant_(model[0].bias, 3.0)
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 2 * STEPS)
+    assert model[0].bias.grad.any() and (model[0].bias == 3.0).all()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("program", [there_and_back, a_rate_of_zero_for_one_group, a_bias_before_a_norm])
 def test_values_that_are_the_same_for_another_reason_are_not_said_to_be_too_small_or_put_back(program):
     assert found_in(program)[0] == []
 

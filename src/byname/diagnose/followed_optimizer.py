@@ -55,7 +55,7 @@ class FollowedOptimizer:
         wasteful: steps in a row with as many of these.
         groups: the ``id`` of its list of groups, which its ``load_state_dict()`` replaces.
         restored: steps before which that list was replaced.
-        fates: what steps with a learning rate made of `values`: MOVED, PUT_BACK or the dtype if nothing, by ``id``.
+        fates: what steps made of `values`: MOVED, PUT_BACK, or their dtype if nothing and it is small, by ``id``.
         modules: the modules of its first forward that have its parameters, or that had to be in training mode.
         modal: the classes of the latter, in words.
         evaluating: the last steps in a row in which all of these were in evaluation mode.
@@ -177,7 +177,7 @@ def note_changes(followed: FollowedOptimizer) -> None:
             key, now = id(one), bytes_of(one) if id(one) in followed.values else b""
             if now and now != followed.values[key] and followed.fates.get(key) != PUT_BACK:
                 followed.fates[key] = MOVED
-            elif now and not rate_is_zero(group):
+            elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
                 followed.fates.setdefault(key, str(fact(one, "dtype")))
 
 

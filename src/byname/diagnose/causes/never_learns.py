@@ -93,7 +93,7 @@ def nothing_learnt(
         without: the parameters that had no gradient in any of them.
         zero: the parameters whose gradient was 0 whenever it was read.
         same: the parameters that had the same values and a gradient whenever they were read: their dtype in words if no
-            step changed them, or else MOVED or PUT_BACK.
+            step changed them, MOVED or PUT_BACK.
         others: the parameters that losses reach and that no optimizer has.
     """
     found = [_rate(steps)] if steps.idle == steps.number else []
@@ -203,12 +203,11 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
 
 
 def _same(steps: Steps, names: tuple[Name, ...], fate: str) -> Finding:
-    why, remedy = f"the steps are too small for the dtype ({fate})", "take a larger learning rate"
+    why = f"the steps are too small for the dtype ({fate})"
+    remedy = "take a larger learning rate, or keep parameters in float32 and compute under torch.autocast"
     if fate == PUT_BACK:
         why = "a step does change them, and something puts them back"
         remedy = "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"
-    elif "float16" in fate:
-        remedy += ", or keep parameters in float32 and compute under torch.autocast"
     message = (
         f"{'suspicious: ' if fate == PUT_BACK else ''}{quote_all(names)} {_have(names, 'has', 'have')} the same values "
         f"before each of those of {steps} that were looked at, though {_have(names, 'its', 'their')} gradients are not "
