@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import byname
 
 SOURCE = Path(byname.__file__).parent
@@ -93,6 +95,17 @@ def test_every_file_that_the_design_names_is_there():
     there = [path.as_posix() for path in SOURCE.parent.parent.rglob("*.py")]
     assert len(named) > 30
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
+@pytest.mark.parametrize("package", [byname, byname.analyse], ids=lambda package: package.__name__)
+def test_type_checkers_see_the_public_names(package):
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    named = {
+        alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    places = {name: getattr(package, name).__module__ for name in package.__all__ if name != "select"}
+    assert {*named} - {"analyse", "plug"} == {*package.__all__}
+    assert places.items() <= named.items()
 
 
 def test_no_folder_bears_the_name_of_a_public_function():
