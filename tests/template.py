@@ -95,10 +95,10 @@ def become(case):
         sys.argv = ["-c", *words[2:]]
         sys.path[0] = ""
     else:
-        name = words[0]
         sys.argv = words
-        sys.path[0] = str(Path(name).absolute().parent)
-        program = Path(name).read_text(encoding="utf-8")
+        file = Path(words[0]).absolute()
+        sys.path[0] = str(file.parent)
+        program, name = file.read_text(encoding="utf-8"), str(file)
     sys.modules["__main__"] = types.ModuleType("__main__")
     if words[0] not in ("-c", "-m"):
         sys.modules["__main__"].__file__ = name

@@ -43,8 +43,14 @@ class Forks:
         return ending(processes.run(words, cwd=folder, input=given, env=self.env, **streams, **options))
 
 
+def run_plain(folder, command, given=b"", **options):
+    """The same for any program, as Python runs it."""
+    words = ["-u", *command]
+    return ending(processes.run(words, cwd=folder, input=given, capture_output=True, **options))
+
+
 def run_started(folder, command, given=b""):
-    """The same for a Python that is started, and any program."""
+    """The same for a Python that is started."""
     return ending(processes.start(["-u", *command], cwd=folder, input=given, capture_output=True))
 
 

@@ -6,7 +6,7 @@ import subprocess
 import textwrap
 
 import pytest
-from forking import run_started
+from forking import run_plain, run_started
 from processes import Fork
 from programs import BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
@@ -75,7 +75,7 @@ def trains(files):
 
 
 def same_as_plain(files, command, ours):
-    plain = run_started(files, command)
+    plain = run_plain(files, command)
     assert (ours.code, ours.out) == (plain.code, plain.out)
     return plain
 
@@ -120,7 +120,7 @@ def test_every_so_many_steps_is_told_which_step_and_what_is_alive_in_it(trains, 
 
 @pytest.mark.parametrize(("every", "looks"), [pytest.param([], 4, marks=pytest.mark.slow), (["--every", "3"], 3)])
 def test_growth_is_told_from_the_first_look_to_the_last(every, looks, trains, files):
-    ours = run_started(files, ["-W", "error", "-m", "byname", "census", "--growth", *every, trains, "9"])
+    ours = run_plain(files, ["-W", "error", "-m", "byname", "census", "--growth", *every, trains, "9"])
     same_as_plain(files, [trains, "9"], ours)
     ((header, found),) = tables(ours.err).items()
     assert re.fullmatch(rf"growth from optimizer step \d .* to optimizer step \d .*, {looks} looks", header)
@@ -352,7 +352,7 @@ PREDECESSOR = """
 )
 def test_an_earlier_handler_is_called_and_what_cannot_be_answered_is_refused(case, said, files):
     write(files, {"before.py": PREDECESSOR})
-    done = run_started(files, ["before.py", case])
+    done = run_plain(files, ["before.py", case])
     assert done.code == 0
     assert done.out.startswith(said)
     assert answers(done) == (case == "chained")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run
+from processes import start
 
 import byname
 from byname.source.code import ThisCode, source_of, stands_for
@@ -174,6 +174,6 @@ def test_what_lies_beside_an_installed_pytorch_is_a_library(tmp_path):
     found = []
     for _ in range(2):  # a checkout of PyTorch's source, then what `pip install --target` leaves
         given = ["-c", program, str(tmp_path), str(tmp_path.parent / "net.py")]
-        found.append(run(given, capture_output=True, text=True, check=True).stdout.split())
+        found.append(start(given, capture_output=True, text=True, check=True).stdout.split())
         (tmp_path / "torch-2.13.0.dist-info").mkdir(exist_ok=True)
     assert found == [["False", "False"], ["True", "False"]]
