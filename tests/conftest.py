@@ -1,6 +1,7 @@
 """What every test starts from: the same random numbers, and nothing left behind by the one before."""
 
 import gc
+import logging
 import os
 import signal
 from pathlib import Path
@@ -39,6 +40,17 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong_in_byname():
+    """A fault of byname's own while it looks is only logged, for the program is to go on; a test fails by it."""
+    handler, logged = logging.Handler(), []
+    handler.emit = lambda record: logged.append(handler.format(record))
+    logging.getLogger("byname").addHandler(handler)
+    yield
+    logging.getLogger("byname").removeHandler(handler)
+    assert not logged, "\n".join(logged)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -254,6 +254,33 @@ def test_a_state_that_is_carried_over_is_named_and_its_remedy_mends_the_program(
     assert run(mended, tmp_path) is None
 
 
+def test_a_variable_that_a_loop_binds_anew_is_not_said_to_carry_a_state_that_the_module_keeps(tmp_path):
+    source = """
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.h = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.past = torch.zeros(2, 3)
+    def forward(self, x):
+        for _ in range(3):
+            new = torch.tanh(self.x(x) + self.h(self.past))
+            self.past = new
+        return new
+model = Keeps()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 2, 3):
+    x = model(x)
+    loss = x.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    why = explained(source, tmp_path)
+
+    assert why.cause == "backward-twice"
+    assert "goes through `new`, made at program.py" in why.message and "`x`" not in f"{why.message}{why.remedy}"
+
+
 def test_what_a_distribution_keeps_is_the_part_that_two_losses_share(tmp_path):
     source = """
 p = torch.tensor(0.2, requires_grad=True)

@@ -333,3 +333,14 @@ def a_temporal_difference(policy, states, actions, log_probs, rewards):
 )
 def test_log_probabilities_with_a_graph_or_of_another_model_are_healthy(loss_of):
     assert findings_of(updates, loss_of) == []
+
+
+def from_a_leaf():
+    leaf = torch.ones((), requires_grad=True)
+    for _ in range(3):
+        leaf.backward()
+    return leaf
+
+
+def test_a_backward_from_a_leaf_is_looked_at():
+    assert [found.cause for found in findings_of(from_a_leaf)] == ["leaf-loss"]

@@ -14,10 +14,11 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.failing_expression import value_at
 from byname.naming.name import Name
 from byname.reading.frames import locals_of
-from byname.reading.modules import modules_in
+from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction
-from byname.source.location import Site, assignments_calling
+from byname.source.location import Site, assignments_calling, is_kept, returns
+from byname.tracking.call import Call
 
 
 class Carrier(NamedTuple):
@@ -74,20 +75,41 @@ def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Sit
 
 
 def _passed_back(context: FailureContext, node: int, user: int) -> Carrier | None:
-    """Return what a statement passes to a module and binds again, if the module made both a node and its user.
+    """Return what a statement passes to a module and binds again, if the module returned a node's result.
 
-    There is none if several statements may be the one. The local variables of a ``forward`` end with it, so of its
-    statements only those count that bind an attribute: ``self.h = self.cell(x, self.h)``.
+    Of ``self.h = self.cell(x, self.h)`` in a ``forward`` it is ``self.h``. It is surely carried over: the module
+    returned the result as it is, and nothing else binds the variable in between. There is none if several statements
+    may be the one. The local variables of a ``forward`` end with it, so of its statements only those count that bind
+    an attribute.
     """
-    made_in = {id(module) for one in (node, user) if (module := _module_of(context, one)) is not None}
+    made, used = _call(context, node), _call(context, user)
+    module, inner = (None if one is None or one.module is None else one.module() for one in (made, used))
+    site = context.site(node)
+    if made is None or module is None or site is None or not any(one is inner for one in modules_in(module)):
+        return None
+    forward = _forward_of(module)
+    if forward is None or made.code is not forward or not returns(forward, site.target, site.line):
+        return None
     found = {
         site: paths
-        for code, function, module in _calls_of_modules(context)
-        if made_in and made_in.issubset(map(id, modules_in(module)))
+        for code, function, called in _calls_of_modules(context)
+        if called is module
+        or (type(called).__module__.startswith("torch.") and registered(called, "_modules") == [module])
         for site in assignments_calling(code, function)
-        if (paths := [one for one in _carried(site.statement) if one.startswith("self.") or _runs(context, code)])
+        if (paths := [one for one in _carried(site.statement) if is_kept(code, one, site.line)])
+        and all(one.startswith("self.") or _runs(context, code) for one in paths)
     }
     return _carrier(context, node, *found.popitem()[::-1]) if len(found) == 1 else None
+
+
+def _call(context: FailureContext, number: int) -> Call | None:
+    """Return the call that made a node, if it is known."""
+    return context.lookup.call(context.walk.nodes[number]) if context.lookup else None
+
+
+def _forward_of(module: nn.Module) -> CodeType | None:
+    forward = found_in(type(module), "forward")
+    return forward.__code__ if type(forward) is FunctionType else None
 
 
 def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, nn.Module]]:
@@ -101,21 +123,13 @@ def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, 
                 roots[id(value)] = value
                 yield place.frame.f_code, name, value
     for module in {id(one): one for root in roots.values() for one in modules_in(root)}.values():
-        forward = found_in(type(module), "forward")
-        if type(forward) is FunctionType:
-            for name, child in snapshot(attributes_of(module)["_modules"]):
-                if child is not None:
-                    yield forward.__code__, f"self.{name}", child
+        code = _forward_of(module)
+        children = snapshot(attributes_of(module)["_modules"]) if code is not None else []
+        yield from ((code, f"self.{name}", child) for name, child in children if code is not None and child is not None)
 
 
 def _runs(context: FailureContext, code: CodeType) -> bool:
     return any(place.frame.f_code is code for place in context.places)
-
-
-def _module_of(context: FailureContext, number: int) -> nn.Module | None:
-    """Return the innermost module that ran when a node was made."""
-    call = context.lookup.call(context.walk.nodes[number]) if context.lookup else None
-    return None if call is None or call.module is None else call.module()
 
 
 def _carried(statement: str) -> list[str]:

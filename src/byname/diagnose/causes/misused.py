@@ -219,7 +219,7 @@ def _scale_of_step() -> float:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
         frame = frame.f_back
-    scale: Any = None if frame is None else attributes_of(frame.f_locals["self"]).get("_scale")
+    scale: Any = None if frame is None else attributes_of(dict(locals_of(frame)).get("self")).get("_scale")
     return float(scale) if is_tensor(scale) else 1.0
 
 

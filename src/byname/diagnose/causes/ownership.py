@@ -143,7 +143,8 @@ def sharing_memory(context: FailureContext, parameters: Iterable[torch.Tensor]) 
                 groups.setdefault((place, one.dtype, one.shape, one.stride()), []).append(one)
     for group in [group for group in groups.values() if len(group) > 1]:
         names = tuple(context.names(group))
-        if ".param_groups[" in names[0].path or len({re.split(r"\W", name.path)[0] for name in names}) > 1:
+        variables = {re.split(r"\W", name.path)[0] for name in names}
+        if len(variables) > 1 or "" in variables or any(".param_groups[" in name.path for name in names):
             continue
         message = (
             f"{quote_all(names)} share the same memory, and are {len(names)} parameters: each gets a part of the "

@@ -199,8 +199,9 @@ def constant_term(frame: FrameType, roots: Sequence[Any], leaves: Collection[int
     """Return a finding about a term of a loss without a graph, of log-probabilities that depend on some of `leaves`."""
     variables, own = dict(_variables_of(frame)), frame.f_code
     lookup = FailureContext(roots).lookup
-    sums = ((fact(one, "grad_fn"), lookup.call(fact(one, "grad_fn"))) for one in roots if is_tensor(one))
-    spots = ((node, expression(own, call.instruction)) for node, call in sums if call and call.code is own)
+    sums = (node for one in roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
+    calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.code is own)
+    spots = ((node, expression(own, call.instruction)) for node, call in calls)
     for term in (one for node, spot in spots if spot is not None for one in _constants(spot.node, node)):
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
