@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import byname
+from byname.source.own_files import is_byname
 
 pandas = pytest.importorskip("pandas")
 
@@ -52,6 +53,31 @@ def test_what_a_torch_future_holds_has_its_name():
         ("pending.value()", "task"),
     ]
     assert not waiting.done() and failed.done()
+
+
+def test_the_error_of_a_failed_torch_future_stays_as_it_was():
+    def failed(error):
+        future = torch.futures.Future()
+        future.set_exception(error)
+        return future
+
+    try:
+        raise ValueError("no result")
+    except ValueError as error:
+        before, context = error.__traceback__, error.__context__
+        pending = failed(error)
+    byname.census()
+    try:
+        raise KeyError("another")
+    except KeyError:
+        byname.census()
+    with pytest.raises(ValueError, match="no result") as raised:
+        pending.value()
+    entries = [raised.value.__traceback__]
+    while entries[-1] is not None:
+        entries.append(entries[-1].tb_next)
+    assert not [one for one in entries[:-1] if is_byname(one.tb_frame.f_code.co_filename)]
+    assert before in entries and raised.value.__context__ is context
 
 
 def test_what_cannot_be_followed_is_said_to_be_held_by_it():

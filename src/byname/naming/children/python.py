@@ -6,7 +6,6 @@ classes have a reader of their own. Nothing of ``asyncio`` is read before the pr
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import gc
@@ -407,10 +406,21 @@ def held_by_future(obj: Any) -> Held:
 
 
 def held_by_torch_future(obj: Any) -> Held:
-    """Yield the result of a ``torch.futures.Future`` that is done, and its attributes."""
-    if torch._C.Future.done(obj):
-        with contextlib.suppress(Exception):  # the error that a failed one holds
-            yield same, Reference("task", suffix(".value()")), torch._C.Future.value(obj)
+    """Yield the result of a ``torch.futures.Future`` that is done, and its attributes.
+
+    A failed one raises the error that it holds, which stays as it was. While another error is being handled no result
+    is read, because Python would note that one as the context of the error.
+    """
+    if sys.exception() is None and torch._C.Future.done(obj):
+        try:
+            value = torch._C.Future.value(obj)
+        except Exception as error:  # noqa: BLE001 - any that the future holds
+            entry = error.__traceback__
+            while entry is not None and is_torch(entry.tb_frame.f_code.co_filename):
+                entry = entry.tb_next
+            error.__traceback__ = entry
+        else:
+            yield same, Reference("task", suffix(".value()")), value
     yield from held_by_instance(obj)
 
 
