@@ -41,13 +41,19 @@ demo: $(READY)
 FAST = $(BIN)/python -m pytest -m "not slow"
 SLOW = $(BIN)/python -m pytest -m slow
 
-# Two processes at a time, for two cores: a look at the whole heap takes half as long where no other test has left much.
-HEAP = tests/memory tests/autograd tests/naming tests/tracking tests/diagnose tests/reporting
+# Two processes at a time, for two cores, with as much to do each. Tests that look at the whole heap are twice as fast in
+# a small one; so each of the first, and of those at the top, has a process of its own.
+FIRST = tests/memory tests/autograd tests/naming tests/tracking tests/diagnose tests/plug tests/watch \
+	tests/model tests/tracing tests/rewriting tests/drawing
+OWN = $(FIRST) tests/reporting
+TOP = $(wildcard tests/test_*.py)
 test: $(READY)
-	@$(FAST) $(HEAP) & heap=$$!; $(FAST) $(HEAP:%=--ignore %); rest=$$?; wait $$heap && exit $$rest
+	@{ failed=0; for some in $(OWN) "$(TOP)"; do $(FAST) $$some || failed=1; done; exit $$failed; } & first=$$!; \
+	$(FAST) $(OWN:%=--ignore %) $(TOP:%=--ignore %); second=$$?; \
+	wait $$first && exit $$second
 
-# A process for each folder that looks at the heap or runs large models; pytest ends with 5 where no test is slow.
-SLOW_FIRST = $(HEAP) tests/plug tests/watch tests/model tests/tracing tests/rewriting tests/analyse
+# pytest ends with 5 in a folder that has no slow test.
+SLOW_FIRST = $(FIRST) tests/analyse
 slow: $(READY)
 	@{ failed=0; for folder in $(SLOW_FIRST); do $(SLOW) $$folder || [ $$? -eq 5 ] || failed=1; done; exit $$failed; } & first=$$!; \
 	$(SLOW) $(SLOW_FIRST:%=--ignore %); second=$$?; \

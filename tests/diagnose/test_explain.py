@@ -109,7 +109,7 @@ def test_the_note_is_below_the_ordinary_traceback():
 
     lines = "".join(traceback.format_exception(caught.value)).splitlines()
     assert any(line.startswith("byname: modified-in-place: autograd saved `h`") for line in lines)
-    assert not any("/byname/" in line for line in lines)
+    assert not any(str(Path(byname.__file__).parent) in line for line in lines)
 
 
 @named(lambda program: program.kind == "non-finite")
