@@ -58,7 +58,8 @@ def programs(files):
 def recorded(files, forks, program, paths, *options, arguments=("3",), to="run.h5"):
     """How the program ended with these places recorded, and how without."""
     words = [word for path in paths for word in ("--record", path)]
-    ours = forks.run(files, ["run", *words, "--to", to, "--overwrite", *options, program, *arguments])
+    command = ["run", *words, "--to", to, "--overwrite", *options, program, *arguments]
+    ours = forks.run(files, command, finalized=program == "afterwards.py")  # which prints as Python ends
     return ours, ended_plainly(files, program, (files / program).read_bytes(), arguments)
 
 
