@@ -1,6 +1,7 @@
 """Is it told which parameters learn nothing in a whole run, and nothing of runs in which they are meant not to?"""
 
 import copy
+import gc
 from collections import Counter
 
 import pytest
@@ -622,6 +623,7 @@ def closures_at_changed_weights():
 )
 def test_gradients_that_are_cleared_between_backward_calls_are_told(program, causes, monkeypatch):
     monkeypatch.setattr("byname.diagnose.learning.reads_gradients", lambda: False)  # other tests in this process do
+    gc.collect()  # scalers of other tests
     told, findings = found_in(program)
     assert [cause for cause, _ in told] == causes
     assert all("gradients of 7 backward calls at" in one.message for one in findings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -52,8 +51,8 @@ from byname.diagnose.followed_optimizer import (
 )
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
-from byname.reading.arguments import living_optimizers
 from byname.reading.frames import caller, line_of, programs_frame
+from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
@@ -101,17 +100,19 @@ class LearningWatch:
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
 
-    def before(self, run: BackwardCall, roots: Sequence[Any], number: int) -> None:
+    def before(self, run: BackwardCall, roots: Sequence[Any], number: int, around: Sequence[Any]) -> None:
         """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
 
         Args:
             run: the call.
             roots: what it is called on.
             number: how many calls there were of this line, with this one.
+            around: the optimizers and the modules that there are, at the first call of the line.
         """
-        if number == 1:
-            for optimizer in living_optimizers():
-                self._of(optimizer)
+        modules = [one for one in around if issubclass(type(one), torch.nn.Module)]
+        for one in around:
+            if issubclass(type(one), torch.optim.Optimizer):
+                self._of(one)
         self._heard = True
         followed_now = self._followed.values()
         if number > _CALLS and (
@@ -128,7 +129,7 @@ class LearningWatch:
             flat = _flat_among(nodes, roots)
             frame = caller()
             one_each = [] if frame is None else [same_module(frame, roots), constant_term(frame, roots, leaves.keys())]
-            unfrozen = [] if frame is None else not_frozen(leaves.values(), frame)
+            unfrozen = [] if frame is None else not_frozen(modules, leaves.values(), frame)
             for finding in [*suspicious_losses(nodes, roots), *unfrozen, *filter(None, one_each)]:
                 self._tell(finding)
         self._tell_of_leaves(roots, run.site)
@@ -347,7 +348,7 @@ def _is_looked_at(step: int) -> bool:
 
 def _skips_steps() -> bool:
     """Return whether the program has a GradScaler, which makes no step with gradients that are not finite."""
-    return any(issubclass(type(one), torch.amp.GradScaler) for one in gc.get_objects())
+    return bool(living(torch.amp.GradScaler))
 
 
 _FLAT = {

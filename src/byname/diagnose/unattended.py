@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,8 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.learning import LearningWatch
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.arguments import living_optimizers, parameters_of
+from byname.reading.arguments import parameters_of
+from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
@@ -61,29 +62,32 @@ class RunningCheck:
         self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial:
             return []
-        self._learning.before(run, [one for one in roots if has_graph(one)], self._runs[place])
+        first = self._runs[place] == 1
+        around = living(torch.optim.Optimizer, nn.Module) if first else []
+        self._learning.before(run, [one for one in roots if has_graph(one)], self._runs[place], around)
         if self._runs[place] not in (1, _GROWN_BY):
             return []
         if self._runs[place] == _GROWN_BY:
             self._tell_of_growth(roots)
             return []
-        optimizers = self._optimizers or _concerned(roots)
+        every = [one for one in around if issubclass(type(one), torch.optim.Optimizer)]
+        optimizers = self._optimizers or _concerned(roots, every)
         found = check(list(roots), model=self._models, optimizer=optimizers)
         for finding in found:
             if finding.cause not in _FORETELLING:
                 self.tell(finding)
         if not self._models:
-            self._note_cuts(roots, optimizers)
+            self._note_cuts(roots, optimizers, every)
         return [one for one in found if one.cause in _FORETELLING]
 
-    def _note_cuts(self, roots: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    def _note_cuts(self, roots: Sequence[Any], optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
 
         Those of an optimizer that has other parameters of the graph are told at its next step. The others, and those
         whose cut is in doubt, are told if the parameters never get a gradient.
         """
         concerned = set(map(id, optimizers))
-        for optimizer in {id(one): one for one in [*optimizers, *living_optimizers()]}.values():
+        for optimizer in {id(one): one for one in [*optimizers, *every]}.values():
             for group, finding in _cut_off_from(roots, optimizer):
                 if id(optimizer) in concerned and group.sure is not MAY_BE:
                     parameters = [weakref.ref(one) for one in group.parameters]
@@ -161,10 +165,10 @@ def _held_results() -> list[torch.Tensor]:
 _MOST_HELD = 50
 
 
-def _concerned(roots: Sequence[Any]) -> list[Any]:
-    """Return the living optimizers that have a leaf of this graph."""
+def _concerned(roots: Sequence[Any], optimizers: Iterable[Any]) -> list[Any]:
+    """Return those of the optimizers that have a leaf of this graph."""
     behind = [root for root in roots if has_graph(root)]
     if not behind:
         return []
     reached = {id(leaf) for leaf in leaf_tensors(nodes_behind(behind))}
-    return [one for one in living_optimizers() if any(id(parameter) in reached for parameter in parameters_of(one))]
+    return [one for one in optimizers if any(id(parameter) in reached for parameter in parameters_of(one))]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from byname.errors import NotAModuleError, NotAnOptimizerError
-from byname.reading.objects import heap
+from byname.reading.objects import living
 
 
 def models_of(model: Any) -> list[nn.Module]:
@@ -43,7 +43,7 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 def living_optimizers() -> list[Any]:
     """Return every optimizer that is alive in the process."""
-    return [thing for thing in heap() if issubclass(type(thing), torch.optim.Optimizer)]
+    return living(torch.optim.Optimizer)
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:

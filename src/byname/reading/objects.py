@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, compress, repeat
 from operator import call, is_not
 from typing import Any
@@ -14,15 +14,28 @@ from byname.reading.quiet import collection_paused
 
 
 def heap() -> list[Any]:
-    """Return the objects that the garbage collector lists, without plain tuples, which their holders lead to.
+    """Return the objects that the garbage collector lists, without plain tuples, which their holders lead to."""
+    return _listed(lambda kinds: map(is_not, kinds, repeat(tuple)))
+
+
+def living(*families: type) -> list[Any]:
+    """Return the objects of some classes, or of classes derived from them, that the garbage collector lists.
+
+    The metaclass of each family is ``type``, so nothing of the user's is asked.
+    """
+    return _listed(lambda kinds: map(issubclass, kinds, repeat(families)))
+
+
+def _listed(choose: Callable[[Iterable[type]], Iterable[bool]]) -> list[Any]:
+    """Return of all objects that the collector lists those whose class is chosen; plain tuples never are.
 
     It lists also the tuples that other threads are still building, and their ``tuple(...)`` raises a SystemError while
-    anything else refers to one (CPython issue 59313). So the tuples are dropped before another thread can run: the
-    three steps are one unpacking of C iterators.
+    anything else refers to one (CPython issue 59313). So what is not chosen is dropped before another thread can run:
+    the three steps are one unpacking of C iterators.
     """
     listed: list[Any] = []
-    others = compress(listed, map(is_not, map(type, listed), repeat(tuple)))
-    steps: Any = map(listed.extend, map(gc.get_objects, [None])), map(list, [others]), map(call, [listed.clear])
+    chosen = compress(listed, choose(map(type, listed)))
+    steps: Any = map(listed.extend, map(gc.get_objects, [None])), map(list, [chosen]), map(call, [listed.clear])
     with collection_paused():
         _, kept, _ = chain.from_iterable(steps)
     found: list[Any] = kept

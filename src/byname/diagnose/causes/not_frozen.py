@@ -15,20 +15,20 @@ from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import at, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import parameters_in
-from byname.reading.objects import attributes_of, heap
+from byname.reading.objects import attributes_of
 from byname.source.code import source_of
 from byname.source.location import Site
 
 
-def not_frozen(parameters: Iterable[torch.Tensor], frame: FrameType) -> Iterator[Finding]:
+def not_frozen(modules: Iterable[nn.Module], parameters: Iterable[torch.Tensor], frame: FrameType) -> Iterator[Finding]:
     """Yield a finding for each module that was meant to be frozen.
 
     Args:
+        modules: those that there are.
         parameters: those that a loss reaches.
         frame: the frame that calls backward; the assignment is looked for in its file.
     """
     reached = {id(one): one for one in parameters}
-    modules = (one for one in heap() if issubclass(type(one), nn.Module))
     for module in [one for one in modules if dict.get(attributes_of(one), "requires_grad") is False]:
         theirs = [reached[id(one)] for one in parameters_in(module) if id(one) in reached]
         if theirs:

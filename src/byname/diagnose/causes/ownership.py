@@ -25,7 +25,7 @@ from byname.naming.name import Name, at, quote, quote_all, quote_at
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
-from byname.reading.objects import found_in, heap
+from byname.reading.objects import found_in, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
@@ -89,7 +89,7 @@ def _made_anew(context: FailureContext, names: tuple[Name, ...], uses: Sequence[
 
 def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[str, str]]:
     """Return those of some leaves that a module holds in a plain list or dict, by ``id``: its path, and what to use."""
-    models = context.models or [one for one in heap() if issubclass(type(one), torch.nn.Module)]
+    models = context.models or living(torch.nn.Module)
     modules = {id(one): one for model in models for one in modules_in(model)}
     wanted = {id(leaf.tensor): leaf.name.path for leaf in leaves if leaf.tensor is not None}
     found: dict[int, tuple[str, str]] = {}
