@@ -6,9 +6,11 @@ file, after options ``-u`` and ``-W``.
 
 import atexit
 import gc
+import importlib
 import io
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -138,9 +140,15 @@ def leave(status):
 
 
 def load():
+    import h5py  # noqa: F401 - as programs that record do
     import torch
     import torch._dynamo  # which every optimizer imports
 
+    import byname
+
+    for module in pkgutil.walk_packages(byname.__path__, "byname."):
+        if not module.name.startswith("byname.plug"):
+            importlib.import_module(module.name)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # else every fork copies the million objects of PyTorch when it collects garbage

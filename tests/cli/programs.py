@@ -144,6 +144,9 @@ SCRIPTS = {
     """,
 }
 
+AT_THE_END = {"afterwards", "afterwards_failed", "broken_pipe", "killed", "nothing", "streams", "thread_exits"}
+"""Scripts of which something runs, is said or is freed while Python ends."""
+
 BYTES = {
     "latin": "# -*- coding: latin-1 -*-\nprint(ascii('é'))\nraise ValueError('ü')\n".encode("latin-1"),
     "marked": b"\xef\xbb\xbfprint('marked')\n",

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 from forking import run_started
-from programs import BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
+from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
 import byname
 
@@ -14,19 +14,20 @@ import byname
 @pytest.mark.parametrize("name", [*SCRIPTS, *(name for name in BYTES if name != "undecodable")])
 def test_a_script_runs_as_under_python(name, files, forks):
     command = [f"{name}.py"]
-    assert forks.run(files, ["run", *command], GIVEN, finalized=True) == run_started(files, command, GIVEN)
+    ours = forks.run(files, ["run", *command], GIVEN, finalized=name in AT_THE_END)
+    assert ours == run_started(files, command, GIVEN)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
     plain = run_started(files, COMMANDS[name], GIVEN)
-    ours = forks.run(files, ["run", *COMMANDS[name]], GIVEN, finalized=True)
+    ours = forks.run(files, ["run", *COMMANDS[name]], GIVEN)
     assert ours == plain._replace(err=without_runpy(plain.err))
 
 
 def test_a_file_in_no_encoding_is_a_syntax_error_as_under_python(files, forks):
     plain = run_started(files, ["undecodable.py"])
-    ours = forks.run(files, ["run", "undecodable.py"], finalized=True)
+    ours = forks.run(files, ["run", "undecodable.py"])
     assert (ours.code, ours.out) == (plain.code, plain.out)
     assert b"SyntaxError" in ours.err.splitlines()[-1]
     assert b"Traceback" not in ours.err
@@ -59,7 +60,7 @@ BACKWARD_TWICE = """
 def test_a_note_comes_after_the_traceback_of_python(files, forks):
     write(files, {"fails.py": BACKWARD_TWICE})
     plain = run_started(files, ["fails.py"])
-    ours = forks.run(files, ["run", "fails.py"], finalized=True)
+    ours = forks.run(files, ["run", "fails.py"])
     assert (ours.code, ours.out) == (plain.code, plain.out)
     assert ours.err.startswith(plain.err)
     assert b"byname" in ours.err[len(plain.err) :].splitlines()[0]
@@ -67,7 +68,7 @@ def test_a_note_comes_after_the_traceback_of_python(files, forks):
 
 def test_the_loader_of_pytorch_works_with_workers_by_fork_and_by_spawn(files, forks):
     write(files, {"loads.py": LOADS})
-    ours = forks.run(files, ["run", "loads.py"], finalized=True)
+    ours = forks.run(files, ["run", "loads.py"])
     assert ours == (0, b"fork [0, 1, 4, 9]\nspawn [0, 1, 4, 9]\n", b"")
 
 
@@ -85,7 +86,7 @@ LOADS = """
 
 
 def test_a_missing_script_is_said_with_the_exit_code_of_python(files, forks):
-    ours = forks.run(files, ["run", "no_such.py"], finalized=True)
+    ours = forks.run(files, ["run", "no_such.py"])
     assert ours.code == run_started(files, ["no_such.py"]).code == 2
     assert ours.err.startswith(b"byname: can't open file '%s'" % str(files / "no_such.py").encode())
     assert b"Traceback" not in ours.err
@@ -100,7 +101,7 @@ def test_a_command_line_that_means_nothing_is_refused(command, files, forks):
 
 def test_help_tells_the_commands_and_shows_examples(files, forks):
     assert b"Run a program" in forks.run(files, ["--help"]).out
-    shown = forks.run(files, ["run", "--help"], finalized=True)
+    shown = forks.run(files, ["run", "--help"])
     assert shown.code == 0
     assert b"byname run --check" in shown.out
 
@@ -118,7 +119,7 @@ FORGOTTEN = """
 
 def test_findings_are_told_on_the_standard_error(files, forks):
     write(files, {"forgets.py": FORGOTTEN})
-    ours = forks.run(files, ["run", "--check", "forgets.py"], finalized=True)
+    ours = forks.run(files, ["run", "--check", "forgets.py"])
     assert (ours.code, ours.out) == (0, b"")
     assert ours.err.startswith(b"byname: ")
 

@@ -1,8 +1,6 @@
 """Warnings of PyTorch have the program's line and obey its filters also under ``byname run``."""
 
-import subprocess
-import sys
-
+import processes
 import pytest
 
 PROGRAM = """import warnings
@@ -53,8 +51,7 @@ x @ torch.ones(3)
 
 def ran(folder, program, *options, flags=()):
     (folder / "program.py").write_text(program)
-    command = [sys.executable, *flags, *options, "program.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return processes.run([*flags, *options, "program.py"], cwd=folder, capture_output=True, text=True)
 
 
 def warned(errors):
