@@ -38,26 +38,11 @@ demo: $(READY)
 	$(BIN)/python examples/probe_digits.py build/digits.png
 	@printf "\nDone. Open build/report.html in a browser; build/digits.png is the picture of the other model.\n"
 
-FAST = $(BIN)/python -m pytest -m "not slow"
-SLOW = $(BIN)/python -m pytest -m slow
-
-# Two processes at a time, for two cores, with as much to do each. Tests that look at the whole heap are twice as fast in
-# a small one; so each of the first, and of those at the top, has a process of its own.
-FIRST = tests/memory tests/autograd tests/naming tests/tracking tests/diagnose tests/plug tests/watch \
-	tests/model tests/tracing tests/rewriting tests/drawing
-OWN = $(FIRST) tests/reporting
-TOP = $(wildcard tests/test_*.py)
 test: $(READY)
-	@{ failed=0; for some in $(OWN) "$(TOP)"; do $(FAST) $$some || failed=1; done; exit $$failed; } & first=$$!; \
-	$(FAST) $(OWN:%=--ignore %) $(TOP:%=--ignore %); second=$$?; \
-	wait $$first && exit $$second
+	$(BIN)/python tests/runner.py -m "not slow"
 
-# pytest ends with 5 in a folder that has no slow test.
-SLOW_FIRST = $(FIRST) tests/analyse
 slow: $(READY)
-	@{ failed=0; for folder in $(SLOW_FIRST); do $(SLOW) $$folder || [ $$? -eq 5 ] || failed=1; done; exit $$failed; } & first=$$!; \
-	$(SLOW) $(SLOW_FIRST:%=--ignore %); second=$$?; \
-	wait $$first && exit $$second
+	$(BIN)/python tests/runner.py -m slow
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -56,13 +56,16 @@ def nothing_goes_wrong_in_byname():
 
 @pytest.fixture(scope="module", autouse=True)
 def only_new_objects_are_collected(request):
-    """Many tests collect garbage, and would go through PyTorch, pytest and all tests each time."""
-    if request.path.relative_to(HERE).parts[0] not in FROZEN:
+    """Many tests collect garbage, and pytest does at the end: all would go through PyTorch, pytest and all tests."""
+    if request.path.relative_to(HERE).parts[0] in FROZEN:
+        gc.freeze()
         yield
-        return
-    gc.freeze()
-    yield
-    gc.unfreeze()
+        gc.collect()
+    else:
+        gc.unfreeze()
+        yield
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

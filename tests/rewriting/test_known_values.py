@@ -16,8 +16,6 @@ from byname.errors import RewriteError
 
 FIVE = ("gpt2", "llama", "bert", "vit", "t5")
 REFUSED = {
-    "mixtral": "goes through the items",  # PyTorch has no fake kernel of its experts for float32
-    "olmoe": "goes through the items",
     "mamba": "mark_static_address",  # its cache asks for the address of a tensor
     "mamba2": "mark_static_address",
     "rwkv": "sets `layers_are_rescaled`",  # they keep something from one call to the next
@@ -25,6 +23,8 @@ REFUSED = {
     "wav2vec2": "numpy.random",
     "hubert": "numpy.random",
 }
+if torch.__version__ < "2.15":  # which has no fake kernel of their experts for float32
+    REFUSED |= {"mixtral": "goes through the items", "olmoe": "goes through the items"}
 
 
 def nothing(name, module, value):
@@ -42,7 +42,7 @@ def same(one, other):
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
-@pytest.mark.grid(fast=4)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize(
     "name",
     [name if name in FIVE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in REFUSED],
@@ -63,11 +63,11 @@ def test_a_model_of_transformers_computes_the_same(name, training):
     torch.manual_seed(1)
     same(new(**example), wanted)
     hooked = []
-    for path, module in model.named_modules():
-        if path in seen:
-            module.register_forward_hook(lambda *_, path=path: hooked.append(path))
+    modules = dict(model.named_modules())
+    for path in modules.keys() & seen:
+        modules[path].register_forward_hook(lambda *_, path=path: hooked.append(path))
     model(**example)
-    assert seen == hooked
+    assert hooked == [path for path in seen if path in modules]  # and not an operation, as of the router of experts
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""Runs all tests: two files at a time, each in a fork of one Python that has imported what they use.
+
+To import PyTorch takes longer than most files do; and a look at the whole heap goes through all that other tests have
+left, so each file has a heap of its own.
+
+python tests/runner.py -m "not slow"           # options are those of pytest
+python tests/runner.py -m slow tests/memory    # a folder or a file of them
+"""
+
+import gc
+import importlib
+import os
+import re
+import signal
+import sys
+import tempfile
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import hypothesis  # noqa: F401 - conftest.py imports it
+import processes
+import pytest
+import template
+
+AT_A_TIME = 2
+PROJECT = Path(__file__).parents[1]
+SMALL_HEAP = {"autograd", "diagnose", "memory", "naming", "reporting", "tracking"}
+"""The folders of tests that look at the whole heap: they run before the libraries are imported."""
+LIBRARIES = ("transformers.modeling_utils", "transformers.generation", "lightning", "matplotlib.pyplot", "xarray")
+FIXED = ("-p", "no:cacheprovider", "-W", "ignore:Module already imported so cannot be rewritten")
+
+
+class Fork:
+    """A fork of this process in which pytest runs one file."""
+
+    def __init__(self, file, options):
+        self.file = file.relative_to(PROJECT)
+        self.written = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self.pid = os.fork()
+        if not self.pid:
+            for stream in (1, 2):
+                os.dup2(self.written.fileno(), stream)
+            template.leave(pytest.main([*FIXED, *options, str(self.file)]))
+
+    def ended(self, status):
+        """Tell how it ended, all of it if anything failed; return its last line, and those that name what failed."""
+        code = os.waitstatus_to_exitcode(status)
+        with self.written:
+            self.written.seek(0)
+            text = self.written.read()
+        last = text.splitlines()[-1] if text else ""
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            print(f"{self.file}: {last}", flush=True)
+            return last, []
+        print(text, flush=True)
+        named = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
+        return last, named or [f"FAILED {self.file} ended with {code}"]
+
+
+def in_order(words):
+    """The files of tests: those that want a small heap, None, the others; each the largest first, to end together."""
+    paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
+    found = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+    found.sort(key=lambda file: -file.stat().st_size)
+    small = [file for file in found if not SMALL_HEAP.isdisjoint(file.parts)]
+    return [*small, None, *[file for file in found if file not in small]]
+
+
+def import_libraries():
+    for name in LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # their tests are skipped
+            continue
+    gc.collect()
+    gc.freeze()
+
+
+def run(words, options):
+    """Run the files; return how many tests ended in which way, and the lines that name what failed."""
+    waiting, running, counts, failed = in_order(words), {}, {"passed": 0, "skipped": 0}, []
+    try:
+        while waiting or running:
+            if waiting and waiting[0] is None:
+                import_libraries()
+                waiting.pop(0)
+            elif waiting and len(running) < AT_A_TIME:
+                fork = Fork(waiting.pop(0), options)
+                running[fork.pid] = fork
+            else:
+                pid, status = os.wait()
+                if pid in running:  # and not the template's
+                    last, named = running.pop(pid).ended(status)
+                    failed += named
+                    for number, kind in re.findall(r"(\d+) (passed|skipped)", last):
+                        counts[kind] += int(number)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGINT)
+            os.waitpid(pid, 0)
+    return counts, failed
+
+
+def main(given):
+    """Run pytest over the files, or those in the folders that are named; return the exit status."""
+    template.load()
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
+    processes.template()
+    words = [word for word in given if word.startswith("tests")]
+    counts, failed = run(words, [word for word in given if word not in words])
+    print(*failed, f"{counts['passed']} passed, {len(failed)} failed, {counts['skipped']} skipped", sep="\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    os.chdir(PROJECT)
+    sys.exit(main(sys.argv[1:]))
