@@ -20,8 +20,9 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
 from byname.naming.children.torch import gathered_parameters, is_sharded
-from byname.reading.arguments import living_optimizers, models_of, optimizers_of, parameters_of
+from byname.reading.arguments import models_of, optimizers_of, parameters_of
 from byname.reading.modules import modules_in, parameters_in
+from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 
@@ -115,7 +116,8 @@ class _Check:
         context = self._context
         if not any(self._is_unowned(tensor) for tensor in self._tensors) and not self._strangers():
             return []
-        elsewhere = {id(one) for other in living_optimizers() for one in parameters_of(other)} - self._optimized.keys()
+        optimized = {id(one) for other in living(torch.optim.Optimizer) for one in parameters_of(other)}
+        elsewhere = optimized - self._optimized.keys()
         leaves = [leaf for leaf in self._leaves() if id(leaf.tensor) not in elsewhere]
         outside = left_out(context, leaves) if context.optimizers else []
         newcomers = [leaf for leaf in leaves if leaf.name in {name for one in outside for name in one.culprits}]

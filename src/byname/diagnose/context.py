@@ -19,8 +19,8 @@ from byname.naming.describe import Describer
 from byname.naming.name import Name
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.reading.arguments import living_optimizers
 from byname.reading.frames import Place, called_from, locals_of, places_of
+from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.location import Instruction, Site, is_library, is_torch, locate
@@ -121,7 +121,7 @@ class FailureContext:
     @cached_property
     def all_optimizers(self) -> list[Any]:
         """The optimizers that were given, or else every living one."""
-        return list(self.optimizers) or living_optimizers()
+        return list(self.optimizers) or living(torch.optim.Optimizer)
 
     @cached_property
     def findings(self) -> Findings:

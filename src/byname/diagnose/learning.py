@@ -229,7 +229,8 @@ class LearningWatch:
         if followed.carried == _CARRIED:
             followed.name(followed.parameters())
             self._tell(never_zeroed(self._steps(followed), followed.names_of(map(id, followed.parameters()))))
-        if followed.wasteful == _WASTEFUL and not (reads_gradients() or _skips_steps()):
+        wasteful = followed.wasteful == _WASTEFUL and not reads_gradients()
+        if wasteful and not living(torch.amp.GradScaler):  # which makes no step where a gradient is not finite
             self._tell(cleared_between(self._steps(followed), followed.wasted))
         followed.wasted = 0
         if followed.steps in _TELL_AT:
@@ -344,11 +345,6 @@ class LearningWatch:
 def _is_looked_at(step: int) -> bool:
     """Return whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
     return step & (step - 1) == 0
-
-
-def _skips_steps() -> bool:
-    """Return whether the program has a GradScaler, which makes no step with gradients that are not finite."""
-    return bool(living(torch.amp.GradScaler))
 
 
 _FLAT = {

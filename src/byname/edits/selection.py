@@ -51,11 +51,6 @@ class Selection:
     def _masks(self) -> bool:
         return isinstance(self.positions, Tensor) and self.positions.ndim > 1
 
-    @property
-    def splits(self) -> bool:
-        """Whether the dimension of the heads is still to be found."""
-        return self.heads is not None and self.dim is None
-
     def part_of(self, path: str, value: Tensor, around: Surroundings, heads: int | None = None) -> SelectedPart:
         """Return the part of a value that is selected.
 

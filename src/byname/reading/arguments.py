@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from byname.errors import NotAModuleError, NotAnOptimizerError
-from byname.reading.objects import living
 
 
 def models_of(model: Any) -> list[nn.Module]:
@@ -39,11 +38,6 @@ def optimizers_of(optimizer: Any) -> list[Any]:
                 f"but got {_said(one)}"
             )
     return given
-
-
-def living_optimizers() -> list[Any]:
-    """Return every optimizer that is alive in the process."""
-    return living(torch.optim.Optimizer)
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:

@@ -19,11 +19,8 @@ def heap() -> list[Any]:
 
 
 def living(*families: type) -> list[Any]:
-    """Return the objects of some classes, or of classes derived from them, that the garbage collector lists.
-
-    The metaclass of each family is ``type``, so nothing of the user's is asked.
-    """
-    return _listed(lambda kinds: map(issubclass, kinds, repeat(families)))
+    """Return the objects of some classes, or of classes derived from them, that the garbage collector lists."""
+    return _listed(lambda kinds: map(issubclass, kinds, repeat(families)))  # asks only the metaclass of the families
 
 
 def _listed(choose: Callable[[Iterable[type]], Iterable[bool]]) -> list[Any]:
