@@ -64,7 +64,6 @@ def only_new_objects_are_collected(request):
     else:
         gc.unfreeze()
         yield
-        gc.collect()
         gc.freeze()
 
 

@@ -1,7 +1,7 @@
-"""Runs all tests: two files at a time, each in a fork of one Python that has imported what they use.
+"""Runs all tests, in forks of one Python that has imported what they use, two at a time.
 
 To import PyTorch takes longer than most files do; and a look at the whole heap goes through all that other tests have
-left, so each file has a heap of its own.
+left, so each file of those has a heap of its own.
 
 python tests/runner.py -m "not slow"           # options are those of pytest
 python tests/runner.py -m slow tests/memory    # a folder or a file of them
@@ -24,23 +24,25 @@ import template
 
 AT_A_TIME = 2
 PROJECT = Path(__file__).parents[1]
-SMALL_HEAP = {"autograd", "diagnose", "memory", "naming", "reporting", "tracking"}
-"""The folders of tests that look at the whole heap: they run before the libraries are imported."""
+SMALL_HEAP = {"autograd", "diagnose", "memory", "naming", "reading", "reporting", "tracking"}
+"""The folders of tests that look at the whole heap: they run first, before the libraries are imported."""
+TOGETHER = 60_000
+"""Of the other folders some files run in one fork, of as many bytes."""
 LIBRARIES = ("transformers.modeling_utils", "transformers.generation", "lightning", "matplotlib.pyplot", "xarray")
 FIXED = ("-p", "no:cacheprovider", "-W", "ignore:Module already imported so cannot be rewritten")
 
 
 class Fork:
-    """A fork of this process in which pytest runs one file."""
+    """A fork of this process in which pytest runs some files."""
 
-    def __init__(self, file, options):
-        self.file = file.relative_to(PROJECT)
+    def __init__(self, files, options):
+        self.files = [str(file.relative_to(PROJECT)) for file in files]
         self.written = tempfile.TemporaryFile("w+", encoding="utf-8")
         self.pid = os.fork()
         if not self.pid:
             for stream in (1, 2):
                 os.dup2(self.written.fileno(), stream)
-            template.leave(pytest.main([*FIXED, *options, str(self.file)]))
+            template.leave(pytest.main([*FIXED, *options, *self.files]))
 
     def ended(self, status):
         """Tell how it ended, all of it if anything failed; return its last line, and those that name what failed."""
@@ -50,20 +52,31 @@ class Fork:
             text = self.written.read()
         last = text.splitlines()[-1] if text else ""
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            print(f"{self.file}: {last}", flush=True)
+            print(f"{' '.join(self.files)}: {last}", flush=True)
             return last, []
         print(text, flush=True)
         named = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
-        return last, named or [f"FAILED {self.file} ended with {code}"]
+        return last, named or [f"FAILED {' '.join(self.files)} ended with {code}"]
 
 
 def in_order(words):
-    """The files of tests: those that want a small heap, None, the others; each the largest first, to end together."""
+    """The files of tests that run in each fork: those that want a small heap, None, the others.
+
+    Each the largest first, so that no fork is left to run alone at the end.
+    """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
-    found = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
-    found.sort(key=lambda file: -file.stat().st_size)
-    small = [file for file in found if not SMALL_HEAP.isdisjoint(file.parts)]
-    return [*small, None, *[file for file in found if file not in small]]
+    found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
+    alone = [[file] for file in found if not SMALL_HEAP.isdisjoint(file.parts)]
+    together = []
+    for file in (file for file in found if SMALL_HEAP.isdisjoint(file.parts)):
+        if not together or together[-1][0].parent != file.parent or size(together[-1]) > TOGETHER:
+            together.append([])
+        together[-1].append(file)
+    return [*sorted(alone, key=size, reverse=True), None, *sorted(together, key=size, reverse=True)]
+
+
+def size(files):
+    return sum(file.stat().st_size for file in files)
 
 
 def import_libraries():

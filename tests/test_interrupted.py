@@ -373,8 +373,9 @@ BLOCKS = {
 
 @pytest.mark.sees_nothing
 @pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
-@pytest.mark.grid(fast=2)
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "capture" else kind for kind in BLOCKS]
+)
 def test_a_signal_at_any_moment_of_entering_and_leaving_leaves_nothing_in_force(kind, everything_as_before):
     model, x = new_model(), torch.ones(1, 2)
     before = of_model(model, x)

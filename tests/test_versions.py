@@ -16,6 +16,7 @@ from byname.reading.quiet import OLDEST, check_version
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize(
     "use", ["import byname; byname.leaves", "import byname; byname.record", "from byname.naming.names import name"]
 )

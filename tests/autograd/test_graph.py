@@ -125,6 +125,7 @@ def test_a_walked_ladder_half_of_which_is_kept_is_freed():
     assert out == ["freed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", ["leaves", "saved"])
 def test_an_interrupted_look_leaves_no_bomb(look):
     out = run_forked(f"""

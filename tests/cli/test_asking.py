@@ -123,6 +123,7 @@ def test_a_process_tells_the_same_as_json(started, capsys):
     assert capsys.readouterr().out.startswith(f"process {process.pid} at train.py:")
 
 
+@pytest.mark.slow
 def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(started, capsys, monkeypatch):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
     monkeypatch.setattr(asking, "answer_to", lambda request: requests.Answer("could not look"))
@@ -208,6 +209,7 @@ requests.taken_back(os.getpid(), request)
 """
 
 
+@pytest.mark.slow
 def test_the_file_that_python_runs_in_another_process_answers_and_leaves_no_name(tmp_path):
     """All of PEP 768 but the call: the file is run in the middle of a program, as `sys.remote_exec` has it run."""
     (tmp_path / "program.py").write_text(REMOTE)
@@ -221,6 +223,7 @@ def test_the_file_that_python_runs_in_another_process_answers_and_leaves_no_name
     assert left_behind() == before
 
 
+@pytest.mark.slow
 def test_a_census_of_a_tracked_program_has_the_lines_that_allocated(started, capsys):
     process = started("-m", "byname", "run", "--track", "--census-on-signal", "train.py")
     assert main(["census", "--pid", str(process.pid)]) == 0

@@ -151,6 +151,7 @@ SERVES = """
 """
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize(("every", "calls"), [([], "8 16"), (["--every", "5"], "5 20")])
 def test_growth_looks_at_calls_of_modules_in_a_program_without_steps(every, calls, files, forks):
     (files / "serves.py").write_text(textwrap.dedent(SERVES))

@@ -41,6 +41,7 @@ def test_started_anew_with_options_of_python_it_is_the_same(files):
         assert run_started(files, [*options, "-m", "byname", "run", f"{name}.py"]) == plain
 
 
+@pytest.mark.slow
 def test_under_safe_path_the_folder_of_the_script_is_not_searched(files):
     plain = run_started(files, ["-P", "facts.py"])
     assert str(files) not in plain.out.decode().split()[1]
@@ -66,6 +67,7 @@ def test_a_note_comes_after_the_traceback_of_python(files, forks):
     assert b"byname" in ours.err[len(plain.err) :].splitlines()[0]
 
 
+@pytest.mark.slow
 def test_the_loader_of_pytorch_works_with_workers_by_fork_and_by_spawn(files, forks):
     write(files, {"loads.py": LOADS})
     ours = forks.run(files, ["run", "loads.py"])

@@ -198,6 +198,7 @@ class TestItOnlyLooks:
 
         assert findings and watched() is None
 
+    @pytest.mark.slow
     def test_a_chain_of_200_000_nodes(self):
         x = torch.ones((), requires_grad=True)
         y = x

@@ -187,6 +187,7 @@ def test_the_line_to_paste_is_in_the_remedy(source, pasted, tmp_path):
     assert pasted in byname.explain(run(source, tmp_path, byname.explaining())).remedy
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 def test_a_block_in_two_reentrant_checkpoints_is_told_to_ddp(tmp_path):
@@ -210,6 +211,7 @@ def test_errors_that_only_look_alike_have_no_cause(tmp_path):
     assert byname.explain(run(other, tmp_path, byname.explaining())).cause == "unknown"
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_has_the_traceback_that_it_would_have(tmp_path):
     failing = WORKERS.replace("return model(x[index])", "return x[index] @ torch.ones(5)")
     plain, watched = (str(run(failing, tmp_path, one)) for one in (None, byname.explaining()))

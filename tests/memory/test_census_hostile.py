@@ -248,6 +248,7 @@ def test_nobodys_code_is_run():
     type.__delattr__(OfMeta, "shared")
 
 
+@pytest.mark.slow
 def test_a_mock_of_a_tensor_is_no_tensor_and_notices_nothing():
     before = len(byname.census().rows())
     mocks = [MagicMock(spec=torch.Tensor), MagicMock(), MagicMock(spec=nn.Module), MagicMock(spec=torch.UntypedStorage)]
@@ -497,6 +498,7 @@ def test_inside_a_forward():
     assert model.rows[0]["kind"] in ("input", "other")
 
 
+@pytest.mark.slow
 def test_inside_hooks_of_modules_tensors_nodes_and_gradients():
     count = unique()
     kept = torch.ones(count)
@@ -678,6 +680,7 @@ def test_torch_compile_still_compiles():
     assert words == ["2"]
 
 
+@pytest.mark.slow
 def test_a_census_in_a_compiled_function_does_not_spoil_its_result():
     words = run_forked(
         """
@@ -847,6 +850,7 @@ def test_a_very_deep_graph_is_walked_and_can_be_freed():
     assert words == ["1", "0"]
 
 
+@pytest.mark.slow
 def test_lists_nested_a_hundred_thousand_deep_are_no_obstacle():
     count = unique()
     deep = [torch.ones(count)]

@@ -75,6 +75,7 @@ def test_a_running_total_grows_by_nodes_though_backward_has_freed_what_they_save
     assert "loss.item()" in row["remedy"]
 
 
+@pytest.mark.slow
 def test_the_title_speaks_of_a_graph_only_where_it_is_a_graph_that_grows():
     total, parts = torch.zeros(()), [torch.ones(64)]
 
@@ -92,6 +93,7 @@ def test_the_title_speaks_of_a_graph_only_where_it_is_a_graph_that_grows():
     assert "graph" not in str(growth)
 
 
+@pytest.mark.slow
 def test_the_nodes_of_a_running_total_are_counted():
     total = torch.zeros(())
 
@@ -111,6 +113,7 @@ def test_the_nodes_of_a_running_total_are_counted():
     assert f"its graph became longer by {first[-1] - first[0]} nodes" in row["remedy"]
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_longer_each_time_but_new_is_no_growth():
     last = None
 
@@ -121,6 +124,7 @@ def test_a_graph_that_is_longer_each_time_but_new_is_no_growth():
     assert trained(keep, length=lambda step: 1 + step).rows() == []
 
 
+@pytest.mark.slow
 def test_a_total_that_begins_anew_soon_is_no_growth():
     total = torch.zeros(())
 
@@ -131,6 +135,7 @@ def test_a_total_that_begins_anew_soon_is_no_growth():
     assert trained(add).rows() == []
 
 
+@pytest.mark.slow
 def test_a_total_of_an_epoch_is_told_after_it_began_anew():
     total = torch.zeros(())
 
@@ -159,7 +164,7 @@ def seen_at(looks, size):
     return growth
 
 
-@pytest.mark.grid(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "looks",
     [doubled(600), doubled(5000), range(10, 151, 10), range(200, 601, 200)],
@@ -181,6 +186,7 @@ def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks
         assert "a step" in str(growth)
 
 
+@pytest.mark.slow
 def test_what_is_added_once_an_epoch_is_found():
     for period in (40, 90, 180):
         assert [row.name for row in seen_at(doubled(600), lambda step: step // period)] == ["kept[*]"], period  # noqa: B023

@@ -8,6 +8,7 @@ import byname
 history = []
 
 
+@pytest.mark.slow
 def test_the_sequence_is_up_to_date_inside_of_the_block():
     with byname.growth() as growth:
         assert len(growth) == len(growth.rows()) == 0

@@ -51,6 +51,7 @@ def assert_told(program, rows):
         assert row["remedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"), [("minimal", "Exp keeps its own result in ctx.y,"), ("threads", "in ctx.stash['outputs'][0],")]
 )

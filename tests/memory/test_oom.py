@@ -109,6 +109,7 @@ with byname.explaining():
 """
 
 
+@pytest.mark.slow
 def test_running_out_is_explained_when_python_has_no_memory_left_either(tmp_path):
     (tmp_path / "train.py").write_text(NO_ROOM)
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)

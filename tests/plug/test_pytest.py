@@ -93,6 +93,7 @@ def test_a_test_that_leaves_nothing_passes_and_one_that_leaves_a_tensor_fails_wi
     result.shows_nowhere("*plug/pytest.py*")
 
 
+@pytest.mark.slow
 def test_what_fixtures_of_the_test_hold_goes_with_them_and_wider_ones_are_no_growth(run):
     result = run(
         """

@@ -21,7 +21,7 @@ def of_class(lm, *names):
     return {path for path, module in lm.model.named_modules() if type(module).__name__.endswith(names)}
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=1)
 @every_kind
 def test_norms_linear_layers_and_embeddings_are_the_modules_of_those_classes(kind):
     lm = causal(kind)

@@ -393,6 +393,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), len(recording.paths))
 """
 
 
+@pytest.mark.slow
 def test_what_is_still_open_when_python_ends_is_no_crash(path):
     Hdf5Store(path, run={}).close()
     done = subprocess.run([sys.executable, "-c", LEFT_OPEN.format(path=str(path))], capture_output=True, text=True)

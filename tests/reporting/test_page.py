@@ -159,6 +159,7 @@ def test_the_page_asks_the_network_for_nothing(model, page):
     assert "url(" not in shown.source
 
 
+@pytest.mark.slow
 def test_growth_is_drawn_from_mark_to_mark(page):
     history = []
     with byname.growth() as growth:
@@ -189,6 +190,7 @@ def test_numbers_that_are_not_finite_are_counted_and_left_out(page):
     assert "1 NaN and 1 infinite among the values, the first at iteration 1." in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
 def test_empty_things_say_so(page, model):
     recorder = byname.record(model, "1")

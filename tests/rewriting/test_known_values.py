@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_rewritten_says_why(name):
         rewrite(model.train(), select.linear, nothing, example=example)
 
 
-@pytest.mark.grid(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_other_lengths_and_batches_share_one_graph(name):
     model, example = architecture(name)
@@ -103,6 +103,7 @@ def test_the_gradients_of_a_training_step_are_those_of_the_model():
     assert all(torch.equal(found[key], one.grad) for key, one in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_parameters_may_be_moved_to_another_dtype():
     model, example = architecture("t5")
     new = rewrite(model.eval(), "decoder.final_layer_norm", nothing, example=example)

@@ -165,6 +165,7 @@ def test_a_cell_is_known_by_its_statements_too(monkeypatch):
         assert model(torch.ones(1)).item() == 1
 
 
+@pytest.mark.slow
 def test_what_lies_beside_an_installed_pytorch_is_a_library(tmp_path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import torch; from byname.source.location import is_library\n"

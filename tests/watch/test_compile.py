@@ -312,6 +312,7 @@ def test_an_error_while_attaching_leaves_the_compiler_as_it_was():
     assert graphs() == 1
 
 
+@pytest.mark.slow
 def test_attaching_does_not_import_the_compiler_and_notices_when_the_program_does(tmp_path):
     program = """
         import sys

@@ -45,6 +45,7 @@ def values(model, images):
     return {f"forward.{name}": value for name, value in locals().items() if isinstance(value, torch.Tensor)}
 
 
+@pytest.mark.slow
 def test_snapshots_change_nothing_in_the_training(example, told):
     before, model, data, _ = told
     twin = deepcopy(before)
@@ -71,6 +72,7 @@ def test_dead_units_and_ranks_are_those_of_numpy(example, told, which):
         np.testing.assert_allclose(found[place]["eigenvalues"], own, rtol=1e-8, atol=1e-10 * own[0])
 
 
+@pytest.mark.slow
 def test_probes_read_about_what_logistic_regression_reads(example, told):
     _, model, data, story = told
     train, test = values(model, data.images), values(model, data.test_images)
