@@ -133,14 +133,14 @@ def test_what_triton_says_of_itself_at_the_end_is_not_what_a_command_prints(end)
     assert without_leaks(b"".join([b"nanobind: leaked 1 types!", b" See https://x/refleaks.html"])) == b""
 
 
-@pytest.mark.grid(fast=10)
+@pytest.mark.grid(fast=5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_in_a_pipe_has_a_colour_code(name, runs, waiting, plain):
     text = printed(plain, runs, name, waiting, os.pipe())
     assert text and "\x1b" not in text
 
 
-@pytest.mark.grid(fast=16)
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_color_is_kept_and_lines_fit_the_terminal(name, runs, waiting, narrow):
     width, forks = narrow

@@ -18,6 +18,7 @@ def test_a_script_runs_as_under_python(name, files, forks):
     assert ours == run_started(files, command, GIVEN)
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
     plain = run_started(files, COMMANDS[name], GIVEN)

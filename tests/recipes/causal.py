@@ -83,10 +83,10 @@ KINDS = {
     "Falcon": Kind("transformer.h", *_FUSED, "mlp.act", "transformer.ln_f", "transformer.word_embeddings", _SIZES),
 }
 
-_LIKE_LLAMA = ("Qwen2", "Mistral")
-every_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in _LIKE_LLAMA else kind for kind in KINDS]
-)
+
+def every_kind(test):
+    """Three of the kinds are fast: each is another way to write a block."""
+    return pytest.mark.grid(fast=3)(pytest.mark.parametrize("kind", KINDS)(test))
 
 
 @dataclass(frozen=True, slots=True)

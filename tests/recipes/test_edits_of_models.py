@@ -26,7 +26,6 @@ def given_to_mixing(lm, layer, batches):
     return torch.cat(found)
 
 
-@pytest.mark.grid(fast=3)
 @every_kind
 def test_activation_patching_over_layers_and_positions(kind):
     lm = causal(kind)

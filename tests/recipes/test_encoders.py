@@ -19,7 +19,10 @@ LAYER = {
 IDS = torch.tensor([[5, 9, 2, 7, 3], [8, 4, 6, 1, 1]])
 GIVEN = {"input_ids": IDS, "attention_mask": (IDS != 1).long()}
 OTHER = {**GIVEN, "input_ids": torch.tensor([[5, 9, 8, 7, 3], [8, 4, 2, 1, 1]])}
-every_encoder = pytest.mark.parametrize("kind", LAYER)
+
+
+def every_encoder(test):
+    return pytest.mark.grid(fast=2)(pytest.mark.parametrize("kind", LAYER)(test))
 
 
 def encoder(kind, attention="eager"):

@@ -21,7 +21,6 @@ def of_class(lm, *names):
     return {path for path, module in lm.model.named_modules() if type(module).__name__.endswith(names)}
 
 
-@pytest.mark.grid(fast=1)
 @every_kind
 def test_norms_linear_layers_and_embeddings_are_the_modules_of_those_classes(kind):
     lm = causal(kind)
@@ -32,7 +31,6 @@ def test_norms_linear_layers_and_embeddings_are_the_modules_of_those_classes(kin
     assert lm.kind.norm in found(lm, select.norm) and lm.kind.embedding in embeddings
 
 
-@pytest.mark.grid(fast=3)
 @every_kind
 def test_activations_are_those_of_the_mlps_and_the_softmax_of_the_attention(kind):
     lm = causal(kind)

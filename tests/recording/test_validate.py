@@ -339,6 +339,7 @@ def _replaced(group, name, shape, kind, chunks):
     group.create_dataset(name, (0, *chunks[1:]), kind, chunks=chunks, maxshape=(None,) * len(shape)).resize(shape)
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize(
     "change",
     [
@@ -374,6 +375,7 @@ def test_descriptions_that_no_recorder_writes_are_refused(old, change):
 SHARD = {"mesh": [2], "names": [], "coordinate": [0], "placements": ["Shard(0)"], "shape": [4], "offset": [0]}
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -438,7 +440,7 @@ def line(raw):
     return lambda lines, table: lines.__setitem__(0, raw)
 
 
-@pytest.mark.grid(fast=30)
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize(
     "change",
     [

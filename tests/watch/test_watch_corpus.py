@@ -54,6 +54,7 @@ def told(log, path):
     return log.values(path) or log.values(path.removesuffix(".forward")) or log.values(f"{path}.forward")
 
 
+@pytest.mark.grid(fast=16)
 @pytest.mark.parametrize("train", MODES)
 def test_places_hold_what_the_forward_by_hand_says(specimen, train):
     note, log = Note(), Log()
@@ -107,6 +108,7 @@ def test_the_gradient_of_a_parameter_is_what_it_accumulates(specimen, train):
     assert all(same(received[name][-1], gradient) for name, gradient in expected.items())
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("train", EVAL_SLOW)
 def test_watching_everything_changes_nothing(specimen, train):
     args, kwargs = specimen.inputs()
@@ -117,6 +119,7 @@ def test_watching_everything_changes_nothing(specimen, train):
     assert log.seen
 
 
+@pytest.mark.grid(fast=8)
 def test_watching_without_gradients_changes_nothing_or_says_so(specimen):
     args, kwargs = specimen.inputs()
     model = specimen.model().eval()
@@ -132,6 +135,7 @@ def test_watching_without_gradients_changes_nothing_or_says_so(specimen):
         assert not any("fast path" in note for note in handle.notes)
 
 
+@pytest.mark.grid(fast=8)
 def test_names_are_unique_and_the_same_in_every_run(specimen):
     args, kwargs = specimen.inputs()
     model, log = specimen.model().eval(), Log()
@@ -150,6 +154,7 @@ def test_names_are_unique_and_the_same_in_every_run(specimen):
     assert other.keys == first
 
 
+@pytest.mark.grid(fast=30)
 @pytest.mark.parametrize("train", EVAL_SLOW)
 @pytest.mark.parametrize(("name", "where", "change"), EDITS, ids=[f"{name}-{where}" for name, where, _ in EDITS])
 def test_an_edit_changes_the_output_as_by_hand(name, where, change, train):
