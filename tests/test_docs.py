@@ -32,10 +32,17 @@ class Block(NamedTuple):
 
 
 UNUSED = "PyTorch: {} appears to not have been used in the graph. Set allow_unused=True if {}…"
+VIEW = "PyTorch: Output 0 of {} is a view and is being modified inplace. This view {} …"
 OLDER = {
     UNUSED.format("One of the differentiated Tensors", "this "): UNUSED.format(
         "The differentiated Tensor at index 2", ""
-    )
+    ),
+    VIEW.format("UnbindBackward0", "is the output of a function"): VIEW.format(
+        "Unbind", "is the output of a function that"
+    ),
+    VIEW.format("BackwardHookFunctionBackward", "was created"): VIEW.format(
+        "BackwardHookFunction", "was created inside a"
+    ),
 }
 """What PyTorch 2.10 says, and what newer ones say, as the pages do."""
 
