@@ -62,8 +62,9 @@ def only_new_objects_are_collected(request):
         yield
         gc.collect()
     else:
-        gc.unfreeze()
+        gc.unfreeze()  # what the runner has frozen
         yield
+        gc.collect()
         gc.freeze()
 
 
