@@ -312,7 +312,7 @@ def test_a_recording_that_is_closed_has_every_record(kind, throw, moments, tmp_p
             assert (found, recording.complete, hooks) == ({"act": 3, "fc.weight.grad": 3}, True, 0), at
         return []
 
-    for moment in moments(recorded(tmp_path / "first.h5", None))[:: 4 if moments is of_each_line else 1]:
+    for moment in moments(recorded(tmp_path / "first.h5", None))[:: 12 if moments is of_each_line else 1]:
         recorded(tmp_path / f"{moment}.h5", moment)
     assert of_process() == everything_as_before
 
@@ -358,8 +358,8 @@ def captured(model):
 
 
 BLOCKS = {
-    "capture": captured,
     "track": lambda model: byname.track(),
+    "capture": captured,
     "track allocations": lambda model: byname.track(allocations=True),
     "explaining": lambda model: byname.explaining(),
     "attach": lambda model: byname.watch.attach(model, ["fc", "tanh"], lambda event: None),
@@ -373,9 +373,8 @@ BLOCKS = {
 
 @pytest.mark.sees_nothing
 @pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "capture" else kind for kind in BLOCKS]
-)
+@pytest.mark.grid(fast=4)
+@pytest.mark.parametrize("kind", BLOCKS)
 def test_a_signal_at_any_moment_of_entering_and_leaving_leaves_nothing_in_force(kind, everything_as_before):
     model, x = new_model(), torch.ones(1, 2)
     before = of_model(model, x)

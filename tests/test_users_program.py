@@ -1,11 +1,10 @@
 """A program that calls every function of byname, as a user writes it: it runs without a warning, and its types are right."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run, start
 
 import byname
 
@@ -17,8 +16,8 @@ NOT_NAMED = {
 """What the program need not name: base classes, classes of results, and what has several processes or a crash before."""
 
 
-def started(*command):
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
+def ran(*words, run=run):
+    return run(words, capture_output=True, text=True)
 
 
 def test_it_names_every_public_name():
@@ -27,7 +26,7 @@ def test_it_names_every_public_name():
 
 
 def test_it_runs_without_a_warning():
-    ended = started("-W", "error", str(PROGRAM))
+    ended = ran("-W", "error", PROGRAM)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert ended.stdout.split()[1:] == ["True", "True", "3", "report.html"]
 
@@ -38,5 +37,5 @@ def test_its_types_are_right(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(PROGRAM.read_text() + "\nnumber: int = byname.report()\n")
     command = ("-m", "mypy", "--strict", "--config-file=", "--no-incremental", "--follow-imports=silent")
-    assert started(*command, str(PROGRAM)).returncode == 0
-    assert 'expression has type "Path"' in started(*command, str(wrong)).stdout
+    assert ran(*command, PROGRAM, run=start).returncode == 0
+    assert 'expression has type "Path"' in ran(*command, wrong, run=start).stdout

@@ -6,12 +6,13 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
-from models import copied
+from models import Specimen, copied
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -82,7 +83,7 @@ class Run:
 
 def run(model: nn.Module, args: Any = (), kwargs: Any = None, *, seed: int = 3, backward: bool = True) -> Run:
     """One step of a model, from given random numbers; the loss has another weight for every number of the output."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model.zero_grad(set_to_none=True)
     args = [asking(value) for value in args]
     output = model(*args, **(kwargs or {}))
@@ -93,6 +94,13 @@ def run(model: nn.Module, args: Any = (), kwargs: Any = None, *, seed: int = 3, 
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     buffers = {name: copied(buffer) for name, buffer in model.named_buffers()}
     return Run(copied(output), {**given, **gradients}, buffers, torch.get_rng_state())
+
+
+@cache
+def run_plain(specimen: Specimen, train: bool = True) -> Run:
+    """What a model does that nobody watches: the same for all tests."""
+    args, kwargs = specimen.inputs()
+    return run(specimen.model().train(train), args, kwargs)
 
 
 def asking(value: Any) -> Any:

@@ -7,7 +7,7 @@ from forking import Forks, run_started
 from programs import BYTES, FACTS, SCRIPTS, write
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs") / "files"
     write(folder, {f"{name}.py": text for name, text in SCRIPTS.items()})

@@ -1,10 +1,12 @@
 """Runs command lines of byname, and how they ended."""
 
+import functools
 import re
 import subprocess
 from typing import NamedTuple
 
 import processes
+from programs import GIVEN
 
 LEAKS = re.compile(
     rb"nanobind:\s+leaked\b.*?refleaks\.html(\r?\n)?|^(nanobind:| - (leaked|\.\.\. skipped)\b)[^\n]*\n?",
@@ -52,6 +54,12 @@ def run_plain(folder, command, given=b"", **options):
 def run_started(folder, command, given=b""):
     """The same for a Python that is started."""
     return ending(processes.start(["-u", *command], cwd=folder, input=given, capture_output=True))
+
+
+@functools.cache
+def run_plainly(folder, *command):
+    """How Python ends that runs what tests compare with; once for all of them."""
+    return run_started(folder, command, GIVEN)
 
 
 def ending(done: subprocess.CompletedProcess) -> Ending:

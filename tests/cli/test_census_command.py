@@ -6,7 +6,7 @@ import subprocess
 import textwrap
 
 import pytest
-from forking import run_plain, run_started
+from forking import run_plain, run_plainly
 from processes import Fork
 from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
@@ -29,7 +29,7 @@ TELLING = {  # each ends in another way; of the others `byname run`, which start
     ],
 )
 def test_a_script_runs_as_under_python(name, files, forks):
-    plain = run_started(files, [f"{name}.py"], GIVEN)
+    plain = run_plainly(files, f"{name}.py")
     ours = forks.run(files, ["census", f"{name}.py"], GIVEN, finalized=name in AT_THE_END)
     err, tables = NOTHING.subn(b"", ours.err)
     assert ours._replace(err=err) == plain
@@ -39,7 +39,7 @@ def test_a_script_runs_as_under_python(name, files, forks):
 @pytest.mark.grid(fast=5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
-    plain = run_started(files, COMMANDS[name], GIVEN)
+    plain = run_plainly(files, *COMMANDS[name])
     ours = forks.run(files, ["census", "--growth", *COMMANDS[name]], GIVEN)
     err = re.sub(rb"byname: growth compares looks [^\n]*\n", b"", ours.err)
     assert ours._replace(err=err) == plain._replace(err=without_runpy(plain.err))

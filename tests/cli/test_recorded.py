@@ -4,7 +4,7 @@ import functools
 import re
 
 import pytest
-from forking import run_plain, run_started
+from forking import run_plain, run_plainly, run_started
 from processes import run_forked_ranks
 from programs import AT_THE_END, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
@@ -270,7 +270,7 @@ def plain_of(err):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "arguments"])
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
-    plain = run_started(files, COMMANDS[name], GIVEN)
+    plain = run_plainly(files, *COMMANDS[name])
     ours = forks.run(files, ["run", "--record", "forward", "--to", "run.h5", "--overwrite", *COMMANDS[name]], GIVEN)
     assert ours._replace(err=plain_of(ours.err)) == plain._replace(err=without_runpy(plain.err))
 

@@ -5,7 +5,7 @@ import textwrap
 from importlib import metadata
 
 import pytest
-from forking import run_started
+from forking import run_plainly, run_started
 from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
 import byname
@@ -13,15 +13,14 @@ import byname
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *(name for name in BYTES if name != "undecodable")])
 def test_a_script_runs_as_under_python(name, files, forks):
-    command = [f"{name}.py"]
-    ours = forks.run(files, ["run", *command], GIVEN, finalized=name in AT_THE_END)
-    assert ours == run_started(files, command, GIVEN)
+    ours = forks.run(files, ["run", f"{name}.py"], GIVEN, finalized=name in AT_THE_END)
+    assert ours == run_plainly(files, f"{name}.py")
 
 
 @pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
-    plain = run_started(files, COMMANDS[name], GIVEN)
+    plain = run_plainly(files, *COMMANDS[name])
     ours = forks.run(files, ["run", *COMMANDS[name]], GIVEN)
     assert ours == plain._replace(err=without_runpy(plain.err))
 

@@ -1,5 +1,7 @@
 """Warnings of PyTorch have the program's line and obey its filters also under ``byname run``."""
 
+import functools
+
 import processes
 import pytest
 
@@ -49,9 +51,19 @@ x @ torch.ones(3)
 """
 
 
-def ran(folder, program, *options, flags=()):
-    (folder / "program.py").write_text(program)
-    return processes.run([*flags, *options, "program.py"], cwd=folder, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("warned")
+    (made / "program.py").write_text(PROGRAM)
+    (made / "failing.py").write_text(FAILING)
+    return made
+
+
+def ran(folder, *words):
+    return processes.run(words, cwd=folder, capture_output=True, text=True)
+
+
+plainly_ran = functools.cache(ran)
 
 
 def warned(errors):
@@ -76,29 +88,30 @@ def told(way):
 @pytest.mark.grid(fast=6)
 @pytest.mark.parametrize("way", WAYS, ids=told)
 @pytest.mark.parametrize("flags", FILTERS)
-def test_warnings_have_the_programs_lines_and_filters(flags, way, tmp_path):
-    plain = ran(tmp_path, PROGRAM, flags=flags)
-    watched = ran(tmp_path, PROGRAM, *way, flags=flags)
+def test_warnings_have_the_programs_lines_and_filters(flags, way, folder):
+    plain = plainly_ran(folder, *flags, "program.py")
+    watched = ran(folder, *flags, *way, "program.py")
     assert len(warned(plain.stderr)) >= (0 if flags[1:] == ("ignore:::__main__",) else 4)
     assert warned(watched.stderr) == warned(plain.stderr) and watched.stdout == plain.stdout
 
 
 @pytest.mark.parametrize("way", WAYS[:3], ids=told)
-def test_a_warning_that_is_an_error_is_one(way, tmp_path):
+def test_a_warning_that_is_an_error_is_one(way, folder):
     flags = ("-W", "error::UserWarning")
-    plain = ran(tmp_path, PROGRAM, flags=flags)
-    watched = ran(tmp_path, PROGRAM, *way, flags=flags)
+    plain = plainly_ran(folder, *flags, "program.py")
+    watched = ran(folder, *flags, *way, "program.py")
     assert plain.returncode == watched.returncode == 1
     assert watched.stderr.partition("byname: non-leaf-grad")[0] == plain.stderr
     assert 'program.py", line 5, in <module>' in plain.stderr
 
 
-def test_a_traceback_is_the_programs_own(tmp_path):
-    plain, watched = ran(tmp_path, FAILING), ran(tmp_path, FAILING, *WATCHED)
+def test_a_traceback_is_the_programs_own(folder):
+    plain, watched = ran(folder, "failing.py"), ran(folder, *WATCHED, "failing.py")
     assert plain.returncode == watched.returncode == 1
     assert watched.stderr == plain.stderr
 
 
 def test_a_value_that_is_not_finite_has_its_line_as_before(tmp_path):
     program = "import torch\nx = torch.zeros(2, requires_grad=True)\ny = torch.log(x)\n(y * 1).sum().backward()\n"
-    assert "program.py:3" in ran(tmp_path, program, *WATCHED).stderr
+    (tmp_path / "program.py").write_text(program)
+    assert "program.py:3" in ran(tmp_path, *WATCHED, "program.py").stderr

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 import byname
 from byname.drawing.draw import scene_of
 from byname.drawing.layered import Edge, Node, arrange, ranks
+from byname.drawing.nested_boxes import Placed
 from byname.drawing.render import to_svg
+from byname.drawing.words import text_width
 from byname.model.call_graph import Call, Flow
 from byname.tracing.tracer import trace
 
@@ -129,6 +131,11 @@ class LanguageModel(nn.Module):
         return self.head(self.lstm(self.embedding(tokens))[0])
 
 
+class Branches(nn.Module):
+    def forward(self, x):
+        return torch.exp(x) + torch.sin(x) + torch.cos(x)
+
+
 def encoder():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
@@ -144,6 +151,7 @@ MODELS = {
     "encoder": lambda: (encoder(), torch.rand(2, 5, 16)),
     "lstm": lambda: (LanguageModel(), torch.randint(20, (5, 2))),
     "recurrent": lambda: (Recurrent(), torch.rand(2, 9, 8)),
+    "branches": lambda: (Branches(), torch.rand(100, 10, 10, 10, 10)),
     "shared": lambda: (Shared(), (torch.rand(2, 8), torch.rand(2, 8))),
 }
 
@@ -236,6 +244,21 @@ def test_no_line_crosses_a_closed_box(drawn):
                     if not box.open and box.number not in (line.source, line.target):
                         beside = max(x, across) <= box.x or min(x, across) >= box.x + box.width
                         assert beside or down <= box.y + 0.3 or y >= box.y + box.height - 0.3, box.path
+
+
+def test_the_shapes_under_boxes_lie_beside_each_other(drawn):
+    for scene in drawn[2]:
+        texts = [
+            one for one in ElementTree.fromstring(to_svg(scene)).iter() if re.fullmatch("[0-9×, …]+", one.text or "")
+        ]
+        places = []
+        for one in texts:
+            size = float(one.get("font-size"))
+            width = text_width(one.text, size)
+            x = float(one.get("x")) - (width if one.get("text-anchor") == "end" else 0)
+            places.append(Placed(x, float(one.get("y")), width, size))
+        for number, one in enumerate(places):
+            assert not any(overlap(one, other) for other in places[:number])
 
 
 def test_every_call_has_its_box_with_nothing_folded(drawn):

@@ -166,7 +166,7 @@ def read(path):
         assert recording.complete <= (not recording.missing)
         recording.head(ranges=True), repr(recording.run)
         for name in recording.paths:
-            found = recording._series(name)
+            found = recording[name]
             found.head(4), found.to_numpy(), repr(list(found.values))
             if any(found.shards):
                 byname.assembled(found)

@@ -11,6 +11,7 @@ import numpy
 
 from byname.errors import RecordingError
 from byname.recording.stores.journal.committed import committed
+from byname.recording.stores.journal.journal import beside
 from byname.recording.stores.journal.journaled_file import JournaledFile
 
 LIBVERS = ["earliest", ("v108", "v110"), "latest"]
@@ -64,9 +65,9 @@ def read(path, *, natively=False):
     """The number of the commit that the file holds; everything in it must be that of this commit."""
     if natively:
         with h5py.File(path, "r") as file:
-            return _checked(file)
+            return checked(file)
     with committed(path) as source, h5py.File(source, "r") as file:
-        return _checked(file)
+        return checked(file)
 
 
 def read_unless(words, path):
@@ -79,7 +80,7 @@ def read_unless(words, path):
         return None
 
 
-def _checked(file):
+def checked(file):
     number = int(file.attrs["commit"])
     numpy.testing.assert_array_equal(file["values"][:], values(number))
     late = {f"{odd}" for odd in range(1, number + 1, 2)}
@@ -128,11 +129,22 @@ class Calls:
         return counted
 
     def _note(self, name, args):
-        journal = self.journaled._journal._descriptor
-        if name == "pwrite" and args[0] == self.journaled._descriptor and journal is not None:
+        if name == "pwrite" and is_in_place(args[0], self.journaled.path):
             self.in_place = True
         if name == "unlink":
             self.in_place = False
+
+
+def is_in_place(descriptor, path):
+    """Whether what is written there changes a file whose journal says the same already."""
+    return beside(path).exists() and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+
+
+def mark_of(path):
+    """The mark by which a file and its journal know each other, and where it is in the file."""
+    with h5py.File(path, "r") as file:
+        mark = file["byname/identity"]
+        return bytes(mark[:]), mark.id.get_offset()
 
 
 def killed(calls, name, call, args):

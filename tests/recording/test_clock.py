@@ -1,31 +1,30 @@
-"""Is the iteration of every forward known, whatever was recorded of it, and in little memory?"""
+"""Is the iteration of every value known, however late its gradient comes?"""
 
 import random
 
 import pytest
+import torch
+from torch import nn
 
-from byname.recording.clock import Times
-from byname.recording.sampling import Time
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_the_iteration_of_every_forward_is_known_whatever_the_modes_and_gaps(seed):
-    chance, times, told = random.Random(seed), Times(), {}
-    counts = {"train": 0, "eval": 0}
-    for forward in range(200):
-        if forward % 20 == 0:
-            mode, apart = chance.choice(["train", "train", "eval"]), chance.choice([1, 1, 2, 10])
-        told[forward] = Time(mode, counts[mode])
-        times.note(forward, told[forward])
-        counts[mode] += chance.choice([apart] * 8 + [1])
-    assert {forward: times.of(forward) for forward in told} == told
-    assert times.of(-1) is None
+import byname
 
 
-@pytest.mark.parametrize("every", [1, 2, 7, 100])
-def test_a_listener_that_records_one_iteration_of_several_keeps_one_stretch(every):
-    times = Times()
-    for forward in range(1000):
-        times.note(forward, Time("train", forward * every))
-    assert len(times) == 1
-    assert times.of(321) == Time("train", 321 * every)
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_have_the_iterations_of_their_forwards_in_whatever_order_backwards_come(seed, every):
+    chance, model, waiting, told = random.Random(seed), nn.Sequential(nn.Linear(1, 1)), [], []
+    iterations = {"train": 0, "eval": 0}
+    with byname.record(model, ["0", "0.grad"], mode="both", every=every) as recorder:
+        for forward in range(100):
+            if chance.random() < 0.1:
+                model.train(not model.training)
+            mode = "train" if model.training else "eval"
+            waiting.append((mode, iterations[mode], float(forward), model(torch.ones(1, 1)).sum()))
+            iterations[mode] += 1
+            while waiting and chance.random() < 0.5:
+                *time, factor, loss = waiting.pop(chance.randrange(len(waiting)))
+                (loss * factor).backward()
+                told.append((*time, factor))
+    found = recorder.results["0.grad"]
+    wanted = [one for one in told if one[1] % every == 0]
+    assert [*zip(found.modes, found.iterations, map(float, found.values), strict=True)] == wanted

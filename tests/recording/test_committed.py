@@ -71,7 +71,7 @@ def test_what_a_reader_has_open_stays_as_it_is_and_the_next_one_sees_more(path):
             assert runs.read(path, natively=True) == 3
             with committed(path) as source, h5py.File(source, "r") as later:
                 assert later.attrs["commit"] == number
-        assert runs._checked(native) == runs._checked(ours) == 3
+        assert runs.checked(native) == runs.checked(ours) == 3
     runs.advance(file, 12)
     file.flush()
     journaled.commit()
@@ -87,7 +87,7 @@ def test_a_reader_that_stays_keeps_its_file_and_others_find_the_whole_one(path, 
         file.flush()
         journaled.commit()
         runs.end(journaled, file)
-        assert runs._checked(native) == 3
+        assert runs.checked(native) == 3
         assert runs.read(path, natively=True) == runs.read(path) == 4
         assert [left.name for left in tmp_path.iterdir()] == ["run.h5"]
 
@@ -102,7 +102,7 @@ def test_a_large_file_of_which_a_reader_stays_keeps_its_journal(path, tmp_path, 
         runs.advance(file, 5)
         file.close()
         journaled.close()
-        assert runs._checked(native) == 3
+        assert runs.checked(native) == 3
     assert runs.read(path, natively=True) == 3
     assert runs.read(path) == 4
     runs.end(*runs.write(path, 2, overwrite=True))
@@ -123,7 +123,7 @@ def test_while_a_reader_stays_the_journal_does_not_grow_forever(path, monkeypatc
             sizes.append(journal.stat().st_size)
             if number % 10 == 0:
                 assert runs.read(path) == number
-        assert runs._checked(native) == 3
+        assert runs.checked(native) == 3
     assert any(after < before for before, after in zip(sizes, sizes[1:]))
     assert max(sizes) < sum(sizes) / 10
     runs.end(journaled, file)
@@ -257,8 +257,8 @@ def hostile(identity, marked_at, *, end=100, count=1, length=None, records=((0, 
 )
 def test_sizes_that_a_journal_claims_are_not_believed(path, wrong):
     journaled, file = runs.write(path, 2)
-    identity, marked_at = journaled._identity, journaled._marked_at
     runs.end(journaled, file)
+    identity, marked_at = runs.mark_of(path)
     path.with_name("run.h5.journal").write_bytes(hostile(identity, marked_at, **wrong))
     tracemalloc.start()
     assert runs.read_unless("cut off" if "end" in wrong else "damaged", path) in (None, 2)
@@ -269,8 +269,8 @@ def test_sizes_that_a_journal_claims_are_not_believed(path, wrong):
 
 def test_a_journal_of_holes_takes_no_memory(path):
     journaled, file = runs.write(path, 2)
-    identity, marked_at = journaled._identity, journaled._marked_at
     runs.end(journaled, file)
+    identity, marked_at = runs.mark_of(path)
     for end in (path.stat().st_size, 2**62):
         fields = (frames.MAGIC, identity, marked_at, 1, end, 0, 4 << 30)
         with path.with_name("run.h5.journal").open("wb") as journal:
@@ -285,8 +285,8 @@ def test_a_journal_of_holes_takes_no_memory(path):
 
 def test_a_frame_of_many_pieces_in_any_order_is_read_over_the_file(path):
     journaled, file = runs.write(path, 2)
-    identity, marked_at = journaled._identity, journaled._marked_at
     runs.end(journaled, file)
+    identity, marked_at = runs.mark_of(path)
     whole = path.read_bytes()
     places = random.Random(0).sample(range(len(whole)), 5000)
     body = b"".join(struct.pack("<QQ", place, 1) for place in places) + bytes(whole[place] for place in places)

@@ -273,10 +273,10 @@ class Logs(nn.Module):
         return torch.relu(x) + torch.rand(2)
 
 
-def test_what_a_library_asks_for_itself_and_numbers_of_pytorch_are_no_hindrance(caplog):
+def test_what_a_library_asks_for_itself_and_numbers_of_pytorch_are_no_hindrance():
     model, x = Logs(), torch.ones(2)
-    with caplog.at_level(logging.DEBUG):
-        rewritten = rewrite(model, "relu", keep)
+    logging.getLogger("of a model").setLevel(logging.DEBUG)
+    rewritten = rewrite(model, "relu", keep)
     torch.manual_seed(0)
     one, other = rewritten(x), rewritten(x)
     torch.manual_seed(0)

@@ -133,10 +133,9 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("how", [lambda *a: byname.interject(*a, nothing), byname.record])
 def test_the_softmax_inside_of_an_attention_is_said_to_be_there(where, how):
     model = Attention()
-    handle = how(model, where)
-    with pytest.raises(NoMatchError, match=r"inside `scaled_dot_product_attention`.*select\.attention.*eager"):
+    said = r"inside `scaled_dot_product_attention`.*select\.attention.*eager"
+    with pytest.raises(NoMatchError, match=said), how(model, where):
         model(torch.ones(1, 2, 4))
-    (getattr(handle, "remove", None) or handle._let_go)()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from models import specimens
 from processes import run_forked_file
 from torch.utils._pytree import tree_map
-from watching import Log, differences, everything, quick_ones, run, same, state
+from watching import Log, differences, everything, quick_ones, run, run_plain, same, state
 
 from byname.watch.attach import attach
 
@@ -38,7 +38,7 @@ def test_a_copy_of_a_watched_model_is_not_watched(specimen, duplicate):
         pytest.skip("a method that is not the class's own cannot be loaded from a file")
     args, kwargs = specimen.inputs()
     model, log = specimen.model(), Log()
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     hooks = {name: _hooks(module) for name, module in model.named_modules()}
     with attach(model, everything(model, args, kwargs), log):
         twin = duplicate(model)

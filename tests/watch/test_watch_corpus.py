@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import Note, specimens
-from watching import Log, close, differences, everything, quick_ones, run, same, state
+from watching import Log, close, differences, everything, quick_ones, run, run_plain, same, state
 
 from byname.watch.attach import attach
 
@@ -112,7 +112,7 @@ def test_the_gradient_of_a_parameter_is_what_it_accumulates(specimen, train):
 @pytest.mark.parametrize("train", EVAL_SLOW)
 def test_watching_everything_changes_nothing(specimen, train):
     args, kwargs = specimen.inputs()
-    plain = run(specimen.model().train(train), args, kwargs)
+    plain = run_plain(specimen, train)
     model, log = specimen.model().train(train), Log()
     with everywhere(model, args, kwargs, log):
         assert differences(plain, run(model, args, kwargs)) == []
@@ -166,14 +166,14 @@ def test_an_edit_changes_the_output_as_by_hand(name, where, change, train):
     expected = by_hand(specimen, train, Note(where, change))
     assert same(edited.output, expected.output)
     assert close(list(edited.gradients.values()), list(expected.gradients.values()))
-    assert not same(edited.output, run(specimen.model().train(train), args, kwargs).output)
+    assert not same(edited.output, run_plain(specimen, train).output)
 
 
 @pytest.mark.parametrize("name", quick_ones(SPECIMENS))
 def test_an_edit_of_a_gradient_changes_what_flows_on(name):
     specimen = SPECIMENS[name]
     args, kwargs = specimen.inputs()
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     changed = 0
     for where, _ in specimen.edits:
         note = Note(f"{where}.grad", torch.zeros_like)
@@ -218,7 +218,7 @@ def test_nothing_is_left_by_a_handle_that_was_disabled(name):
     handle = everywhere(model, args, kwargs, log)
     handle.enabled = False
     assert state(model) == before
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     run(model, args, kwargs)
     assert log.seen == []
     handle.enabled = True

@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import specimens
 from torch import nn
-from watching import Log, differences, everything, quick_ones, run, state
+from watching import Log, differences, everything, quick_ones, run, run_plain, state
 
 from byname.watch.attach import attach
 
@@ -42,7 +42,7 @@ def specimen(request):
 def test_an_error_in_a_callback_names_the_place_and_leaves_the_model_usable(name, place):
     specimen = SPECIMENS[name]
     args, kwargs = specimen.inputs()
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     model = specimen.model()
     run(model, args, kwargs)
     before = state(model)
@@ -95,7 +95,7 @@ def _fail(module, args):
 @pytest.mark.sees_nothing
 def test_removal_inside_the_forward_and_inside_the_backward_pass(specimen):
     args, kwargs = specimen.inputs()
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     for last in range(1, 40, 13):
         model, log = specimen.model(), Log()
         before = state(model)
@@ -131,7 +131,7 @@ def test_handles_of_every_kind_are_removed_in_any_order(order):
     model = specimen.model()
     run(model, args, kwargs)
     before = state(model)
-    plain = run(specimen.model(), args, kwargs)
+    plain = run_plain(specimen)
     logs = [Log() for _ in KINDS]
     handles = [attach(model, where, log) for where, log in zip(KINDS.values(), logs, strict=True)]
     for number in order:

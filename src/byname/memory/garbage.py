@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
-from byname.naming.referrers import References, is_ours
+from byname.naming.referrers import References, are_few, is_ours
 from byname.naming.search import Ours
 from byname.reading.objects import heap
 
@@ -25,20 +25,28 @@ def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
     Args:
         objects: by id; a set that holds, for each of its members, also the objects that refer to it.
     """
-    held, inside, outside = _references_to(objects.keys())
+    held, inside, outside = _references_to(objects)
     alive = outside | _held_from_elsewhere(objects, held)
     return frozenset(objects.keys() - _reached(alive, inside))
 
 
-def _references_to(known: Set[int]) -> tuple[Mapping[int, int], Mapping[int, list[int]], set[int]]:
+_FEW = 64
+"""The most objects of which the collector finds the holders sooner than all references are read."""
+
+
+def _references_to(
+    objects: Mapping[int, object],
+) -> tuple[Mapping[int, int], Mapping[int, list[int]], set[int]]:
     """Return the references to each object, the referents of each among these, and those that others refer to."""
     held = Counter[int]()
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
-    for holder in References(heap()).suspects(known):
-        found = [ident for ident in map(id, gc.get_referents(holder)) if ident in known]
+    # The collector does not see what tuples hold that it does not track, as those of arrays alone.
+    few = are_few(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
+    for holder in gc.get_referrers(*objects.values()) if few else References(heap()).suspects(objects.keys()):
+        found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
         held.update(found)
-        if id(holder) in known:
+        if id(holder) in objects:
             inside[id(holder)] = found
         elif found and not is_ours(holder):
             outside.update(found)

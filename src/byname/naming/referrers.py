@@ -145,11 +145,13 @@ def _references_for(frontier: OursById, known: References | None) -> References 
 
     The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
+    return known if known is not None or are_few(frontier, _FEW) else References(everything()[0])
+
+
+def are_few(objects: Collection[int], most: int) -> bool:
+    """Return whether the collector may be asked who holds some objects, and answers sooner than `References`."""
     alone = len(sys._current_frames()) == 1  # else `gc.get_referrers` lists tuples that others are building; see `heap`
-    few = len(frontier) <= _FEW and alone and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS
-    if known is not None or few:
-        return known
-    return References(everything()[0])
+    return len(objects) <= most and alone and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS
 
 
 def _add_holders(frontier: OursById, references: References | None, met: OursById) -> set[int]:

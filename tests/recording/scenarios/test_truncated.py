@@ -22,7 +22,7 @@ def path(tmp_path):
 def read_all(path):
     with byname.open(path) as recording:
         for found in recording:
-            list(recording._series(found).values)
+            list(recording[found].values)
         recording.rows(ranges=True)
 
 
