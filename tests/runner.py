@@ -24,8 +24,11 @@ import template
 
 AT_A_TIME = 2
 PROJECT = Path(__file__).parents[1]
-SMALL_HEAP = {"autograd", "diagnose", "memory", "naming", "reading", "reporting", "tracking"}
-"""The folders of tests that look at the whole heap: they run first, before the libraries are imported."""
+SMALL_HEAP = {
+    *("autograd", "diagnose", "memory", "naming", "reading", "reporting", "tracking"),
+    *("test_magics.py", "test_terminal.py", "test_trackers.py"),
+}
+"""The folders and files of tests that look at the whole heap: they run first, before the libraries are imported."""
 TOGETHER = 60_000
 """Of the other folders some files run in one fork, of as many bytes."""
 LIBRARIES = ("transformers.modeling_utils", "transformers.generation", "lightning", "matplotlib.pyplot", "xarray")
@@ -62,7 +65,8 @@ class Fork:
 def in_order(words):
     """The files of tests that run in each fork: those that want a small heap, None, the others.
 
-    Each the largest first, so that no fork is left to run alone at the end.
+    Each the largest first, so that no fork is left to run alone at the end; before all, those of the command line, which
+    take longer than they look.
     """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
     found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
@@ -72,7 +76,8 @@ def in_order(words):
         if not together or together[-1][0].parent != file.parent or size(together[-1]) > TOGETHER:
             together.append([])
         together[-1].append(file)
-    return [*sorted(alone, key=size, reverse=True), None, *sorted(together, key=size, reverse=True)]
+    together.sort(key=lambda files: (files[0].parent.name == "cli", size(files)), reverse=True)
+    return [*sorted(alone, key=size, reverse=True), None, *together]
 
 
 def size(files):

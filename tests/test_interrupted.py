@@ -22,6 +22,7 @@ from interrupting import (
     lines_of,
     of_each_line,
     of_each_line_once,
+    of_some_lines,
     signals_come,
 )
 from torch import nn
@@ -36,9 +37,16 @@ from byname.watch.handle import Handle
 
 
 def cases(kinds, *whole):
-    """Every kind, each line of it interrupted in both ways; of a few also its last time, in the way that is given."""
+    """Every kind, each line of it interrupted in both ways; of a few also its last time, in the way that is given.
+
+    Of these every third moment is fast.
+    """
     return [
-        *(pytest.param(kind, throw, of_each_line, id=f"{kind}-{throw.__name__}") for kind, throw in whole),
+        *(pytest.param(kind, throw, of_some_lines, id=f"{kind}-{throw.__name__}-some") for kind, throw in whole),
+        *(
+            pytest.param(kind, throw, of_each_line, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}")
+            for kind, throw in whole
+        ),
         *(
             pytest.param(kind, throw, of_each_line_once, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}-once")
             for kind, throw in itertools.product(kinds, (at_a_line, by_signal))
@@ -312,7 +320,7 @@ def test_a_recording_that_is_closed_has_every_record(kind, throw, moments, tmp_p
             assert (found, recording.complete, hooks) == ({"act": 3, "fc.weight.grad": 3}, True, 0), at
         return []
 
-    for moment in moments(recorded(tmp_path / "first.h5", None))[:: 12 if moments is of_each_line else 1]:
+    for moment in moments(recorded(tmp_path / "first.h5", None))[:: 1 if moments is of_each_line_once else 4]:
         recorded(tmp_path / f"{moment}.h5", moment)
     assert of_process() == everything_as_before
 

@@ -59,7 +59,7 @@ def close(found, expected):
     assert (np.abs(found.kurtosis().numpy() - kurtosis) <= 1e-9 * (3 + kurtosis)).all()
 
 
-@pytest.mark.grid(fast=8)
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("size", [1, 5, 64, 3000])
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_data_has_the_moments_of_long_double(kind, size):
@@ -180,7 +180,7 @@ def test_a_spoilt_state_of_moments_about_the_mean_is_refused():
     assert found.count == 4
 
 
-@pytest.mark.grid(fast=8)
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("size", [1, 5, 64, 3000])
 @pytest.mark.parametrize("kind", HARD)
 def test_hard_data_has_the_covariance_of_long_double(kind, size):

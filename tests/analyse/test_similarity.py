@@ -98,6 +98,7 @@ def test_the_biased_one_of_all_data_is_that_of_kornblith():
     assert similarity.result()["0"]["cka"]["4"] == pytest.approx(kornblith(outputs[0][0], outputs[4][0]), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_minibatches_without_bias_come_near_to_all_data_and_biased_ones_do_not():
     data = batches([8] * 400)
     model, small, biased, whole = net(), Similarity(), Similarity(biased=True), Similarity()

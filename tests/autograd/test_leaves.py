@@ -146,6 +146,7 @@ def test_a_compiled_wrapper_is_seen_through_and_the_path_still_evaluates():
         assert eval(leaf.name.path) is leaf.tensor
 
 
+@pytest.mark.slow
 def test_compiled_code_is_one_opaque_node():
     def run(weight, x):
         return (weight * x).sin().sum()

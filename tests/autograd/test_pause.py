@@ -148,6 +148,7 @@ def test_a_fork_in_the_middle_of_a_look_calls_backward():
     assert run_forked(program) == ["0"]
 
 
+@pytest.mark.slow
 def test_while_a_census_reads_slots_no_training_beside_is_in_a_backward(monkeypatch):
     stop, seen = threading.Event(), []
 

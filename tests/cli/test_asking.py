@@ -100,6 +100,7 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     assert left_behind() == before
 
 
+@pytest.mark.slow
 def test_a_process_tells_the_same_as_json(started, capsys):
     process = started("-m", "byname", "run", "--track", "--census-on-signal", "train.py")
     assert main(["explain", "--pid", str(process.pid), "--json"]) == 0
@@ -151,6 +152,7 @@ def test_processes_that_cannot_be_asked_are_told_of(capsys):
     assert "it needs a program" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_answer_in_time_is_told_and_the_question_taken_back(started, capsys):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
     process.send_signal(signal.SIGSTOP)

@@ -63,6 +63,7 @@ def test_what_is_hooked_when_a_call_is_shown_runs_in_that_call():
     calls.end()
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_shown_without_a_warning_and_runs_eagerly(seen):
     compiled = torch.compile(small(), backend="eager")
     with warnings.catch_warnings():

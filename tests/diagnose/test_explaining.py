@@ -143,6 +143,7 @@ class TestWhereAnErrorComesFrom:
         assert_explained(found[0])
         assert "run" not in vars(thread)
 
+    @pytest.mark.slow
     def test_a_pool_of_threads(self):
         with byname.explaining(), ThreadPoolExecutor(4) as pool:
             futures = [pool.submit(spoil) for _ in range(12)]

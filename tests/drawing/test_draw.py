@@ -575,6 +575,7 @@ def test_a_picture_that_would_be_too_large_is_cut_at_a_depth_and_says_so():
     assert len(whole.scene.boxes) == 3 + 30 + 240 + 480 and "drawn to" not in str(whole)
 
 
+@pytest.mark.slow
 def test_a_thousand_layers_are_one_box():
     model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(1000)])
     drawing = byname.draw(model, example=torch.rand(1, 2))

@@ -588,6 +588,7 @@ CONTEXTS = {
 }
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("name", sorted(CONTEXTS))
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_under_a_context_the_same_is_found(name):
@@ -742,6 +743,7 @@ def test_other_threads_may_change_everything_meanwhile(censuses):
     assert not failures
 
 
+@pytest.mark.slow
 def test_other_threads_may_train_and_take_censuses_meanwhile():
     count = unique()
     kept = torch.ones(count)

@@ -8,6 +8,7 @@ import byname
 from byname.memory.growth import Growth
 
 
+@pytest.mark.slow
 def test_what_comes_once_or_stops_growing_is_no_growth():
     best, cache, history = {}, {}, []
     with byname.growth() as growth:
@@ -20,6 +21,7 @@ def test_what_comes_once_or_stops_growing_is_no_growth():
     assert [row.name for row in growth] == ["history[*]"]
 
 
+@pytest.mark.slow
 def test_the_state_of_a_parameter_that_is_used_late_is_no_growth():
     used_at = [nn.Linear(3, 3) for _ in range(10)]
     optimizer = torch.optim.Adam([one for layer in used_at for one in layer.parameters()])
@@ -63,6 +65,7 @@ def trained(after, length=lambda step: 1, steps=12):
     return growth
 
 
+@pytest.mark.slow
 def test_a_running_total_grows_by_nodes_though_backward_has_freed_what_they_saved():
     total = torch.zeros(())
 

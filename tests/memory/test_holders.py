@@ -126,6 +126,7 @@ def test_references_that_nobody_explains_are_counted():
     assert not future.done()
 
 
+@pytest.mark.slow
 def test_many_tensors_in_one_pass_have_their_holders_in_order():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
     found = byname.holders([layer.weight for layer in model])
@@ -133,6 +134,7 @@ def test_many_tensors_in_one_pass_have_their_holders_in_order():
     assert byname.holders([]) == []
 
 
+@pytest.mark.slow
 def test_no_more_than_asked_for_are_told():
     tensor = torch.ones(3)
     kept = [[tensor] for _ in range(30)]

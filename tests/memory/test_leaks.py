@@ -60,7 +60,7 @@ def test_a_context_cycle_is_told_with_function_and_attribute(name, told):
     assert told in row["remedy"]
 
 
-@pytest.mark.grid(fast=5)
+@pytest.mark.grid(fast=3)
 @leaking
 def test_a_leak_is_told_by_name_count_bytes_and_cause(name):
     program = parse(LEAKS / f"{name}.py")

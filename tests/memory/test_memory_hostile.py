@@ -38,6 +38,7 @@ def test_a_lazy_module_is_no_obstacle_to_growth():
     assert type(model.weight) is torch.nn.UninitializedParameter
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_that_grow_are_told_and_pin_nothing():
     model, kept = torch.nn.Linear(2, 2), []
@@ -123,6 +124,7 @@ def test_a_tensor_that_is_made_larger_in_place_has_grown():
     assert "where each is made anew, it is the input" in row["remedy"]  # no look can tell these two apart
 
 
+@pytest.mark.slow
 def test_the_pace_of_a_total_that_had_another_name_before_is_that_of_its_count():
     weight, box = torch.ones(100, requires_grad=True), {}
     first = weight.exp().sum()

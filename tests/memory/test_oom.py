@@ -68,6 +68,7 @@ def test_a_failing_allocation_in_backward_is_explained_where_it_leaves_the_engin
     assert "`weight`" in note
 
 
+@pytest.mark.slow
 def test_the_explanation_holds_the_lines_and_no_tensor():
     with pytest.raises(RuntimeError) as caught:
         train()

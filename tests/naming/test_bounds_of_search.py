@@ -72,6 +72,7 @@ def test_a_model_beside_more_objects_than_a_search_visits_keeps_its_names(sample
     assert [str(name) for name in one.culprits] == [f"{model}[0].weight", f"{model}[0].bias"]
 
 
+@pytest.mark.slow
 def test_where_a_search_came_to_its_bound_the_text_for_a_tensor_without_a_name_says_so():
     many = [[None] for _ in range(400_000)]
     nameless = byname.name((lambda: torch.ones(1))())

@@ -105,6 +105,7 @@ def nested(thing, depth=9):
     return thing
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("held", ["error", "cache"])
 def test_a_way_too_long_for_the_search_is_found_from_below(held):
     if held == "error":

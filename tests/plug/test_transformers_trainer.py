@@ -77,7 +77,7 @@ def times(evaluation):
     return [(one.event, one.epoch, one.batch, one.step) for one in evaluation.records]
 
 
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("backward", [None, loss_of])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_training_is_bitwise_the_same_with_snapshots(tmp_path, backward, accumulate):
@@ -104,6 +104,7 @@ def test_snapshots_are_taken_after_steps_of_the_optimizer(tmp_path):
     ]  # and none at the end, which is the same state
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize(
     ("count", "expected"),
     [
@@ -146,6 +147,7 @@ def test_without_transformers_there_is_a_clear_error():
     )
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_training_is_bitwise_the_same_recorded_and_each_batch_is_an_iteration(tmp_path, accumulate):
     torch.manual_seed(0)

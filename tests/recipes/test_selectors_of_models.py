@@ -42,7 +42,7 @@ def test_activations_are_those_of_the_mlps_and_the_softmax_of_the_attention(kind
         found(lm, select.tanh)
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Bloom"])  # it has no other attention
 def test_each_call_of_a_kernel_is_one_attention(kind):
     lm = causal(kind, "sdpa")

@@ -69,7 +69,7 @@ def no_hurry(monkeypatch):
     monkeypatch.setattr("byname.recording.flush._SECONDS", 1e9)
 
 
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("make", OF_ONE_MEBIBYTE.values(), ids=OF_ONE_MEBIBYTE)
 def test_up_to_15_mebibytes_wait_to_be_written_whatever_they_are_in(make, tmp_path, no_hurry):
     model, file = Made(make), tmp_path / "run.h5"
@@ -79,6 +79,7 @@ def test_up_to_15_mebibytes_wait_to_be_written_whatever_they_are_in(make, tmp_pa
     assert sum(after < before for before, after in itertools.pairwise(waiting)) == 4
 
 
+@pytest.mark.slow
 def test_the_values_of_one_step_wait_no_longer_than_those_of_several(tmp_path, no_hurry):
     model, file = Made(lambda: {"k": numbers(1)}), tmp_path / "run.h5"
     with byname.record(model, "forward.made", to=file, on_change=False, count="step"):

@@ -110,6 +110,7 @@ def test_killed_while_closing(path):
     assert set(outcomes) == {3}
 
 
+@pytest.mark.slow
 def test_killed_while_a_whole_file_takes_the_place_of_the_one_that_somebody_reads(path, tmp_path, monkeypatch):
     monkeypatch.setattr("byname.recording.stores.journal.journaled_file.PATIENCE", 0.0)
     outcomes = []
@@ -469,6 +470,7 @@ def test_an_older_file_stays_until_the_first_commit_of_the_one_that_replaces_it(
     assert names(tmp_path) == ["run.h5"]
 
 
+@pytest.mark.slow
 def test_an_older_file_stays_when_the_one_that_replaces_it_cannot_be_written(path, tmp_path):
     runs.end(*runs.write(path, 2))
     failures = []

@@ -358,6 +358,7 @@ def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(t
             assert set(opened["values"].coords) == {"iterations", "ranks", "calls", "modes"}
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_long_recording_of_places_that_come_and_go_is_exact(compression, tmp_path):
     chance = torch.Generator().manual_seed(0)
@@ -419,6 +420,7 @@ def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
         assert all(torch.equal(one, value) for one, value in zip(recording["a"].values, values, strict=True))
 
 
+@pytest.mark.slow
 def test_many_places_with_one_value_take_little_more_than_their_values(tmp_path):
     values = {f"layers.{number}": [torch.randn(1024)] for number in range(200)}
     path = written(tmp_path / "run.h5", values)

@@ -116,7 +116,7 @@ def test_a_finding_is_shown_with_the_lines_of_the_file(page):
     assert "hidden.add_(1)  # spoilt here" in shown.text
 
 
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_the_program_becomes_code(text, page):
     finding = byname.Finding(

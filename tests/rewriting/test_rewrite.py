@@ -665,6 +665,7 @@ def test_it_can_be_copied_pickled_and_saved(name, copied):
     assert rewrite(other, "forward", keep, example=(args, kwargs)) is not None
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "name", ["several", *(pytest.param(one, marks=pytest.mark.slow) for one in ("resnet", "gpt", "unet"))]
@@ -931,6 +932,7 @@ def test_none_for_an_argument_that_is_needed():
     assert len(new.graphs) == 2
 
 
+@pytest.mark.slow
 def test_an_argument_with_ever_new_values_is_refused_in_the_end():
     class Shifts(nn.Module):
         def forward(self, x, by=0):

@@ -488,6 +488,7 @@ def line(x):
     return x * 2 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_control_flow_operators_and_tracing_work():
     def branch(x):
@@ -506,6 +507,7 @@ def test_control_flow_operators_and_tracing_work():
     assert [node.name for node in made.graph.nodes][1:3] == ["sin", "add"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_what_is_met_under_the_mode_is_compiled_once_and_runs_compiled_afterwards():
     from torch._dynamo.testing import CompileCounterWithBackend

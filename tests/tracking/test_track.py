@@ -815,6 +815,7 @@ def test_compiled_functions_run_compiled_and_the_thread_is_watched_after_each(co
     assert eval_frame._maybe_set_eval_frame is switch
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.skipif(torch.__version__.startswith("2.10."), reason="PyTorch 2.10 does not compile requires_grad_()")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_call_is_one_call():

@@ -92,6 +92,7 @@ def _fail(module, args):
     raise Planted
 
 
+@pytest.mark.grid(fast=3)
 @pytest.mark.sees_nothing
 def test_removal_inside_the_forward_and_inside_the_backward_pass(specimen):
     args, kwargs = specimen.inputs()

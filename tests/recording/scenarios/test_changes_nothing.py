@@ -113,7 +113,7 @@ def assert_same(one, other):
     assert one[1:] == other[1:]
 
 
-@pytest.mark.grid(fast=6)
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("to_file", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

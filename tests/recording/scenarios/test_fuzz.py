@@ -23,6 +23,7 @@ def tried(directory, first, count):
     return answers[1::2]
 
 
+@pytest.mark.slow
 def test_the_recordings_that_are_changed_can_be_read(directory):
     for path in sorted(directory.glob("*.h5")):
         fuzzing.read(path)

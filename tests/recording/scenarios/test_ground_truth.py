@@ -54,6 +54,7 @@ def test_every_kind_of_variable_in_every_iteration_is_what_the_model_noted(run_r
     assert set(results["lin.weight.grad"].iterations) == set(range(STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.grid(fast=1)
 def test_without_change_detection_every_value_of_train_and_eval_is_stored(run_recorded):
     model = noted(checkpointed=False)
@@ -67,6 +68,7 @@ def test_without_change_detection_every_value_of_train_and_eval_is_stored(run_re
         assert [number for number, its in zip(still.iterations, still.modes) if its == mode] == list(range(count))
 
 
+@pytest.mark.grid(fast=1)
 def test_eval_iterations_alone_are_counted_from_zero(run_recorded):
     model = noted()
     places = [path for path in PLACES if not path.endswith(".grad")]
@@ -96,6 +98,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.grid(fast=1)
 def test_each_place_keeps_its_own_schedule(run_recorded):
     model = noted()
     with pytest.warns(RecordingWarning, match="`forward.low`: start=40, and there were 40 iterations in training"):

@@ -30,6 +30,7 @@ def series(first, count, make):
     }
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("elements", [256, 1024, 5000, 60_000])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_few_values_of_many_places_take_little_room(elements, closed, tmp_path):
@@ -61,7 +62,7 @@ MAKES = {
 }
 
 
-@pytest.mark.grid(fast=4)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("kind", MAKES)
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_what_begins_small_and_becomes_long_is_whole_after_every_window(kind, compression, tmp_path):
