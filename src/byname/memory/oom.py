@@ -66,9 +66,9 @@ def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashabl
 
 def _owner(way: ReferencePath) -> str:
     """Return the path of the first model or optimizer on a reference path, as the program writes it."""
-    owners = (at for at, one in enumerate(way.passed) if issubclass(type(one), (nn.Module, torch.optim.Optimizer)))
-    at = next(owners, 0)
-    return ReferencePath.along(way.root, way.steps[:at], way.passed[:at]).source
+    owners = (nn.Module, torch.optim.Optimizer)
+    paths = (to for to, one in zip(way.parts(), way.passed, strict=False) if issubclass(type(one), owners))
+    return next(paths, next(way.parts())).source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}

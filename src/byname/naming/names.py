@@ -16,7 +16,7 @@ from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
 from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import climb
-from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots, is_of_a_library
+from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
@@ -246,10 +246,12 @@ class Findings:
     def _written(self, way: ReferencePath) -> Name | None:
         """Return the name that a path writes; None for a path into the optimizer state of an unnamed parameter."""
         if way.stateful:
-            steps = [self._with_parameter(step, way.root) for step in way.steps]
-            if None in steps:
-                return None
-            way = ReferencePath.along(way.root, [step for step in steps if step is not None], way.passed)
+            steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
+            way = ReferencePath(way.root)
+            for step, holder in zip(steps, passed, strict=True):
+                if step is None:
+                    return None
+                way = way.then(step, holder)
         text = way.text
         source, words = text.whole()
         said = "" if words == source else printable(words)
@@ -358,18 +360,6 @@ def find_near() -> Findings:
     return Findings([search([root for root in all_roots() if root.quality < FOREIGN])])
 
 
-class _Rank(NamedTuple):
-    tagged: bool
-    dubious: bool
-    kind: int
-    internal: bool
-    quality: int
-    steps: int
-    order: int
-    distance: int
-    length: int
-
-
 _KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
 _ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
 
@@ -377,31 +367,22 @@ _ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
 _HOW = {"given": "attribute", "module": "attribute", "traceback": "local", "task": "attribute"} | dict.fromkeys(
     ("cache", "hook", "held"), "item"
 )
-_HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
-"""Kinds of step into places that a program does not show: a suspended function, an error's frames, a cache, a queue."""
 
 
-def _rank(way: ReferencePath) -> _Rank:
+def _rank(way: ReferencePath) -> tuple[bool, bool, int, bool, int, int, int, int, int]:
     """Return the sort key of a path: of two names, the better one has the lower rank."""
     how = _how(way)
-    return _Rank(
+    return (
         how != "tag",
-        way.root.quality >= LOOP or not _HIDDEN.isdisjoint([step.kind for step in way.steps]),
+        way.root.quality >= LOOP or way.hidden,
         _KINDS.get(how, 4),
-        any(map(_is_internal, way.steps, way.passed)),
+        way.internal,
         way.root.quality,
-        len(way.steps),
+        way.length,
         _ORDER.get(how, 5),
         way.root.distance,
-        sum([len(step.label) for step in way.steps]),
+        way.labels,
     )
-
-
-def _is_internal(step: Reference, holder: object) -> bool:
-    """Return whether a step reads a private attribute of a library's object, or what an optimizer's group has."""
-    if step.kind != "attribute":
-        return step.kind == "item" and step.write("") == "['params']"
-    return step.write("").startswith("._") and is_of_a_library(type(holder))
 
 
 def _how(way: ReferencePath) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from byname.naming.children.reference import Reference, writable
-from byname.naming.roots import Root
+from byname.naming.roots import Root, is_of_a_library
 from byname.text import printable
 
 
@@ -19,9 +19,14 @@ class ReferencePath:
     Attributes:
         root: the variable from which the path starts.
         before: the path to the holder; None for the path to the root's own value.
+        last: the last reference; None for a root's own value.
+        length: the number of references.
+        labels: the number of characters in their notes.
+        hidden: whether it leads through a place that a program does not show, such as a suspended function or a queue.
+        stateful: whether it leads through an optimizer's state.
     """
 
-    __slots__ = ("_holder", "_step", "_text", "before", "root")
+    __slots__ = ("_holder", "_internal", "_text", "before", "hidden", "labels", "last", "length", "root", "stateful")
 
     def __init__(
         self,
@@ -32,36 +37,42 @@ class ReferencePath:
     ) -> None:
         self.root = root
         self.before = before
-        self._step = step
+        self.last = step
         self._holder = holder
         self._text: _Text | None = None
-
-    @classmethod
-    def along(cls, root: Root, steps: Iterable[Reference], passed: Iterable[object]) -> ReferencePath:
-        """Return the path of these references; `passed` are the objects that hold them, the root's value first."""
-        path = cls(root)
-        for step, holder in zip(steps, passed, strict=True):
-            path = path.then(step, holder)
-        return path
+        self._internal: bool | None = None
+        if before is None or step is None:
+            self.length, self.labels, self.hidden, self.stateful = 0, 0, False, False
+        else:
+            self.length, self.labels = before.length + 1, before.labels + len(step.label)
+            self.hidden = before.hidden or step.kind in _HIDDEN
+            self.stateful = before.stateful or step.kind == "state"
 
     def then(self, step: Reference, holder: object) -> ReferencePath:
         """Return the path that goes on from its end, the object `holder`, by one reference."""
         return ReferencePath(self.root, self, step, holder)
 
-    @property
-    def last(self) -> Reference | None:
-        """The last reference; None for a root's own value."""
-        return self._step
+    def passes(self, thing: object) -> bool:
+        """Return whether the path leads through an object, or to it."""
+        return any(one is thing for one in self.passed)
 
     @property
     def steps(self) -> tuple[Reference, ...]:
         """The references from the root on."""
-        return tuple([path._step for path in self._parts() if path._step is not None])
+        return tuple([path.last for path in self.parts() if path.last is not None])
 
     @property
     def passed(self) -> tuple[object, ...]:
         """The objects on the way, from the root's value on, without the one at the end."""
-        return tuple([path._holder for path in self._parts() if path.before is not None])
+        return tuple([path._holder for path in self.parts() if path.before is not None])
+
+    @property
+    def internal(self) -> bool:
+        """Whether it leads through a private attribute of a library's object, or what an optimizer's group has."""
+        if self._internal is None:
+            before, step = self.before, self.last
+            self._internal = before is not None and (before.internal or _is_internal(step, self._holder))
+        return self._internal
 
     @property
     def source(self) -> str:
@@ -74,19 +85,14 @@ class ReferencePath:
         return self.text.evaluates
 
     @property
-    def stateful(self) -> bool:
-        """Whether the path leads through an optimizer's state."""
-        return self.text.stateful
-
-    @property
     def text(self) -> _Text:
         """What the references so far write."""
         if self._text is None:
-            before, step = self.before, self._step
+            before, step = self.before, self.last
             self._text = _start(self.root) if before is None or step is None else before.text.then(step)
         return self._text
 
-    def _parts(self) -> Iterator[ReferencePath]:
+    def parts(self) -> Iterator[ReferencePath]:
         """Yield the path to the root's value, that to the next object, and so on, this one last."""
         parts: list[ReferencePath] = []
         path: ReferencePath | None = self
@@ -94,6 +100,15 @@ class ReferencePath:
             parts.append(path)
             path = path.before
         return reversed(parts)
+
+
+def _is_internal(step: Reference | None, holder: object) -> bool:
+    if step is None or step.kind != "attribute":
+        return step is not None and step.kind == "item" and step.write("") == "['params']"
+    return step.write("").startswith("._") and is_of_a_library(type(holder))
+
+
+_HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
 
 
 class _Text(NamedTuple):
@@ -107,18 +122,16 @@ class _Text(NamedTuple):
     words: str
     note: str
     evaluates: bool
-    stateful: bool
     seen_through: bool
 
     def then(self, step: Reference) -> _Text:
         """Return the text with one more reference."""
         evaluates = self.evaluates and step.evaluates and not (self.seen_through and step.reads_registry)
-        stateful = self.stateful or step.kind == "state"
         source = step.write(self.source)
         if step.label:
-            return _Text(source, step.label, step.note(self.words), evaluates, stateful, step.seen_through)
+            return _Text(source, step.label, step.note(self.words), evaluates, step.seen_through)
         words = step.write(self.words) if self.note else source
-        return _Text(source, words, self.note, evaluates, stateful, step.seen_through)
+        return _Text(source, words, self.note, evaluates, step.seen_through)
 
     def whole(self) -> Written:
         """Return the text as source and as words, with the note."""
@@ -129,7 +142,7 @@ class _Text(NamedTuple):
 
 
 def _start(root: Root) -> _Text:
-    return _Text(root.text, root.text, "", root.evaluates, False, False)
+    return _Text(root.text, root.text, "", root.evaluates, False)
 
 
 class Written(NamedTuple):

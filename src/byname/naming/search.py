@@ -7,13 +7,16 @@ than a small one. Objects that it does not reach are left to `byname.naming.refe
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
 
-from byname.naming.children.reference import Held, Reference, same
+from byname.naming.children.python import CACHE
+from byname.naming.children.reference import Held, Reference
 from byname.naming.children.registry import Children
 from byname.naming.reference_path import ReferencePath
 from byname.naming.roots import Root
@@ -62,7 +65,8 @@ class SearchResult:
         self._full: set[int] = set()  # ids of objects that have as many holders as are remembered
         self._waiting: list[int] = []
         self._steps: dict[int, list[_Into]] = OursById()
-        self._alone: dict[int, ReferencePath | None] = OursById()
+        self._levels: list[int] = []
+        self._paths: dict[int, list[ReferencePath]] = OursById()
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -71,20 +75,28 @@ class SearchResult:
         if number == len(self._values):
             self._values.append(root.value)
             self._first.append(_NOBODY)
+            self._levels.append(0)
         self._roots.setdefault(number, []).append(root)
 
-    def descend(self, level: Iterable[int], only: Collection[int] | None, budget: int, width: int) -> range:
-        """Add the objects that a level holds; return the numbers of the new ones.
+    def descend(
+        self, holders: Iterable[int], level: int, only: Collection[int] | None, budget: int, width: int
+    ) -> range:
+        """Add the objects that some holders have, as those of a level; return the numbers of the new ones.
 
         One long loop without calls: it runs once for every object that the program's variables lead to. A holder of
-        more than `width` objects waits, and so do all but modules once the level has given as many new ones.
+        more than `width` objects waits, and so do all but modules once the level has given as many new ones. What a
+        program does not show, such as the variables of a suspended function, waits at first: no path that leads there
+        is to hide a longer one that the program would write.
         """
         values, numbers, first, others, full = self._values, self._numbers, self._first, self._others, self._full
-        children = self._children.of
+        children, late = self._children.of, _UNSHOWN if width == _WIDTHS[0] else ()
         count = before = len(values)
-        for holder in level:
+        for holder in holders:
             if count > budget:
                 break
+            if type(values[holder]) in late:
+                self._waiting.append(holder)
+                continue
             held = children(values[holder])
             if len(held) > width or (count - before > width and not issubclass(type(values[holder]), torch.nn.Module)):
                 self._waiting.append(holder)
@@ -108,6 +120,7 @@ class SearchResult:
                     known.append(holder)
                     if len(known) == MOST_WAYS:
                         full.add(id(value))
+        self._levels += [level] * (count - before)
         return range(before, count)
 
     def waiting(self) -> list[int]:
@@ -138,66 +151,49 @@ class SearchResult:
             yield from roots
 
     def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
-        """Return the paths to an object, the shortest first; no path passes through the object itself."""
+        """Return the paths to an object, the shortest first: the best ones to each of its holders, one step longer.
+
+        No path passes through the object itself.
+        """
         number = self._numbers.get(id(value))
         if number is None:
             return []
-        only = self._only_way(number)
-        return [only] if only is not None else list(self._ways(number, limit))
+        found = [ReferencePath(root) for root in self._roots.get(number, ())]
+        for before, make, key in self._into(number):
+            if before != number:
+                step, holder = make(key), self._values[before]
+                rising = self._levels[before] < self._levels[number]
+                found += [one.then(step, holder) for one in self._down_to(before) if rising or not one.passes(value)]
+        return sorted(found, key=_LENGTH)[:limit] if len(found) > 1 else found
 
-    def _only_way(self, number: int) -> ReferencePath | None:
-        """Return the path to an object if there is exactly one, by far the most frequent case."""
-        ends: list[tuple[int, Reference]] = []
-        while number not in self._alone:
-            into = self._into(number)
-            if len(into) != 1 or len(ends) == _PATIENCE:
-                self._alone[number] = None
-                break
-            before, make, key = into[0]
-            if isinstance(before, Root):
-                self._alone[number] = ReferencePath(before)
-                break
-            step = make(key)
-            into[0] = (before, same, step)
-            ends.append((number, step))
-            number = before
-        way = self._alone[number]
-        for end, step in reversed(ends):  # the parameters of a module share the reference path to it
-            way = self._alone[end] = None if way is None else way.then(step, self._values[number])
-            number = end
-        return way
+    def _down_to(self, number: int) -> list[ReferencePath]:
+        """Return the shortest paths to a holder on which each object was met later than the one before it.
 
-    def _ways(self, number: int, limit: int) -> Iterator[ReferencePath]:
-        """Yield the paths back to the roots, breadth first, so that the shortest come first."""
-        level: list[_Partial] = [(number, (), (), frozenset([number]))]
-        given = 0
-        while level and given < limit:
-            deeper: list[_Partial] = []
-            for here, steps, passed, seen in level:
-                if len(deeper) >= MOST_WAYS:
-                    break
-                into = self._into(here)
-                for at, (before, make, key) in enumerate(into):
-                    if isinstance(before, Root):
-                        yield ReferencePath.along(before, steps, passed)
-                        given += 1
-                        if given >= limit:
-                            return
-                    elif before not in seen:
-                        step = make(key)
-                        into[at] = (before, same, step)
-                        deeper.append((before, (step, *steps), (self._values[before], *passed), seen | {before}))
-            level = deeper
+        A path may also begin with a step from one variable's value to another's.
+        """
+        found = self._paths.get(number)
+        if found is None:
+            found = [ReferencePath(root) for root in self._roots.get(number, ())]
+            level = self._levels[number]
+            for before, make, key in self._into(number):
+                if self._levels[before] < level:
+                    step, holder = make(key), self._values[before]
+                    found += [one.then(step, holder) for one in self._down_to(before)]
+                elif level == self._levels[before] == 0 and before != number:
+                    step, holder = make(key), self._values[before]
+                    found += [ReferencePath(root).then(step, holder) for root in self._roots[before]]
+            found = self._paths[number] = sorted(found, key=_LENGTH)[:TOLD]
+        return found
 
     def _into(self, number: int) -> list[_Into]:
-        """Return the roots of an object and its holders, each with the function that makes the step from it.
+        """Return the holders of an object, each with the function that makes the step from it.
 
         The result has at most `MOST_WAYS` entries, and from one holder at most `TOLD`: a list that holds one object a
         hundred thousand times costs no more than a list of numbers.
         """
         found = self._steps.get(number)
         if found is None:
-            found = self._steps[number] = [(root, same, None) for root in self._roots.get(number, ())]
+            found = self._steps[number] = []
             first = [self._first[number]] if self._first[number] != _NOBODY else []
             for holder in (*first, *self._others.get(number, ())):
                 for make, key in self._made(holder, self._values[number]):
@@ -231,16 +227,16 @@ _FEW = 64
 _Made: TypeAlias = tuple[Callable[[Any], Reference], Any]
 """A function that makes a step, and its argument."""
 
-_Into: TypeAlias = tuple[int | Root, Callable[[Any], Reference], Any]
-"""A root, or the number of a holder with the maker of the step from it."""
-
-_Partial: TypeAlias = tuple[int, tuple[Reference, ...], tuple[object, ...], frozenset[int]]
-"""The end of a path: its first number, its steps, the objects passed, and the numbers that may not come again."""
+_Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
+"""The number of a holder, with the maker of the step from it."""
 
 _NOBODY = -1
 """Stands for the missing holder of a root's value."""
 
-_PATIENCE = 4096
+_LENGTH = attrgetter("length")
+_UNSHOWN = frozenset(
+    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType, CACHE}
+)
 _WIDTHS = 4096, 65_536, sys.maxsize
 """How many objects a holder or a level may give, first, then when all else has been read, and at last."""
 
@@ -260,15 +256,20 @@ def search(
         depth, budget: the bounds.
     """
     reached = SearchResult()
-    for root in sorted(roots, key=lambda root: (root.quality, root.distance)):
-        reached.start(root)
-    holders: Sequence[int] = range(len(reached))
+
+    def descend(holders: Iterable[int], above: int, width: int) -> None:
+        for level in range(above + 1, above + depth + 1):
+            holders = reached.descend(holders, level, only, budget, width)
+            if not holders or len(reached) > budget:
+                break
+
     with DisableTorchFunction():
-        for width in _WIDTHS:  # a data set's samples come last: they may take the rest of the budget
-            for _ in range(depth):
-                holders = reached.descend(holders, only, budget, width)
-                if not holders or len(reached) > budget:
-                    break
-            holders = reached.waiting()
+        for _, alike in groupby(sorted(roots, key=attrgetter("quality", "distance")), attrgetter("quality")):
+            before = len(reached)
+            for root in alike:  # a loop variable comes after better ones, and no path to what these lead to is its own
+                reached.start(root)
+            descend(range(before, len(reached)), 0, _WIDTHS[0])
+        for turn, width in enumerate(_WIDTHS[1:], 1):  # a data set's samples come last: they may take what is left
+            descend(reached.waiting(), turn * depth, width)
     reached.budget = budget if len(reached) > budget else 0
     return reached
