@@ -65,8 +65,9 @@ class Fork:
 def in_order(words):
     """The files of tests that run in each fork: those that want a small heap, None, the others.
 
-    Each the largest first, so that no fork is left to run alone at the end; before all, those of the command line, which
-    take longer than they look.
+    Each the largest first, so that no fork is left to run alone at the end; but of the first ones the largest is the last,
+    as it runs while the libraries are imported, and of the others those of the command line are the first, as they take
+    longer than they look.
     """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
     found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
@@ -77,7 +78,8 @@ def in_order(words):
             together.append([])
         together[-1].append(file)
     together.sort(key=lambda files: (files[0].parent.name == "cli", size(files)), reverse=True)
-    return [*sorted(alone, key=size, reverse=True), None, *together]
+    alone.sort(key=size, reverse=True)
+    return [*alone[1:], *alone[:1], None, *together]
 
 
 def size(files):

@@ -110,7 +110,7 @@ def printed(page, folder):
     return [prints[part] for part in parts]
 
 
-@pytest.mark.grid(fast=16)
+@pytest.mark.grid(fast=13)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page(page, tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()

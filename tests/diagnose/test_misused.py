@@ -142,6 +142,12 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def workers_are_not_waited_for(monkeypatch):
+    """A worker that does not end is killed after this many seconds, else 5."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+
+
 def run(source, folder, context=None):
     """Run a program, and return the error that it stops at, or None."""
     file = folder / "program.py"

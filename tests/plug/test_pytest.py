@@ -209,6 +209,7 @@ def test_cycles_that_the_collector_frees_are_no_growth(run):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_the_fixture_tells_the_growth_so_far(run):
     result = run(
         """
