@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from byname.drawing.mermaid import to_mermaid
 from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
-from byname.drawing.plan import Plan, Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
+from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
 from byname.drawing.render import Box, Line, Scene, to_dot, to_svg
 from byname.drawing.repeats import collapse
 from byname.drawing.view import View, view
@@ -126,9 +126,8 @@ def draw(
         raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
-    plan = _plan_of(model, flow, _sizes(example), marks_of(model), detail)
-    chosen = view(plan, depth, opened=_paths(model, open), closed=_paths(model, closed))
-    return Drawing(compose(chosen, type(model).__name__))
+    shown = {"opened": _paths(model, open), "closed": _paths(model, closed)}
+    return Drawing(scene_of(model, flow, _sizes(example), marks_of(model), depth, detail, **shown))
 
 
 def _paths(model: nn.Module, where: Any) -> set[str]:
@@ -146,11 +145,11 @@ def _sizes(example: Any) -> list[Shape]:
 def scene_of(
     model: nn.Module,
     flow: Flow | None,
-    *,
     sizes: Sequence[Shape] = (),
     marks: Mapping[str, Sequence[str]] | None = None,
     depth: int | None = None,
     detail: bool = False,
+    **named: set[str],
 ) -> Scene:
     """Return the boxes and lines for a model, from one run of it or from its modules alone.
 
@@ -159,19 +158,14 @@ def scene_of(
         flow: the run, or None.
         sizes: the shapes of the inputs, in order, if they are known.
         marks: the names of the attached callbacks, by the path of the place.
+        named: the paths of the modules that are ``opened`` and ``closed``, as `view` takes them.
     """
-    return compose(view(_plan_of(model, flow, sizes, marks or {}, detail), depth), type(model).__name__)
-
-
-def _plan_of(
-    model: nn.Module, flow: Flow | None, sizes: Sequence[Shape], marks: Mapping[str, Sequence[str]], detail: bool
-) -> Plan:
     plan = read_tree(model) if flow is None else read_flow(flow, sizes)
-    mark(plan, marks)
+    mark(plan, marks or {})
     if not detail:
         fold(plan)
     collapse(plan)
-    return plan
+    return compose(view(plan, depth, **named), type(model).__name__)
 
 
 def compose(view: View, title: str) -> Scene:
