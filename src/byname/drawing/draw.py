@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
@@ -126,8 +126,8 @@ def draw(
         raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
-    shown = {"opened": _paths(model, open), "closed": _paths(model, closed)}
-    return Drawing(scene_of(model, flow, _sizes(example), marks_of(model), depth, detail, **shown))
+    opened, shut = _paths(model, open), _paths(model, closed)
+    return Drawing(scene_of(model, flow, _sizes(example), marks_of(model), depth, detail, opened, shut))
 
 
 def _paths(model: nn.Module, where: Any) -> set[str]:
@@ -149,7 +149,8 @@ def scene_of(
     marks: Mapping[str, Sequence[str]] | None = None,
     depth: int | None = None,
     detail: bool = False,
-    **named: set[str],
+    opened: Set[str] = frozenset(),
+    closed: Set[str] = frozenset(),
 ) -> Scene:
     """Return the boxes and lines for a model, from one run of it or from its modules alone.
 
@@ -158,14 +159,14 @@ def scene_of(
         flow: the run, or None.
         sizes: the shapes of the inputs, in order, if they are known.
         marks: the names of the attached callbacks, by the path of the place.
-        named: the paths of the modules that are ``opened`` and ``closed``, as `view` takes them.
+        opened, closed: paths of modules, as for `view`.
     """
     plan = read_tree(model) if flow is None else read_flow(flow, sizes)
     mark(plan, marks or {})
     if not detail:
         fold(plan)
     collapse(plan)
-    return compose(view(plan, depth, **named), type(model).__name__)
+    return compose(view(plan, depth, opened=opened, closed=closed), type(model).__name__)
 
 
 def compose(view: View, title: str) -> Scene:

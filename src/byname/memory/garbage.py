@@ -34,9 +34,7 @@ _FEW = 64
 """The most objects of which the collector finds the holders sooner than all references are read."""
 
 
-def _references_to(
-    objects: Mapping[int, object],
-) -> tuple[Mapping[int, int], Mapping[int, list[int]], set[int]]:
+def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[int, list[int]], set[int]]:
     """Return the references to each object, the referents of each among these, and those that others refer to."""
     held = Counter[int]()
     inside: dict[int, list[int]] = {}

@@ -156,33 +156,33 @@ class SearchResult:
         No path passes through the object itself.
         """
         number = self._numbers.get(id(value))
-        if number is None:
-            return []
+        return [] if number is None else self._paths_to(number, later=True)[:limit]
+
+    def _paths_to(self, number: int, *, later: bool) -> list[ReferencePath]:
+        """Return the shortest paths to an object: each object on them was met later than the one before it.
+
+        The last holder may also be met later than the object itself, if `later`, and another variable's value may come
+        before that of a variable.
+        """
+        level, value = self._levels[number], self._values[number]
         found = [ReferencePath(root) for root in self._roots.get(number, ())]
         for before, make, key in self._into(number):
-            if before != number:
-                step, holder = make(key), self._values[before]
-                rising = self._levels[before] < self._levels[number]
-                found += [one.then(step, holder) for one in self._down_to(before) if rising or not one.passes(value)]
-        return sorted(found, key=_LENGTH)[:limit] if len(found) > 1 else found
+            above = self._levels[before]
+            if before == number or not (above < level or later or above == level == 0):
+                continue
+            if len(found) >= MOST_WAYS:
+                break
+            known = above < level or later
+            paths = self._down_to(before) if known else [ReferencePath(root) for root in self._roots[before]]
+            step, holder = make(key), self._values[before]
+            found += [one.then(step, holder) for one in paths if above < level or not one.passes(value)]
+        return sorted(found, key=attrgetter("length"))[:TOLD] if len(found) > 1 else found
 
     def _down_to(self, number: int) -> list[ReferencePath]:
-        """Return the shortest paths to a holder on which each object was met later than the one before it.
-
-        A path may also begin with a step from one variable's value to another's.
-        """
+        """Return the paths to a holder, which are computed once for all that it holds."""
         found = self._paths.get(number)
         if found is None:
-            found = [ReferencePath(root) for root in self._roots.get(number, ())]
-            level = self._levels[number]
-            for before, make, key in self._into(number):
-                if self._levels[before] < level:
-                    step, holder = make(key), self._values[before]
-                    found += [one.then(step, holder) for one in self._down_to(before)]
-                elif level == self._levels[before] == 0 and before != number:
-                    step, holder = make(key), self._values[before]
-                    found += [ReferencePath(root).then(step, holder) for root in self._roots[before]]
-            found = self._paths[number] = sorted(found, key=_LENGTH)[:TOLD]
+            found = self._paths[number] = self._paths_to(number, later=False)
         return found
 
     def _into(self, number: int) -> list[_Into]:
@@ -233,10 +233,10 @@ _Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
 _NOBODY = -1
 """Stands for the missing holder of a root's value."""
 
-_LENGTH = attrgetter("length")
 _UNSHOWN = frozenset(
     {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType, CACHE}
 )
+"""Classes of objects all of whose steps are hidden (see `ReferencePath`)."""
 _WIDTHS = 4096, 65_536, sys.maxsize
 """How many objects a holder or a level may give, first, then when all else has been read, and at last."""
 
@@ -249,6 +249,8 @@ def search(
     budget: int = BUDGET,
 ) -> SearchResult:
     """Search the objects within `depth` steps of the roots, at most `budget` of them, the nearest first.
+
+    From what is read last, such as a long list, the search goes `depth` steps further.
 
     Args:
         roots: where to start.

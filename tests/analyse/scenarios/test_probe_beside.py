@@ -253,6 +253,15 @@ def test_a_training_goes_on_from_its_state_as_if_it_had_not_stopped(name, tmp_pa
     assert all(map(torch.equal, whole.weights("0"), half.weights("0")))
 
 
+def test_what_is_kept_of_a_place_is_saved_in_one_file(tmp_path):
+    probe = stepped(LinearProbe(), batches())
+    kept = probe._places["0"]
+    kept.save(tmp_path / "probe.safetensors")
+    loaded = type(kept).load(tmp_path / "probe.safetensors")
+    assert all(map(torch.equal, loaded.result(), kept.result()))
+    assert probe.figures(loaded) == probe.figures(kept)
+
+
 def test_held_out_scores_of_one_classifier_are_added_and_those_of_two_are_not():
     from torchmetrics.classification import MulticlassAccuracy
 
