@@ -19,6 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, wher
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
+SEED = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+"""For absent devices `torch.manual_seed` writes a traceback: a millisecond."""
 FROZEN = {"analyse", "drawing", "edits", "model", "recording", "rewriting", "tracing", "watch"}
 """The folders of which no test looks at the whole heap."""
 
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.default_generator.manual_seed(0)  # for absent devices `torch.manual_seed` writes a traceback: a millisecond
+    SEED(0)
 
 
 @pytest.fixture(autouse=True)

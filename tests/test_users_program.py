@@ -25,8 +25,9 @@ def test_it_names_every_public_name():
     assert set(byname.__all__) - named <= NOT_NAMED
 
 
-def test_it_runs_without_a_warning():
-    ended = ran("-W", "error", PROGRAM)
+@pytest.mark.parametrize("run", [run, pytest.param(start, marks=pytest.mark.slow)])  # which sees its imports too
+def test_it_runs_without_a_warning(run):
+    ended = ran("-W", "error", PROGRAM, run=run)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert ended.stdout.split()[1:] == ["True", "True", "3", "report.html"]
 

@@ -1,7 +1,5 @@
 """Covariance, cross-covariance, second moment and the streaming factor against numpy, in float64."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -233,10 +231,10 @@ def test_with_fewer_samples_than_features_the_rest_is_zero():
 
 def test_no_more_rows_are_kept_than_twice_as_many_as_features():
     found = Factor()
-    for _ in range(1000):
+    for _ in range(100):
         found.add(torch.randn(3, 10))
-    assert found.count == 3000
-    assert len(pickle.dumps(found)) < 10_000  # bytes, and all rows are 240,000
+        assert sum(map(len, found.state_dict()["_rows"])) <= 2 * 11
+    assert found.count == 300
 
 
 small = st.integers(-50, 50).map(lambda number: number / 8)

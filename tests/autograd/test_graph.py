@@ -68,7 +68,7 @@ def test_a_gradient_graph_of_higher_order():
     assert byname.graph(gradient)
 
 
-@pytest.mark.parametrize("nodes", [30_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nodes", [30_000, *(pytest.param(one, marks=pytest.mark.slow) for one in (100_000, 300_000))])
 def test_a_long_chain_is_walked_and_freed(nodes):
     out = run_forked(f"""
         import gc, torch, byname

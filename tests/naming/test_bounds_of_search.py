@@ -8,9 +8,10 @@ import torch
 
 import byname
 from byname.naming.name import quote
+from byname.naming.names import find
 from byname.naming.referrers import everything
 from byname.naming.roots import given_root
-from byname.naming.search import MOST_WAYS, TOLD, search
+from byname.naming.search import MOST_WAYS, TOLD, Targets, search
 from byname.reading.objects import namespace_of, parents_of
 
 
@@ -18,6 +19,7 @@ def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
     one = torch.ones(1)
     many, few = [one] * 10_000, [one]
     reached = search([given_root([many, few])])
+    assert len(reached._into(reached._numbers[id(one)])) == TOLD + 1
     assert [way.source for way in reached.ways_to(one)][:2] == ["list[1][0]", "list[0][0]"]  # the long one is read last
     assert len(reached.ways_to(one)) == TOLD
 
@@ -25,6 +27,7 @@ def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
 def test_an_object_in_very_many_lists_has_a_bounded_number_of_ways():
     one = torch.ones(1)
     reached = search([given_root([[one] for _ in range(5 * MOST_WAYS)])])
+    assert len(reached._into(reached._numbers[id(one)])) == MOST_WAYS
     assert [way.source for way in reached.ways_to(one)][:2] == ["list[0][0]", "list[1][0]"]
     assert len(reached.ways_to(one)) == TOLD
 
@@ -64,6 +67,7 @@ def test_a_model_beside_more_objects_than_a_search_visits_keeps_its_names(sample
     assert BOUND in str(found)
     saved = byname.saved(trainer.parts["model"](torch.ones(1, 2)).exp().sum())
     assert BOUND in saved.opaque and BOUND in str(saved)
+    assert find(Targets(), deep=False).bound() == (BOUND,)
     census = byname.census()
     assert BOUND in census.notes
     assert parameters <= {str(row.name) for row in census}

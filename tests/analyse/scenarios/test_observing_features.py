@@ -114,6 +114,18 @@ def test_no_activation_is_kept_alive(make):
     assert analyser.result()
 
 
+def stored(value, found):
+    """The storages of all tensors in what an analyser keeps."""
+    if isinstance(value, torch.Tensor):
+        found.add(value.untyped_storage().data_ptr())
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            stored(one, found)
+    elif hasattr(value, "__dict__"):
+        stored(vars(value), found)
+    return found
+
+
 @pytest.mark.parametrize("make", [*EACH.values()][:-1], ids=[*EACH][:-1])
 @pytest.mark.parametrize("shape", [(1, 3), (4, 3), (1, 3, 1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
@@ -123,6 +135,7 @@ def test_what_is_kept_is_no_view_of_a_value(make, shape, dtype):
     copied = value.clone()
     with byname.observe(model, "0", analyser):
         model(value)
+    assert value.untyped_storage().data_ptr() not in stored(analyser._places, set())
     before = repr(analyser.state_dict())
     value.fill_(77)
     assert repr(analyser.state_dict()) == before
