@@ -99,7 +99,7 @@ def raised():
         return error
 
 
-def nested(thing, depth=11):
+def nested(thing, depth=9):
     for _ in range(depth):
         thing = [thing]
     return thing

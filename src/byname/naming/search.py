@@ -7,15 +7,13 @@ than a small one. Objects that it does not reach are left to `byname.naming.refe
 from __future__ import annotations
 
 import sys
-import types
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import groupby, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
 
-from byname.naming.children.python import CACHE
 from byname.naming.children.reference import Held, Reference
 from byname.naming.children.registry import Children
 from byname.naming.reference_path import ReferencePath
@@ -66,7 +64,7 @@ class SearchResult:
         self._waiting: list[int] = []
         self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
-        self._paths: dict[int, list[ReferencePath]] = OursById()
+        self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -84,19 +82,14 @@ class SearchResult:
         """Add the objects that some holders have, as those of a level; return the numbers of the new ones.
 
         One long loop without calls: it runs once for every object that the program's variables lead to. A holder of
-        more than `width` objects waits, and so do all but modules once the level has given as many new ones. What a
-        program does not show, such as the variables of a suspended function, waits at first: no path that leads there
-        is to hide a longer one that the program would write.
+        more than `width` objects waits, and so do all but modules once the level has given as many new ones.
         """
         values, numbers, first, others, full = self._values, self._numbers, self._first, self._others, self._full
-        children, late = self._children.of, _UNSHOWN if width == _WIDTHS[0] else ()
+        children = self._children.of
         count = before = len(values)
         for holder in holders:
             if count > budget:
                 break
-            if type(values[holder]) in late:
-                self._waiting.append(holder)
-                continue
             held = children(values[holder])
             if len(held) > width or (count - before > width and not issubclass(type(values[holder]), torch.nn.Module)):
                 self._waiting.append(holder)
@@ -151,38 +144,31 @@ class SearchResult:
             yield from roots
 
     def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
-        """Return the paths to an object, the shortest first: the best ones to each of its holders, one step longer.
-
-        No path passes through the object itself.
-        """
+        """Return the paths to an object, the shortest first; no path passes through the object itself."""
         number = self._numbers.get(id(value))
-        return [] if number is None else self._paths_to(number, later=True)[:limit]
+        return [] if number is None else self._paths_to(number, _DETOURS)[:limit]
 
-    def _paths_to(self, number: int, *, later: bool) -> list[ReferencePath]:
-        """Return the shortest paths to an object: each object on them was met later than the one before it.
+    def _paths_to(self, number: int, detours: int) -> list[ReferencePath]:
+        """Return the shortest paths to an object: those to its holders, computed once for all that these hold.
 
-        The last holder may also be met later than the object itself, if `later`, and another variable's value may come
-        before that of a variable.
+        On a path each object was met later than the one before it, but for a number of `detours`, such as the step from
+        a list to an object in it that a variable holds too.
         """
-        level, value = self._levels[number], self._values[number]
-        found = [ReferencePath(root) for root in self._roots.get(number, ())]
-        for before, make, key in self._into(number):
-            above = self._levels[before]
-            if before == number or not (above < level or later or above == level == 0):
-                continue
-            if len(found) >= MOST_WAYS:
-                break
-            known = above < level or later
-            paths = self._down_to(before) if known else [ReferencePath(root) for root in self._roots[before]]
-            step, holder = make(key), self._values[before]
-            found += [one.then(step, holder) for one in paths if above < level or not one.passes(value)]
-        return sorted(found, key=attrgetter("length"))[:TOLD] if len(found) > 1 else found
-
-    def _down_to(self, number: int) -> list[ReferencePath]:
-        """Return the paths to a holder, which are computed once for all that it holds."""
-        found = self._paths.get(number)
+        found = self._paths[detours].get(number)
         if found is None:
-            found = self._paths[number] = self._paths_to(number, later=False)
+            level, value = self._levels[number], self._values[number]
+            found = [ReferencePath(root) for root in self._roots.get(number, ())]
+            for before, make, key in self._into(number):
+                rises = self._levels[before] < level
+                if before == number or not (rises or detours):
+                    continue
+                if len(found) >= MOST_WAYS:
+                    break
+                paths = self._paths_to(before, detours if rises else detours - 1)
+                alone = rises and len(paths) == 1  # which is how the search came here, without a detour
+                step, holder = make(key), self._values[before]
+                found += [one.then(step, holder) for one in paths if alone or not one.passes(value)]
+            found = self._paths[detours][number] = sorted(found, key=attrgetter("length"))[:TOLD]
         return found
 
     def _into(self, number: int) -> list[_Into]:
@@ -233,10 +219,8 @@ _Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
 _NOBODY = -1
 """Stands for the missing holder of a root's value."""
 
-_UNSHOWN = frozenset(
-    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType, CACHE}
-)
-"""Classes of objects all of whose steps are hidden (see `ReferencePath`)."""
+_DETOURS = 8
+"""With so many, random graphs full of circles gave all names that following every path gave, at the same cost as 3."""
 _WIDTHS = 4096, 65_536, sys.maxsize
 """How many objects a holder or a level may give, first, then when all else has been read, and at last."""
 
@@ -258,20 +242,15 @@ def search(
         depth, budget: the bounds.
     """
     reached = SearchResult()
-
-    def descend(holders: Iterable[int], above: int, width: int) -> None:
-        for level in range(above + 1, above + depth + 1):
-            holders = reached.descend(holders, level, only, budget, width)
-            if not holders or len(reached) > budget:
-                break
-
+    for root in sorted(roots, key=attrgetter("quality", "distance")):
+        reached.start(root)
+    holders: Sequence[int] = range(len(reached))
     with DisableTorchFunction():
-        for _, alike in groupby(sorted(roots, key=attrgetter("quality", "distance")), attrgetter("quality")):
-            before = len(reached)
-            for root in alike:  # a loop variable comes after better ones, and no path to what these lead to is its own
-                reached.start(root)
-            descend(range(before, len(reached)), 0, _WIDTHS[0])
-        for turn, width in enumerate(_WIDTHS[1:], 1):  # a data set's samples come last: they may take what is left
-            descend(reached.waiting(), turn * depth, width)
+        for turn, width in enumerate(_WIDTHS):  # a data set's samples come last: they may take the rest of the budget
+            for level in range(turn * depth + 1, (turn + 1) * depth + 1):
+                holders = reached.descend(holders, level, only, budget, width)
+                if not holders or len(reached) > budget:
+                    break
+            holders = reached.waiting()
     reached.budget = budget if len(reached) > budget else 0
     return reached
