@@ -18,11 +18,11 @@ GUARD = (f"reading{os.sep}interrupts.py", f"recording{os.sep}stores{os.sep}")
 
 @functools.cache
 def _statements(file):
-    """The lines of ``try:`` in a file, and for each ``with`` its first line and those of its body."""
+    """The lines of ``try:`` in a file, and for the first line of each ``with`` those of its body."""
     nodes = [*ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))]
     withs = [one for one in nodes if isinstance(one, ast.With)]
     tries = {one.lineno for one in nodes if isinstance(one, ast.Try)}
-    return tries, [(one.lineno, range(one.body[0].lineno, one.end_lineno + 1)) for one in withs]
+    return tries, {one.lineno: range(one.body[0].lineno, one.end_lineno + 1) for one in withs}
 
 
 def _nothing_can_come(file, line, last):
@@ -31,7 +31,7 @@ def _nothing_can_come(file, line, last):
     It looks for no signal there, and what is raised by a tracer is not handled by the statement, though it is inside.
     """
     tries, withs = _statements(file)
-    return line in tries or any(line == first and last in body for first, body in withs)
+    return line in tries or last in withs.get(line, ())
 
 
 class Lines:
@@ -54,7 +54,7 @@ class Lines:
 
     def _follow(self, frame, event, argument):
         file = frame.f_code.co_filename
-        if not file.startswith(PACKAGE) or self._is_held(frame):
+        if not file.startswith(PACKAGE) or (event == "call" and self._is_held(frame)):
             return None
         if event == "line":
             last = self._last.get(frame)
