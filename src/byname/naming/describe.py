@@ -233,8 +233,9 @@ class Describer:
 
     def _nearest(self, number: int) -> Name | None:
         """Return the name of the nearest result downstream that the program holds."""
+        living = self._every_living()
         for distance, level in enumerate(self._downstream(number), 1):
-            for user in level:
+            for user in filter(living.__contains__, level):
                 name = self.living_result(user)
                 if name is not None:
                     rebound = self._rebinding(name)
@@ -243,11 +244,14 @@ class Describer:
 
     def _downstream(self, number: int, among: Collection[int] | None = None) -> Iterable[list[int]]:
         """Yield the nodes that use a node, those that use these, and so on, each node once."""
-        level, seen = [number], {number}
+        level, seen, users = [number], {number}, self._graph.users
         while level:
-            users = (user for below in level for user in self._graph.users[below])
-            level = list(dict.fromkeys(one for one in users if one not in seen and (among is None or one in among)))
-            seen.update(level)
+            before, level = level, []
+            for below in before:
+                for user in users[below]:
+                    if user not in seen and (among is None or user in among):
+                        seen.add(user)
+                        level.append(user)
             yield level
 
     def _rebinding(self, name: Name) -> Site | None:
