@@ -261,12 +261,9 @@ for number in range(20):
     collect(gatherer)
     time.sleep(0.02)
     if rank == 1 and number == 10:
-        if os.fork() == 0:  # wakes it when the others are done
-            time.sleep(8)
-            os.kill(os.getppid(), signal.SIGCONT)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_until("rank 0 is done")
 finish(gatherer)
+announce(f"rank {rank} is done")
 leave()
 """,
         world=3,
@@ -289,16 +286,13 @@ def test_a_stopped_rank_0_holds_nobody_up_and_what_is_too_much_is_kept(tmp_path)
 gatherer = Gatherer(timeout=20, limit=1 << 20)
 gatherer.offer(0, window(0))
 if rank == 0:
-    if os.fork() == 0:
-        time.sleep(4)
-        os.kill(os.getppid(), signal.SIGCONT)
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    stop_until("all is offered")
     for number in range(1, 40):
         gatherer.offer(number, window(number))
 else:
     for number in range(1, 40):  # 400 KB each
         gatherer.offer(number, window(number, width=100_000))
+    announce("all is offered")
 finish(gatherer)
 leave()
 """,
@@ -351,8 +345,9 @@ if rank == 0:
         Gatherer(timeout=2)
     except RecordingError as error:
         tell(error=str(error), threads=threading.active_count())
+    announce("it was told")
 else:
-    time.sleep(5)
+    wait_for("it was told")
 leave()
 """,
     )
@@ -367,9 +362,9 @@ def test_steps_longer_than_the_timeout_lose_nothing(tmp_path):
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=1)
+gatherer = Gatherer(timeout=0.5)
 for number in range(4):
-    time.sleep(2 + rank * (number % 2) * 2)
+    time.sleep(1 + rank * (number % 2))
     gatherer.offer(number, window(number))
     collect(gatherer)
 dist.barrier()
