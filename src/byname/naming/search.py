@@ -65,6 +65,7 @@ class SearchResult:
         self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
         self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
+        self._modules: dict[int, Held] = OursById()
         self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -90,8 +91,9 @@ class SearchResult:
         for holder in holders:
             if count > budget:
                 break
-            held = children(values[holder])
-            if len(held) > width or (count - before > width and not issubclass(type(values[holder]), torch.nn.Module)):
+            is_module = issubclass(type(values[holder]), torch.nn.Module)
+            held = self._in_module(holder) if is_module else children(values[holder])
+            if len(held) > width or (count - before > width and not is_module):
                 self._waiting.append(holder)
                 continue
             if full and full.issuperset(map(id, held)):
@@ -115,6 +117,11 @@ class SearchResult:
                         full.add(id(value))
         self._levels += [level] * (count - before)
         return range(before, count)
+
+    def _in_module(self, number: int) -> list[object]:
+        """Return the objects that a module has. The steps to them are kept: tensors that are asked about are there."""
+        held = self._modules[number] = [*self._children.list(self._values[number])]
+        return [one for _, _, one in held]
 
     def waiting(self) -> list[int]:
         """Return the numbers of the holders that wait, which then wait no longer."""
@@ -192,7 +199,7 @@ class SearchResult:
         contents = self._contents.get(holder)
         if contents is None:
             with DisableTorchFunction():
-                held = self._children.list(self._values[holder])
+                held = self._modules.get(holder) or self._children.list(self._values[holder])
                 if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
                     self._contents[holder] = None
                     return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
