@@ -41,6 +41,9 @@ PATTERNS = st.lists(
         "**",
         "layers[0].h_*.layer?",
         "x[*]['a.b[c]']",
+        "layers[1:3].fc",
+        "layers[:-1]",
+        "layers[1::2].fc",
     ],
 )
 def test_a_path_prints_back_to_the_same_text(path):

@@ -71,6 +71,15 @@ def test_spectra_are_curves_with_logarithmic_axes():
     assert picture(axes)
 
 
+def test_of_many_curves_the_legend_names_some_evenly_with_the_first_and_the_last():
+    results = Results({str(at): {"eigenvalues": torch.ones(2)} for at in range(30)}, name="Spectrum")
+    axes = results.plot()
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert len(axes.lines) == 30
+    assert (len(names), names[0], names[-1]) == (24, "0", "29")
+    assert [*map(int, names)] == sorted(set(map(int, names)))
+
+
 def test_similarities_are_a_heat_map_with_names():
     places = ["conv", "fc1", "fc2"]
     cka = {one: {"cka": {other: 1.0 if one == other else 0.25 for other in places}} for one in places}
