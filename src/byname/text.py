@@ -1,6 +1,10 @@
-"""Text: strings made safe to print in a terminal, whatever control characters they hold."""
+"""Text: strings made safe to print in a terminal, and lines that fit its width."""
 
 from __future__ import annotations
+
+import os
+import textwrap
+from typing import TextIO
 
 
 def printable(words: str) -> str:
@@ -18,3 +22,42 @@ def printable_lines(words: str) -> str:
 def note_on(error: BaseException, sentence: str) -> None:
     """Add a note to an exception, with control characters escaped; see `BaseException.add_note`."""
     error.add_note(printable_lines(sentence))
+
+
+def width_of(stream: TextIO | None) -> int | None:
+    """Return the number of characters in a line: COLUMNS, or the width of the terminal; None without either."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return None if stream is None else os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):  # no terminal; closed, or without a file
+        return None
+
+
+def table_width(stream: TextIO | None) -> int:
+    """Return the number of characters in a line of a table: 160 without a terminal and COLUMNS."""
+    return width_of(stream) or 160
+
+
+def fitted(words: str, width: int | None) -> str:
+    """Return a text with the sentences that are too long broken at spaces, so that no path and no name is broken.
+
+    Lines with columns (two spaces within) stay: tables fit already, and a line of a program is shown as it stands.
+
+    Args:
+        words: the text.
+        width: in characters; None leaves every line as it is.
+    """
+    return words if width is None else "\n".join(_broken(line, max(width, LEAST)) for line in words.split("\n"))
+
+
+LEAST = 20
+"""The number of characters to which sentences are broken in a terminal that is narrower still."""
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width or "  " in line.strip():
+        return line
+    rest = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)

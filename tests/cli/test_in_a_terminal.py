@@ -13,7 +13,7 @@ from programs import write
 from torch import nn
 
 import byname
-from byname.cli.sparklines import BARS, sparkline
+from byname.cli.tail import BARS, sparkline
 
 TRAINS = """
     import torch

@@ -12,7 +12,7 @@ from programs import write
 from torch import nn
 
 import byname
-from byname.cli import main, shown
+from byname.cli import main, show
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_without_ranges_no_value_is_read(runs, forks):
 
 
 def test_of_a_large_recording_ranges_are_read_on_request_only(runs, monkeypatch, capsys):
-    monkeypatch.setattr(shown, "SMALL", 100)
+    monkeypatch.setattr(show, "SMALL", 100)
     file = str(runs / "shown.h5")
     assert main(["show", file]) == 0
     out, err = capsys.readouterr()

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
+from byname.cli.ask import Explain
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.completion import Completion
-from byname.cli.explain import Explain
-from byname.cli.report import Report
 from byname.cli.run import Run
-from byname.cli.show import Show
+from byname.cli.show import Report, Show
 from byname.text import printable_lines
 
 COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report(), Completion())

@@ -6,9 +6,9 @@ import argparse
 import json
 from contextlib import AbstractContextManager
 
-from byname.cli.asking import add_pid, asked_by
-from byname.cli.command import CommandError, show
-from byname.cli.running import add_program, positive, run_program
+from byname.cli.ask import add_pid, asked_by
+from byname.cli.command import CommandError, positive, show
+from byname.cli.run import add_program, run_program
 
 
 class Census:

@@ -7,8 +7,7 @@ import inspect
 import sys
 from typing import Protocol
 
-from byname.cli.width import fitted, width_of
-from byname.text import printable_lines
+from byname.text import fitted, printable_lines, width_of
 
 
 class Command(Protocol):
@@ -58,3 +57,10 @@ def say(message: object) -> None:
     if sys.stderr is not None:  # print(file=None) would write into the program's output
         words = fitted(f"byname: {printable_lines(str(message))}", width_of(sys.stderr))
         print(words, file=sys.stderr, flush=True)
+
+
+def positive(word: str) -> int:
+    """A whole number from 1 on, as an option has it."""
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
+    return int(word)

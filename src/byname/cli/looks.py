@@ -15,15 +15,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from byname.cli.calls import Calls
 from byname.cli.command import say
+from byname.cli.findings_file import JsonLines
 from byname.cli.json_facts import census_facts, growth_facts
-from byname.cli.json_lines import JsonLines
 from byname.cli.unnoticed import census_text, ready, unnoticed, where
-from byname.cli.width import table_width
 from byname.memory.census import census
 from byname.memory.growth import Growth
 from byname.reading.frames import caller, revisiting
 from byname.reading.quiet import dynamo_skip
 from byname.table import counted
+from byname.text import table_width
 from byname.undo import Undo
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from byname.cli.ask import Answer, Request, waiting_for, write_answer
 from byname.cli.json_facts import census_facts, site_facts
-from byname.cli.requests import Answer, Request, waiting_for, write_answer
 from byname.cli.unnoticed import census_text, unnoticed, where
 from byname.memory.census import Census, census
 from byname.model.module_tree import modules_by_path

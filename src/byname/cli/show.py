@@ -1,11 +1,21 @@
-"""What does ``byname show`` do? It tells what is inside a recording, also while that is being written."""
+"""Show and report commands: what is inside of a recording, printed or as one HTML page."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from byname.cli.running import positive
+from byname.cli.command import CommandError, positive, say, show
+from byname.errors import BynameError
+from byname.text import fitted, printable, table_width, width_of
+
+if TYPE_CHECKING:
+    from byname.recording.recording import Recording
+    from byname.recording.series import Series
 
 
 class Show:
@@ -44,21 +54,190 @@ class Show:
 
     def run(self, options: argparse.Namespace) -> int:
         """Prints it."""
-        from byname.cli import shown
+        from byname.cli.tail import opened, tail
 
         if options.repair:
-            shown.repaired(options.file)
+            repaired(options.file)
         if options.tail:
-            return shown.tail(options.file, in_json=options.json)
-        with shown.opened(options.file) as recording:
+            return tail(options.file, in_json=options.json)
+        with opened(options.file) as recording:
             if options.json:
-                shown.as_json(recording, options.place, ranges=not options.no_ranges)
+                as_json(recording, options.place, ranges=not options.no_ranges)
             elif options.place:
-                shown.places(recording, options.place, options.top)
+                places(recording, options.place, options.top)
             else:
-                few = options.ranges or shown.is_small(recording)
-                shown.table(recording, options.file, options.top, ranges=few and not options.no_ranges)
+                few = options.ranges or is_small(recording)
+                table(recording, options.file, options.top, ranges=few and not options.no_ranges)
                 if not few and not options.no_ranges:
-                    shown.say_how_to_get_ranges(options.file)
+                    say_how_to_get_ranges(options.file)
         sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
         return 0
+
+
+PAUSE = 5.0
+"""Seconds between two pages of a recording that is still being written."""
+
+
+class Report:
+    """Write one HTML page of recordings: their places, curves, heat maps and gradients.
+
+    The page is one file, which needs no network and no other file. Files of several processes (run.rank0.h5,
+    run.rank1.h5, ...) are one recording: byname report run.h5. Several recordings become sections of one page. A
+    recording that is still being written is shown as far as it goes; with --tail the page is written anew until the
+    recording is closed, and a browser that shows it follows.
+
+    examples:
+      byname report run.h5
+      byname report run.h5 --to monday.html
+      byname report before.h5 after.h5 --to compared.html
+      byname report --tail run.h5
+    """
+
+    name = "report"
+    usage = "report [--tail | --json] FILE [FILE ...] [--to report.html]"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The recordings, and the page."""
+        parser.add_argument("--to", metavar="HTML", default="report.html", help="the page (report.html); replaced")
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
+        how.add_argument("--json", action="store_true", help="print JSON instead of the path of the page")
+        parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Writes it, and prints where it is."""
+        if options.tail and len(options.files) > 1:
+            raise CommandError("--tail follows one recording", exit_code=2)
+        try:
+            return _tail(options.files[0], options.to) if options.tail else _once(options)
+        except BynameError as error:
+            raise CommandError(str(error)) from None
+
+
+def _once(options: argparse.Namespace) -> int:
+    from byname.reporting.page import report
+
+    page = report(*options.files, to=options.to)
+    facts = {"page": str(page.absolute()), "bytes": page.stat().st_size, "files": options.files}
+    print(json.dumps(facts) if options.json else printable(str(page)), flush=True)
+    return 0
+
+
+def _tail(file: str, to: str) -> int:
+    """Writes a page of each state of a recording, until it is closed or somebody presses Ctrl-C."""
+    from byname.cli.tail import states
+    from byname.reporting.page import ready_to_write, report
+
+    ready_to_write(to)
+    told = False
+    try:
+        for recording in states(file):
+            page = report(recording, to=to, refresh=None if recording.ended else PAUSE)
+            if not told:
+                told = True
+                print(printable(str(page)), flush=True)
+            if not recording.ended:
+                time.sleep(PAUSE)
+    except KeyboardInterrupt:
+        print(flush=True)
+    return 0
+
+
+def repaired(name: str) -> None:
+    """Puts what a killed writer left into the file, and says whether there was something."""
+    from byname.recording.stores.repair import repair
+
+    try:
+        done = repair(name)
+    except (BynameError, OSError) as error:
+        raise CommandError(printable(str(error))) from None
+    say(f"{printable(name)} is repaired" if done else f"{printable(name)}: there was nothing to put back")
+
+
+def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:
+    """Prints what is inside.
+
+    Args:
+        recording: the recording.
+        name: what the user calls it.
+        most: how many places.
+        ranges: whether the values are read, to tell between which numbers they lie.
+    """
+    for label, words in _header(recording, name):
+        _print_labelled(label, printable(words))
+    show(recording.head(most, width=table_width(sys.stdout), ranges=ranges))
+
+
+SMALL = 64 << 20
+"""Bytes of values that are read for their ranges without being asked for: that takes no second."""
+
+
+def is_small(recording: Recording) -> bool:
+    """Whether the ranges of all values are there at once."""
+    size: int = sum(row["bytes"] for row in recording.rows())
+    return size <= SMALL
+
+
+def say_how_to_get_ranges(name: str) -> None:
+    """Tell why the table has no ranges."""
+    say(f"min, max and mean are left out, since all values would be read: byname show --ranges {printable(name)}")
+
+
+def _print_labelled(label: str, words: str) -> None:
+    width = width_of(sys.stdout)
+    lines = fitted(words, None if width is None else width - len(label)).split("\n")
+    print(label + f"\n{' ' * len(label)}".join(lines))
+
+
+def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
+    """Yield labels and what there is to know of the run; what is not in the file is left out."""
+    run = recording.run
+    state = "complete" if recording.complete else "not complete"
+    yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
+    arguments = run.get("arguments")
+    if isinstance(arguments, list) and arguments:
+        yield "program:   ", " ".join(map(str, arguments))
+    yield "started:   ", f"{run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
+    versions = [f"{label} {run[label]}" for label in ("byname", "torch", "python") if label in run]
+    commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
+    ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
+    yield "with:      ", ", ".join([*versions, *commit, *ranks])
+
+
+def places(recording: Recording, path: str, most: int) -> None:
+    """Prints the records of one place, or of each that fits."""
+    for series in _found(recording, path):
+        show(series.head(most, width=table_width(sys.stdout)))
+
+
+def _found(recording: Recording, path: str) -> list[Series]:
+    try:
+        found = recording[path]
+    except BynameError as error:
+        raise CommandError(printable(str(error))) from None
+    return [*found.values()] if isinstance(found, dict) else [found]
+
+
+def as_json(recording: Recording, path: str | None, *, ranges: bool) -> None:
+    """Prints the places, or the records of those that fit a path, as one JSON object; docs/json.md has its schema."""
+    facts: dict[str, Any] = {"run": dict(recording.run), "complete": recording.complete}
+    facts["missing"] = list(recording.missing)
+    if path is None:
+        facts["places"] = recording.rows(ranges=ranges)
+    else:
+        facts["records"] = [record for series in _found(recording, path) for record in _records(series)]
+    print(json.dumps(facts, default=_plain))
+
+
+def _records(series: Series) -> Iterator[dict[str, Any]]:
+    columns = series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.values
+    for record in zip(*columns, strict=True):
+        yield {"path": series.path, **dict(zip(_COLUMNS, record, strict=True))}
+
+
+_COLUMNS = ("iteration", "rank", "call", "mode", "shape", "value")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not have: tuples are lists there already, tensors become nested lists, others their text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

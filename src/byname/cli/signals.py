@@ -1,6 +1,6 @@
 """How does a living process tell what is alive in it? It answers SIGUSR1 with a census, and goes on.
 
-Where another process has asked a question (`byname.cli.requests`), that is answered instead.
+Where another process has asked a question (`byname.cli.ask`), that is answered instead.
 
 Python runs a handler between two instructions of the main thread, wherever that may be: also within a write to the
 standard error, whose buffer is therefore not touched, or within an import, so that nothing is imported here.
@@ -17,14 +17,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from byname.cli.ask import waiting_for
 from byname.cli.command import CommandError
 from byname.cli.moment import answer_request
-from byname.cli.requests import waiting_for
 from byname.cli.unnoticed import census_text, ready, unnoticed, where
-from byname.cli.width import fitted, width_of
 from byname.memory.census import census
 from byname.reading.quiet import dynamo_skip
-from byname.text import printable_lines
+from byname.text import fitted, printable_lines, width_of
 
 
 def answer_signals(top: int = 20) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
-from byname.cli.width import table_width
 from byname.memory.census import Census, census
 from byname.source.location import is_library
 from byname.source.tracebacks import frames
 from byname.table import text
-from byname.text import printable
+from byname.text import printable, table_width
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from json_page import fields
 
-from byname.cli import asking, main, requests
+from byname.cli import ask, main
 
 TRAINING = """
 import sys, threading, time, torch
@@ -60,7 +60,7 @@ def started(tmp_path):
         (tmp_path / "train.py").write_text(TRAINING)
         pipe = subprocess.PIPE
         command = [sys.executable, *words]
-        environment = os.environ | {"PYTHONPATH": str(Path(requests.__file__).parents[2])}
+        environment = os.environ | {"PYTHONPATH": str(Path(ask.__file__).parents[2])}
         process = subprocess.Popen(
             command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
         )
@@ -127,7 +127,7 @@ def test_a_process_tells_the_same_as_json(started, capsys):
 @pytest.mark.slow
 def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(started, capsys, monkeypatch):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
-    monkeypatch.setattr(asking, "answer_to", lambda request: requests.Answer("could not look"))
+    monkeypatch.setattr(ask, "answer_to", lambda request: ask.Answer("could not look"))
     assert main(["explain", "--pid", str(process.pid), "--json"]) == 1
     assert capsys.readouterr() == ("", "byname: could not look\n")
 
@@ -170,10 +170,10 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
     linked = tmp_path / "link"
     linked.symlink_to(tmp_path)
     for folder in (open_to_all, linked):
-        monkeypatch.setattr(requests, "_place", lambda folder=folder: folder)
+        monkeypatch.setattr(ask, "_place", lambda folder=folder: folder)
         with pytest.raises(PermissionError):
-            requests.ask(1, "census", 3)
-        assert requests.waiting_for(1) is None
+            ask.ask(1, "census", 3)
+        assert ask.waiting_for(1) is None
 
 
 @pytest.mark.parametrize(
@@ -189,25 +189,25 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
 )
 def test_questions_of_nobody_are_dropped(text, tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(requests, "_place", lambda: tmp_path)
+    monkeypatch.setattr(ask, "_place", lambda: tmp_path)
     (tmp_path / "7.request").write_text(text)
-    assert requests.waiting_for(7) is None
+    assert ask.waiting_for(7) is None
     assert not [*tmp_path.iterdir()]
 
 
 REMOTE = """
 import os, sys, torch
-from byname.cli import requests
-request = requests.ask(os.getpid(), "explain", 5)
-script = requests.script_for(request)
+from byname.cli import ask
+request = ask.ask(os.getpid(), "explain", 5)
+script = ask.script_for(request)
 def step():
     kept = torch.ones(3)
     exec(compile(script.read_text(), str(script), "exec"), vars(sys.modules["__main__"]))
 names, before = {*globals(), "names", "before"}, sys.path[:]
 step()
 assert ({*globals()}, sys.path) == (names, before)
-print(requests.answer_to(request).text)
-requests.taken_back(os.getpid(), request)
+print(ask.answer_to(request).text)
+ask.taken_back(os.getpid(), request)
 """
 
 
@@ -216,7 +216,7 @@ def test_the_file_that_python_runs_in_another_process_answers_and_leaves_no_name
     """All of PEP 768 but the call: the file is run in the middle of a program, as `sys.remote_exec` has it run."""
     (tmp_path / "program.py").write_text(REMOTE)
     before = left_behind()
-    environment = os.environ | {"PYTHONPATH": str(Path(requests.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(ask.__file__).parents[2])}
     command = [sys.executable, tmp_path / "program.py"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

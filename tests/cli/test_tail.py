@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import byname
-from byname.cli.sparklines import BARS, RECORDS, Sparklines, sparkline
+from byname.cli.tail import BARS, RECORDS, Sparklines, sparkline
 
 
 @given(st.lists(st.floats(), max_size=50))

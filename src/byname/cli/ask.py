@@ -1,0 +1,337 @@
+"""Ask: a question to a process that runs already, by a signal that it listens to or by Python's remote debugging.
+
+SIGUSR1 ends a process that has no handler for it, so that this is found out first. Question and answer meet in a folder
+that nobody else can write to: both are JSON, in files that are put into place whole. Nothing that is read there is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from byname.cli.command import CommandError, show
+from byname.text import printable, table_width
+
+
+class Explain:
+    """Show what a running process is doing, and how many tensors are alive in it.
+
+    For each of its threads: the lines of the program, the module that is being called, and the function of the library
+    it is in. The process goes on unchanged. It has to be one that was started by `byname run --census-on-signal` or
+    `byname census --census-on-signal`, or, with Python 3.14 or newer, any process of the same Python.
+
+    examples:
+      byname explain --pid 4711
+      byname explain --pid 4711 --timeout 60
+      byname explain --pid 4711 --json
+    """
+
+    name = "explain"
+    usage = "explain --pid N [--timeout SECONDS] [--json]"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Which process."""
+        add_pid(parser, required=True)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Asks the process and prints its answer."""
+        answer = asked_by(options, "explain", 0, facts=options.json)
+        print(json.dumps(answer.facts)) if options.json else show(answer.text)
+        return 0
+
+
+PAUSE = 0.05
+"""Seconds between two looks for the answer."""
+START = "start it with `byname run --census-on-signal`, and it can be asked"
+
+
+def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Tell the parser of the process."""
+    parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the process of this number")
+    parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="wait so many seconds for it (30)")
+
+
+def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool = False) -> Answer:
+    """Ask the process that the command line names, and return its answer.
+
+    Args:
+        options: the process, and how long to wait for it.
+        about: ``census`` or ``explain``.
+        top: the number of rows of a census in words.
+        facts: whether the answer is also wanted as values that JSON has.
+
+    Raises:
+        CommandError: the process cannot be asked, or gives no answer in time; the text says why, and what to do.
+    """
+    if getattr(options, "program", None) is not None:
+        raise CommandError("--pid asks a process that runs already, and no program goes with it", exit_code=2)
+    answer = _answer(options.pid, about, top, facts, options.timeout)
+    if facts and answer.facts is None:
+        raise CommandError(answer.text)
+    return answer
+
+
+def _answer(process: int, about: str, top: int, facts: bool, timeout: float) -> Answer:
+    reach = _way_to(process)
+    try:
+        request = ask(process, about, top, facts=facts, width=table_width(sys.stdout))
+    except OSError as reason:
+        raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
+    try:
+        reach(request)
+        return _awaited(process, request, timeout)
+    finally:
+        taken_back(process, request)
+
+
+def _way_to(process: int) -> Callable[[Request], None]:
+    """Return what makes a process look for its question."""
+    if not hasattr(os, "getuid"):
+        raise CommandError("this system has no way to ask a process")
+    _check_alive(process)
+    if process == os.getpid():
+        raise CommandError("this is the process that asks")
+    if _listens(process):
+        return lambda request: os.kill(process, signal.SIGUSR1)
+    if hasattr(sys, "remote_exec"):
+        return lambda request: _remotely(process, request)
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise CommandError(
+        f"process {process} ({_shown(process)}) does not listen: {START}. With Python 3.14 or newer any process can be "
+        f"asked that runs the same Python; this is {version}"
+    )
+
+
+def _check_alive(process: int) -> None:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        raise CommandError(f"there is no process {process}") from None
+    except PermissionError:
+        raise CommandError(f"process {process} belongs to another user") from None
+
+
+def _listens(process: int) -> bool:
+    """Whether a process was told to answer SIGUSR1 by byname, and has begun to."""
+    words = _words(process)
+    asked = any("byname" in Path(word).name for word in words) and "--census-on-signal" in words
+    return asked and _catches(process)
+
+
+def _words(process: int) -> list[str]:
+    """Return the command line of a process; nothing where the system has no /proc."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _catches(process: int) -> bool:
+    """Whether a process has a handler for SIGUSR1."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
+    return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
+
+
+def _shown(process: int) -> str:
+    words = " ".join(_words(process)).strip()
+    return printable(words[:80]) or "of which the command line cannot be read"
+
+
+def _remotely(process: int, request: Request) -> None:
+    """Have Python run a file of ours in a process, between two of its instructions (PEP 768)."""
+    remote: Any = getattr(sys, "remote_exec")  # noqa: B009 - not in the stubs of older versions
+    try:
+        remote(process, str(script_for(request)))
+    except (OSError, RuntimeError, ValueError) as reason:
+        raise CommandError(
+            f"process {process} ({_shown(process)}) cannot be reached: {printable(str(reason))}. It has to run Python "
+            f"{sys.version_info[0]}.{sys.version_info[1]} with remote debugging (PYTHON_DISABLE_REMOTE_DEBUG not set), "
+            f"and the system has to allow it (on Linux ptrace). Or {START}"
+        ) from None
+
+
+def _awaited(process: int, request: Request, timeout: float) -> Answer:
+    end = time.monotonic() + timeout
+    while True:
+        answer = answer_to(request)
+        if answer is not None:
+            return answer
+        try:
+            _check_alive(process)
+        except CommandError:
+            raise CommandError(f"process {process} ended before it answered") from None
+        if time.monotonic() > end:
+            raise CommandError(
+                f"process {process} gave no answer in {timeout:g} seconds: it answers when its main thread next runs "
+                "Python code, not in the middle of a long call into C++ or while it waits for a lock; or it has taken "
+                "SIGUSR1 for itself. --timeout waits longer"
+            )
+        time.sleep(PAUSE)
+
+
+MOST = 256 * 2**20
+"""Bytes of a question or an answer at most."""
+
+
+class Request(NamedTuple):
+    """What another process asks.
+
+    Attributes:
+        about: ``census`` or ``explain``.
+        top: the number of rows.
+        answer: the name of the file for the answer.
+        facts: whether the answer is also wanted as values that JSON has.
+        width: of a table, in characters.
+    """
+
+    about: str
+    top: int
+    answer: str
+    facts: bool = False
+    width: int = 160
+
+
+class Answer(NamedTuple):
+    """What a process answers.
+
+    Attributes:
+        text: the answer in words.
+        facts: the same as values that JSON has; None where they were not asked for, or there are none.
+    """
+
+    text: str
+    facts: dict[str, Any] | None = None
+
+
+def _folder(make: bool = False) -> Path | None:
+    """Return the folder, if it is one that only this user can write to."""
+    folder = _place()
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        found = folder.lstat()
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if private else None
+
+
+def _place() -> Path:
+    return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
+
+
+def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = 160) -> Request:
+    """Put a question to a process where it will find it.
+
+    Raises:
+        PermissionError: the folder is there, and others can write to it.
+    """
+    folder = _folder(make=True)
+    if folder is None:
+        raise PermissionError(f"{_place()} is not a folder of this user alone")
+    request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts, width)
+    _put(folder, f"{process}.request", request._asdict())
+    return request
+
+
+def waiting_for(process: int) -> Request | None:
+    """Take the question to a process, if there is one."""
+    folder = _folder()
+    if folder is None:
+        return None
+    facts = _read(folder, f"{process}.request")
+    (folder / f"{process}.request").unlink(missing_ok=True)
+    return _request(facts) if isinstance(facts, dict) else None
+
+
+def _request(facts: dict[str, Any]) -> Request | None:
+    about, top, answer, wanted, width = (facts.get(name) for name in Request._fields)
+    known = about in ("census", "explain") and type(top) is int and type(answer) is str and answer == Path(answer).name
+    return Request(about, top, answer, wanted is True, width if type(width) is int else 160) if known else None  # type: ignore[arg-type]
+
+
+def write_answer(request: Request, answer: Answer) -> None:
+    """Put an answer where it is waited for."""
+    folder = _folder()
+    if folder is not None:
+        _put(folder, request.answer, answer._asdict())
+
+
+def answer_to(request: Request) -> Answer | None:
+    """Return the answer; None if it has not come."""
+    folder = _folder()
+    facts = None if folder is None else _read(folder, request.answer)
+    if not isinstance(facts, dict) or not isinstance(facts.get("text"), str):
+        return None
+    values = facts.get("facts")
+    return Answer(facts["text"], values if isinstance(values, dict) else None)
+
+
+def script_for(request: Request) -> Path:
+    """Write the file that Python runs in another process, and return its path. It leaves no name in ``__main__``."""
+    folder = _folder()
+    if folder is None:
+        raise PermissionError("the folder of questions is gone")
+    source = Path(__file__).parents[2]
+    text = _SCRIPT.format(root=str(source), answer=request.answer)
+    script = folder / f"{request.answer}.py"
+    with os.fdopen(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(f"exec({text!r}, {{}})\n")
+    return script
+
+
+_SCRIPT = """
+import sys
+if "torch" in sys.modules:
+    before = sys.path[:]
+    sys.path.append({root!r})
+    try:
+        from byname.cli.moment import answer_remotely
+        answer_remotely()
+    finally:
+        sys.path[:] = before
+else:
+    import json, os
+    folder = "/tmp/byname-%d" % os.getuid()
+    with open(os.path.join(folder, {answer!r} + ".new"), "x") as file:
+        json.dump({{"text": "no PyTorch is loaded in process %d" % os.getpid()}}, file)
+    os.replace(os.path.join(folder, {answer!r} + ".new"), os.path.join(folder, {answer!r}))
+"""
+
+
+def taken_back(process: int, request: Request) -> None:
+    """Remove a question and its answer."""
+    folder = _folder()
+    if folder is not None:
+        for name in (f"{process}.request", request.answer, f"{request.answer}.py"):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _put(folder: Path, name: str, facts: dict[str, Any]) -> None:
+    beside = folder / f"{name}.{uuid.uuid4().hex}"
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        json.dump(facts, file)
+    beside.replace(folder / name)
+
+
+def _read(folder: Path, name: str) -> Any:
+    try:
+        with os.fdopen(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return json.loads(file.read(size)) if size <= MOST else None
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,203 @@
+"""Tail: a recording followed while it is written: a line for what comes, and sparklines of the newest values."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from byname.cli.command import CommandError, say, show
+from byname.errors import BynameError
+from byname.table import Row, counted
+from byname.text import printable, table_width
+
+if TYPE_CHECKING:
+    from byname.recording.recording import Recording
+
+PAUSE = 0.25
+"""Seconds between two looks at a file that is being written."""
+PATIENCE = 5.0
+"""Seconds in which a file that has just come may still be no recording."""
+
+
+def opened(name: str) -> Recording:
+    """Opens a recording, or says why not."""
+    from byname.recording.recording import open as opening
+
+    try:
+        return opening(name)
+    except (BynameError, OSError) as error:
+        raise CommandError(printable(str(error))) from None
+
+
+def tail(name: str, *, in_json: bool = False) -> int:
+    """Prints a line for what comes, until the recording is closed or somebody presses Ctrl-C.
+
+    Args:
+        name: the file, which need not be there yet.
+        in_json: whether each line is a JSON object; else it is in words, and a terminal also shows how values went.
+    """
+    before: dict[str, int] = {}
+    course = Sparklines() if sys.stdout.isatty() and not in_json else None
+    try:
+        for recording in states(name):
+            rows = recording.rows(ranges=False)
+            came = {row["path"]: row["records"] - before.get(row["path"], 0) for row in rows}
+            before = {row["path"]: row["records"] for row in rows}
+            if in_json:
+                print(json.dumps(_object(recording, rows, came)), flush=True)
+                continue
+            if any(came.values()):
+                print(_line(rows, came), flush=True)
+                if course is not None:
+                    course.add(recording, came)
+                    print("\n".join(course.lines(table_width(sys.stdout))), flush=True)
+            if recording.ended:
+                state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
+                show(f"{printable(name)} is closed, and {state}")
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(flush=True)
+    return 0
+
+
+def states(name: str) -> Iterator[Recording]:
+    """The recording after each change of its files, the last time when it is closed."""
+    last, told, since = None, False, time.monotonic()
+    while True:
+        state = _written(name)
+        if not state and not told:
+            told = True
+            say(f"waiting for {printable(name)}")
+        if not state:
+            since = time.monotonic()
+        elif state != last:
+            try:
+                recording = opened(name)
+            except CommandError:
+                if time.monotonic() - since > PATIENCE:
+                    raise
+            else:
+                last = state
+                with recording:
+                    yield recording
+                    if recording.ended:
+                        return
+        time.sleep(PAUSE)
+
+
+def _written(name: str) -> list[tuple[str, int, int]]:
+    """When and how far the files of a recording were written: those of all ranks, and the journals."""
+    path = Path(name)
+    found = []
+    for one in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*")):
+        try:
+            facts = one.stat()
+        except FileNotFoundError:  # a journal that has just gone
+            continue
+        found.append((one.name, facts.st_size, facts.st_mtime_ns))
+    return found
+
+
+def _object(recording: Recording, rows: list[Row], came: dict[str, int]) -> dict[str, Any]:
+    """What a line of JSON tells; docs/json.md has its schema."""
+    return {
+        "iteration": max((_last(row) for row in rows), default=None),
+        "came": {path: count for path, count in came.items() if count},
+        "records": {row["path"]: row["records"] for row in rows},
+        "ended": recording.ended,
+        "complete": recording.complete,
+        "missing": list(recording.missing),
+    }
+
+
+def _line(rows: list[Row], came: dict[str, int]) -> str:
+    """What came: until which iteration, how much, and how much there is."""
+    last = max(_last(row) for row in rows if came[row["path"]])
+    new = f"{counted(sum(came.values()), 'record')} of {counted(sum(map(bool, came.values())), 'place')}"
+    return f"{time.strftime('%H:%M:%S')}  to iteration {last}: {new}, {sum(row['records'] for row in rows)} in all"
+
+
+def _last(row: Row) -> int:
+    """The last iteration of a place."""
+    return int(row["iterations"].rpartition("-")[2])
+
+
+BARS = "▁▂▃▄▅▆▇█"
+RECORDS = 40
+"""The newest records of a place that are shown, and so many are read of a window at most."""
+PLACES = 8
+"""Places that are shown; those that come first."""
+_LEAST = 24
+"""Characters of a name at least, where the terminal has room for no more beside the line."""
+
+
+def sparkline(numbers: Iterable[float]) -> str:
+    """Numbers as bars between the smallest and the largest; what is not finite is a dot.
+
+    >>> sparkline([0.0, 1.0, 7.0, float("nan"), 3.5]), sparkline([2.0, 2.0])
+    ('▁▂█·▅', '▁▁')
+    """
+    several = list(numbers)
+    finite = [number for number in several if math.isfinite(number)]
+    if not finite:
+        return "·" * len(several)
+    low, high = min(finite), max(finite)
+    step = high / (len(BARS) - 1) - low / (len(BARS) - 1) or 1.0  # high - low may be infinite
+    return "".join(BARS[round(one / step - low / step)] if math.isfinite(one) else "·" for one in several)
+
+
+class Sparklines:
+    """The newest numbers of places while a recording grows: values that are one number, and the means of tensors."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, deque[float]] = {}
+
+    def add(self, recording: Recording, came: Mapping[str, int]) -> None:
+        """Reads what came.
+
+        Args:
+            recording: as it is now.
+            came: how many records each place got.
+        """
+        for path, count in came.items():
+            if count and (path in self._numbers or len(self._numbers) < PLACES):
+                numbers = [number for value in recording[path][-min(count, RECORDS) :] for number in _number(value)]
+                self._numbers.setdefault(path, deque(maxlen=RECORDS)).extend(numbers)
+
+    def lines(self, width: int) -> list[str]:
+        """One line a place, no longer than so many characters where that is possible."""
+        room = max(_LEAST, width - RECORDS - _NUMBER)
+        told = [(_end_of(printable(path), room), numbers) for path, numbers in self._numbers.items() if numbers]
+        longest = max((len(name) for name, _ in told), default=0)
+        shown = max(1, min(RECORDS, width - longest - _NUMBER))
+        return [f"  {name:{longest}}  {sparkline(list(numbers)[-shown:])}  {numbers[-1]:.4g}" for name, numbers in told]
+
+
+_NUMBER = 17
+"""Characters of a line beside the name and the bars: a number, and spaces."""
+
+
+def _end_of(name: str, room: int) -> str:
+    """The name, or its end where it is too long."""
+    return name if len(name) <= room else f"…{name[1 - room :]}"
+
+
+def _number(value: Any) -> list[float]:
+    """The number that stands for a value; none for text and the like."""
+    if isinstance(value, Tensor):
+        return [float(value.double().mean())] if value.numel() and not value.is_complex() else []
+    if not isinstance(value, bool | int | float):
+        return []
+    try:
+        return [float(value)]
+    except OverflowError:  # a whole number beyond the floats
+        return [math.inf if value > 0 else -math.inf]
