@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from byname.errors import BadArgumentError
 from byname.extras import needs
-from byname.text import printable
+from byname.text import WIDE, printable, table_width
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +117,8 @@ def text(
     from rich.table import Table
     from rich.text import Text
 
-    width = _width() if width is None else width
+    if width is None:
+        width = table_width(sys.stdout) if sys.stdout.isatty() else WIDE
     columns, left_out = _fitting(rows[:most], _columns(rows), spare, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
@@ -126,13 +128,6 @@ def text(
     lines = [line.rstrip() for line in _rendered(table).splitlines()] if rows else []
     below = [*_more(rows, most), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
     return "\n".join([printable(title), *lines, *map(printable, below)])
-
-
-def _width() -> int:
-    import shutil
-    import sys
-
-    return shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 160
 
 
 def _rendered(table: RichTable) -> str:

@@ -35,9 +35,13 @@ def width_of(stream: TextIO | None) -> int | None:
         return None
 
 
+WIDE = 160
+"""The number of characters in a line of a table that goes to no terminal."""
+
+
 def table_width(stream: TextIO | None) -> int:
-    """Return the number of characters in a line of a table: 160 without a terminal and COLUMNS."""
-    return width_of(stream) or 160
+    """Return the number of characters in a line of a table: `WIDE` without a terminal and COLUMNS."""
+    return width_of(stream) or WIDE
 
 
 def fitted(words: str, width: int | None) -> str:
