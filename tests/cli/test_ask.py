@@ -1,4 +1,4 @@
-"""``byname census --pid`` and ``byname explain --pid``: a process that runs already, asked from another one."""
+"""``byname census --pid`` and ``byname status --pid``: a process that runs already, asked from another one."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def left_behind():
 def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
     before = left_behind()
-    assert main(["explain", "--pid", str(process.pid)]) == 0
+    assert main(["status", "--pid", str(process.pid)]) == 0
     told = capsys.readouterr().out
     assert re.match(rf"process {process.pid} at train.py:1[1-5]\n", told)
     main_thread, _, rest = told.partition("listener:")
@@ -103,9 +103,9 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
 @pytest.mark.slow
 def test_a_process_tells_the_same_as_json(started, capsys):
     process = started("-m", "byname", "run", "--track", "--census-on-signal", "train.py")
-    assert main(["explain", "--pid", str(process.pid), "--json"]) == 0
+    assert main(["status", "--pid", str(process.pid), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {*told} == fields("byname explain --pid N --json") and told["process"] == process.pid
+    assert {*told} == fields("byname status --pid N --json") and told["process"] == process.pid
     first, other = told["threads"]
     assert {*first} == {"name", "sites", "module", "library"}
     assert (first["name"], first["module"]) == ("MainThread", "blocks.0 (Block) of Net")
@@ -120,7 +120,7 @@ def test_a_process_tells_the_same_as_json(started, capsys):
     weight = next(row for row in told["rows"] if row["name"] == "net.blocks[0].lin.weight")
     assert {*weight} == fields("Rows of a census")
     assert (weight["site"]["line"], weight["site"]["statement"]) == (8, "self.lin = nn.Linear(4, 4)")
-    assert main(["explain", "--pid", str(process.pid)]) == 0
+    assert main(["status", "--pid", str(process.pid)]) == 0
     assert capsys.readouterr().out.startswith(f"process {process.pid} at train.py:")
 
 
@@ -128,7 +128,7 @@ def test_a_process_tells_the_same_as_json(started, capsys):
 def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(started, capsys, monkeypatch):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
     monkeypatch.setattr(ask, "answer_to", lambda request: ask.Answer("could not look"))
-    assert main(["explain", "--pid", str(process.pid), "--json"]) == 1
+    assert main(["status", "--pid", str(process.pid), "--json"]) == 1
     assert capsys.readouterr() == ("", "byname: could not look\n")
 
 
@@ -141,10 +141,14 @@ def test_a_process_that_does_not_listen_is_left_alone(started, capsys, monkeypat
     assert process.poll() is None
 
 
-def test_processes_that_cannot_be_asked_are_told_of(capsys):
-    assert main(["explain", "--pid", str(2**22 + 1)]) == 1
+@pytest.mark.parametrize("name", ["status", "explain"])
+def test_a_process_that_is_not_there_is_told_of_also_under_the_former_name_of_the_command(name, capsys):
+    assert main([name, "--pid", str(2**22 + 1)]) == 1
     assert "there is no process" in capsys.readouterr().err
-    assert main(["explain", "--pid", str(os.getpid())]) == 1
+
+
+def test_processes_that_cannot_be_asked_are_told_of(capsys):
+    assert main(["status", "--pid", str(os.getpid())]) == 1
     assert "the process that asks" in capsys.readouterr().err
     assert main(["census", "--pid", "1", "train.py"]) == 2
     assert "no program goes with it" in capsys.readouterr().err
@@ -198,7 +202,7 @@ def test_questions_of_nobody_are_dropped(text, tmp_path, monkeypatch):
 REMOTE = """
 import os, sys, torch
 from byname.cli import ask
-request = ask.ask(os.getpid(), "explain", 5)
+request = ask.ask(os.getpid(), "status", 5)
 script = ask.script_for(request)
 def step():
     kept = torch.ones(3)

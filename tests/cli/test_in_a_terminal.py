@@ -44,8 +44,8 @@ COMMANDS = {
     "census --every": ["census", "--every", "2", "--top", "3", "trains.py"],
     "census --growth": ["census", "--growth", "trains.py"],
     "census --pid": ["census", "--pid", "PID"],
-    "explain": ["explain", "--pid", "PID"],
-    "explain --json": ["explain", "--json", "--pid", "PID"],
+    "status": ["status", "--pid", "PID"],
+    "status --json": ["status", "--json", "--pid", "PID"],
     "show": ["show", "run.h5"],
     "show --place": ["show", "--place", "**", "run.h5"],
     "show --json": ["show", "--json", "run.h5"],
@@ -53,14 +53,12 @@ COMMANDS = {
     "show --repair": ["show", "--repair", "run.h5"],
     "report": ["report", "run.h5", "--to", "shown.html"],
     "a file that is not there": ["show", "a_file_that_is_not_there.h5"],
-    "a process that is not there": ["explain", "--pid", "4194305"],
+    "a process that is not there": ["status", "--pid", "4194305"],
     "an option that is not there": ["census", "--nothing", "trains.py"],
     "help": ["--help"],
-    **{f"help of {name}": [name, "--help"] for name in ("run", "census", "explain", "show", "report")},
+    **{f"help of {name}": [name, "--help"] for name in ("run", "census", "status", "show", "report")},
 }
-WITH_TABLES = [
-    name for name in COMMANDS if name.startswith(("run", "census", "show", "explain")) and "json" not in name
-]
+WITH_TABLES = [name for name in COMMANDS if name.startswith(("run", "census", "show", "status")) and "json" not in name]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from byname.cli.ask import Explain
+from byname.cli.ask import Status
 from byname.cli.census import Census
 from byname.cli.command import Command, CommandError, described, say
 from byname.cli.completion import Completion
@@ -17,7 +17,9 @@ from byname.cli.run import Run
 from byname.cli.show import Report, Show
 from byname.text import printable_lines
 
-COMMANDS: tuple[Command, ...] = (Run(), Census(), Explain(), Show(), Report(), Completion())
+COMMANDS: tuple[Command, ...] = (Run(), Census(), Status(), Show(), Report(), Completion())
+FORMER_NAMES = {"explain": "status"}
+"""What commands were called before: these names work, and no help shows them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["run", "no_such_script.py"])
     2
     """
-    options = parser().parse_args(arguments)
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    words[:1] = [FORMER_NAMES.get(word, word) for word in words[:1]]
+    options = parser().parse_args(words)
     command: Command = options.command
     try:
         return command.run(options)

@@ -22,7 +22,7 @@ from byname.cli.command import CommandError, show
 from byname.text import printable, table_width
 
 
-class Explain:
+class Status:
     """Show what a running process is doing, and how many tensors are alive in it.
 
     For each of its threads: the lines of the program, the module that is being called, and the function of the library
@@ -30,13 +30,13 @@ class Explain:
     `byname census --census-on-signal`, or, with Python 3.14 or newer, any process of the same Python.
 
     examples:
-      byname explain --pid 4711
-      byname explain --pid 4711 --timeout 60
-      byname explain --pid 4711 --json
+      byname status --pid 4711
+      byname status --pid 4711 --timeout 60
+      byname status --pid 4711 --json
     """
 
-    name = "explain"
-    usage = "explain --pid N [--timeout SECONDS] [--json]"
+    name = "status"
+    usage = "status --pid N [--timeout SECONDS] [--json]"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which process."""
@@ -45,7 +45,7 @@ class Explain:
 
     def run(self, options: argparse.Namespace) -> int:
         """Asks the process and prints its answer."""
-        answer = asked_by(options, "explain", 0, facts=options.json)
+        answer = asked_by(options, "status", 0, facts=options.json)
         print(json.dumps(answer.facts)) if options.json else show(answer.text)
         return 0
 
@@ -66,7 +66,7 @@ def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool =
 
     Args:
         options: the process, and how long to wait for it.
-        about: ``census`` or ``explain``.
+        about: ``census`` or ``status``.
         top: the number of rows of a census in words.
         facts: whether the answer is also wanted as values that JSON has.
 
@@ -191,7 +191,7 @@ class Request(NamedTuple):
     """What another process asks.
 
     Attributes:
-        about: ``census`` or ``explain``.
+        about: ``census`` or ``status``.
         top: the number of rows.
         answer: the name of the file for the answer.
         facts: whether the answer is also wanted as values that JSON has.
@@ -260,7 +260,7 @@ def waiting_for(process: int) -> Request | None:
 
 def _request(facts: dict[str, Any]) -> Request | None:
     about, top, answer, wanted, width = (facts.get(name) for name in Request._fields)
-    known = about in ("census", "explain") and type(top) is int and type(answer) is str and answer == Path(answer).name
+    known = about in ("census", "status") and type(top) is int and type(answer) is str and answer == Path(answer).name
     return Request(about, top, answer, wanted is True, width if type(width) is int else 160) if known else None  # type: ignore[arg-type]
 
 
