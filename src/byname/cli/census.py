@@ -54,7 +54,7 @@ class Census:
         """Runs the program to its end, or asks the one that runs."""
         if options.pid is not None:
             return _ask(options)
-        return run_program(options, _shown)
+        return run_program(options, _watchers)
 
 
 def _ask(options: argparse.Namespace) -> int:
@@ -67,8 +67,10 @@ def _ask(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(options: argparse.Namespace) -> AbstractContextManager[object]:
+def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
+    from byname.cli.findings_file import JsonLines
     from byname.cli.looks import CensusShown, GrowthShown
 
-    kind = GrowthShown if options.growth else CensusShown
-    return kind(options.every, options.top, options.json)
+    lines = None if options.json is None else JsonLines(options.json)
+    shown = (GrowthShown if options.growth else CensusShown)(options.every, options.top, lines)
+    return [shown] if lines is None else [lines, shown]

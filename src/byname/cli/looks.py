@@ -1,4 +1,4 @@
-"""How does a command show what is alive in the program it runs? By looks after its steps and at its end."""
+"""Looks: censuses of a program that a command runs, or what grew in it, after its optimizer steps and at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from byname.cli.calls import Calls
 from byname.cli.command import say
 from byname.cli.findings_file import JsonLines
 from byname.cli.json_facts import census_facts, growth_facts
-from byname.cli.unnoticed import census_text, ready, unnoticed, where
+from byname.cli.unnoticed import Watcher, census_text, failure, unnoticed, where
 from byname.memory.census import census
 from byname.memory.growth import Growth
 from byname.reading.frames import caller, revisiting
@@ -27,45 +26,26 @@ from byname.text import table_width
 from byname.undo import Undo
 
 
-class CensusShown:
-    """A census at the end of a block, and after every so many optimizer steps in it.
+class CensusShown(Watcher):
+    """A census when the program ends, and after every so many of its optimizer steps.
 
     Args:
         every: the number of steps; None for a look at the end only.
         top: how many rows are shown.
-        to: a file of JSON lines, in which every census has a line with all rows, and the last line tells the end.
-
-    Raises:
-        CommandError: the file cannot be written.
+        lines: a file in which every census has a line with all rows.
     """
 
-    def __init__(self, every: int | None, top: int, to: str | None = None) -> None:
-        self._lines = None if to is None else JsonLines(to)
-        ready()
-        self._top = top
-        self._steps = None if every is None else _Steps(lambda step: step % every == 0, self._after)
-        self._process = os.getpid()
+    def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
+        super().__init__(*([] if every is None else [_Steps(lambda step: step % every == 0, self._after)]))
+        self._top, self._lines = top, lines
 
-    def __enter__(self) -> None:
-        if self._steps is not None:
-            self._steps.begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._steps is not None:
-            self._steps.end()
-        if os.getpid() == self._process:  # a fork that comes to its end here is no other program
-            unnoticed(lambda: self._at_end(error), say, also=KeyboardInterrupt)
-            _end(self._lines, error)
+    def at_end(self, error: BaseException | None) -> None:
+        """Show what is alive, also in the functions that failed."""
+        with revisiting(error):
+            self._tell(f"at the {type(error).__name__}" if failure(error) else "at the end")
 
     def _after(self, number: int, step: str) -> None:
         self._tell(f"after {step}", number)
-
-    def _at_end(self, error: BaseException | None) -> None:
-        failed = error is not None and not isinstance(error, SystemExit)
-        with revisiting(error):
-            self._tell(f"at the {type(error).__name__}" if failed else "at the end")
 
     def _tell(self, when: str, step: int | None = None) -> None:
         found = census()
@@ -74,8 +54,8 @@ class CensusShown:
             self._lines.write("census", {"when": when, "step": step, **census_facts(found)})
 
 
-class GrowthShown:
-    """What grew from the first look after an optimizer step to the last one, told at the end of the block.
+class GrowthShown(Watcher):
+    """What grew from the first look after an optimizer step to the last one, told when the program ends.
 
     A program without steps, such as one that serves a model, is looked at when it calls an outermost module. Compiled
     functions run eagerly until the first step, so that the calls are seen.
@@ -83,39 +63,19 @@ class GrowthShown:
     Args:
         every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps, or at call 8, 16 ...
         top: how many rows are shown.
-        to: a file of JSON lines, of which the last but one has all rows.
-
-    Raises:
-        CommandError: the file cannot be written.
+        lines: a file in which a line has all rows.
     """
 
-    def __init__(self, every: int | None, top: int, to: str | None = None) -> None:
-        self._lines = None if to is None else JsonLines(to)
-        ready()
-        self._top = top
+    def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
         due: Callable[[int], bool] = _doubled if every is None else lambda step: step % every == 0
-        self._steps = _Steps(due, self._after)
+        super().__init__(_Steps(due, self._after), Calls(self._called))
+        self._top, self._lines = top, lines
         self._due_call = due if every is not None else lambda call: call >= _FIRST_CALL and _doubled(call)
         self._numbers = itertools.count(1)
-        self._calls = Calls(self._called)
         self._stepped = False
         self._growth: Growth | None = None
         self._number = 0
         self._looks: list[str] = []
-        self._process = os.getpid()
-
-    def __enter__(self) -> None:
-        self._steps.begin()
-        self._calls.begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._steps.end()
-        self._calls.end()
-        if os.getpid() == self._process:
-            unnoticed(self._at_end, say, also=KeyboardInterrupt)
-            _end(self._lines, error)
 
     def _called(self, module: nn.Module, outermost: bool) -> bool:
         """Look at a program without steps; return whether it has some."""
@@ -138,7 +98,8 @@ class GrowthShown:
             self._growth.mark()
         self._looks.append(step)
 
-    def _at_end(self) -> None:
+    def at_end(self, error: BaseException | None) -> None:
+        """Show what grew."""
         if self._growth is None or len(self._looks) < 2:
             seen = counted(len(self._looks), "look")
             return say(f"growth compares looks after optimizer steps, and there was time for {seen}")
@@ -148,11 +109,6 @@ class GrowthShown:
         say(f"growth {span}\n{found.head(self._top, width=table_width(sys.__stderr__))}")
         if self._lines is not None:
             self._lines.write("growth", {"looks": self._looks, **growth_facts(found)})
-
-
-def _end(lines: JsonLines | None, error: BaseException | None) -> None:
-    if lines is not None:
-        unnoticed(lambda: lines.end(error), say, also=KeyboardInterrupt)
 
 
 _LOOKS = 3

@@ -14,7 +14,7 @@ import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn, Protocol
@@ -88,14 +88,16 @@ class Module:
         _run_as_main(self._name, True)
 
 
-def ended_with(program: Program, context: AbstractContextManager[object]) -> BaseException | None:
-    """Runs a program inside a context, and returns what it failed with: None, or an error in the program's own words.
+def ended_with(program: Program, watchers: Sequence[AbstractContextManager[object]]) -> BaseException | None:
+    """Run a program inside contexts, the outermost first, and return the error, in its own words, that it failed with.
 
     Raises:
         SystemExit: the program asked for its end.
     """
     try:
-        with context:
+        with ExitStack() as stack:
+            for watcher in watchers:
+                stack.enter_context(watcher)
             program.run()
         return None
     except SystemExit:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from byname.cli.calls import Calls
 from byname.cli.command import CommandError, say
-from byname.cli.unnoticed import ready, unnoticed, where
+from byname.cli.unnoticed import Watcher, failure, unnoticed, where
 from byname.errors import BynameError
 from byname.model.where import unwrapped
 from byname.place import parse
@@ -94,7 +92,7 @@ def _check_file(file: Path, *, overwrite: bool) -> None:
         raise CommandError(f"--to {file}: the file exists; --overwrite replaces it", exit_code=2)
 
 
-class Recorded:
+class Recorded(Watcher):
     """Records a program while it runs in the block; what goes wrong with it is told, and the program goes on.
 
     Args:
@@ -102,25 +100,12 @@ class Recorded:
     """
 
     def __init__(self, asked: Asked) -> None:
-        ready()
+        super().__init__(Calls(self._look))
         self._asked = asked
-        self._calls = Calls(self._look)
-        self._process = os.getpid()
         self._recorder: Recorder | None = None
         self._refused: dict[int, weakref.ref[nn.Module]] = {}
         self._called: dict[str, None] = {}
         self._told: dict[str, None] = {}
-
-    def __enter__(self) -> None:
-        self._calls.begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._calls.end()
-        if os.getpid() == self._process:  # a fork that comes to its end here is no other program
-            failed = None if isinstance(error, SystemExit) else error
-            unnoticed(lambda: self._close(failed), say, also=KeyboardInterrupt)
 
     def _look(self, module: nn.Module, outermost: bool) -> bool:
         """Whether a module is the model; then it is recorded from now on."""
@@ -155,11 +140,13 @@ class Recorded:
             self._told[words] = None
             say(printable(words))
 
-    def _close(self, error: BaseException | None) -> None:
+    def at_end(self, error: BaseException | None) -> None:
+        """Close the recording, and say how much is in it."""
         if self._recorder is None:
             return self._tell(f"nothing was recorded: {self._why()}")
+        failed = failure(error)
         try:
-            self._recorder.__exit__(None if error is None else type(error), error, None)
+            self._recorder.__exit__(None if failed is None else type(failed), failed, None)
         except BynameError as wrong:
             return self._tell(str(wrong))
         found = self._recorder.results

@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from byname.cli.command import CommandError, say
-from byname.cli.unnoticed import ready, unnoticed
+from byname.cli.unnoticed import Watcher, failure
 from byname.diagnose.finding import Finding, explained
 from byname.errors import BynameError
 from byname.recording.distributed.ranks import rank, rank_files
@@ -23,8 +22,8 @@ from byname.reporting.page import ready_to_write, report
 from byname.text import printable
 
 
-class Reported:
-    """Writes a page when the block ends: how the program ended, what was found, what was recorded.
+class Reported(Watcher):
+    """Writes a page when the program ends: how the program ended, what was found, what was recorded.
 
     Args:
         to: the page.
@@ -39,27 +38,21 @@ class Reported:
             self._file = ready_to_write(to).absolute()
         except BynameError as error:
             raise CommandError(f"--report: {error}", exit_code=2) from None
-        ready()
+        super().__init__()
         self._to = to
         self._recorded = recorded
         self._found: list[Finding] = []
-        self._process = os.getpid()
+        self._started, self._begun = datetime.datetime.now(datetime.UTC), time.monotonic()
+        self._before = _stamp(recorded)
 
     def found(self, finding: Finding) -> None:
         """Takes a finding."""
         self._found.append(finding)
 
-    def __enter__(self) -> None:
-        self._started, self._begun = datetime.datetime.now(datetime.UTC), time.monotonic()
-        self._before = _stamp(self._recorded)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if os.getpid() == self._process and _is_first():  # a fork that comes to its end here is no other program
-            unnoticed(lambda: self._write(error), say, also=KeyboardInterrupt)
-
-    def _write(self, error: BaseException | None) -> None:
+    def at_end(self, error: BaseException | None) -> None:
+        """Write the page, in the first of several processes; torchrun numbers them."""
+        if os.environ.get("RANK", "0") not in ("0", "") or rank():
+            return None
         things = [self._outcome(error), [*self._findings(error)], *self._recording()]
         try:
             report(*things, to=self._file)
@@ -73,7 +66,7 @@ class Reported:
             started=self._started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - self._begun,
             ended=_ended(error),
-            failed=error is not None and not isinstance(error, SystemExit),
+            failed=failure(error) is not None,
             versions={"torch": str(sys.modules["torch"].__dict__["__version__"]), "byname": version()},
         )
 
@@ -88,11 +81,6 @@ class Reported:
     def _recording(self) -> Sequence[Any]:
         """The recording, if this run has written it."""
         return [self._recorded] if self._recorded is not None and _stamp(self._recorded) != self._before else []
-
-
-def _is_first() -> bool:
-    """Whether this is the one of several processes that writes; torchrun numbers them."""
-    return os.environ.get("RANK", "0") in ("0", "") and not rank()
 
 
 def _stamp(file: Path | None) -> list[tuple[int, int]]:

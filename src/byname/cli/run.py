@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from byname.cli.command import CommandError, positive, say
 from byname.cli.program import Module, Program, Script, ended_with, report
 
 if TYPE_CHECKING:
+    from byname.cli.findings_file import FindingsFile
     from byname.cli.recorded import Asked
+    from byname.cli.reported import Reported
     from byname.diagnose.finding import Finding
 
 
@@ -59,52 +60,41 @@ class Run:
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program to its end."""
-        return run_program(options, _watched)
+        return run_program(options, _watchers)
 
 
-@contextmanager
-def _together(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
-    with first, second:
-        yield
+def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
+    from byname.diagnose.explaining import Explaining
 
-
-def _watched(options: argparse.Namespace) -> AbstractContextManager[object]:
     asked = _asked(options)
-    tells: list[Callable[[Finding], None]] = [say]
-    around: list[AbstractContextManager[object]] = []
+    files: list[FindingsFile | Reported] = []
     if options.json is not None:
         from byname.cli.findings_file import FindingsFile
 
-        written = FindingsFile(options.json)
-        tells.append(written.found)
-        around.append(written)
+        files.append(FindingsFile(options.json))
     if options.report is not None:
         from byname.cli.reported import Reported
 
-        reported = Reported(options.report, None if asked is None else asked.file)
-        tells.append(reported.found)
-        around.append(reported)
+        files.append(Reported(options.report, None if asked is None else asked.file))
 
     def tell(finding: Finding) -> None:
-        for one in tells:
-            one(finding)
+        say(finding)
+        for file in files:
+            file.found(finding)
 
-    return functools.reduce(lambda inner, outer: _together(outer, inner), around, _looked_at(options, asked, tell))
-
-
-def _looked_at(
-    options: argparse.Namespace, asked: Asked | None, tell: Callable[[Finding], None]
-) -> AbstractContextManager[object]:
-    explaining: AbstractContextManager[object] = _explaining(options, tell)
+    watchers: list[AbstractContextManager[object]] = [*files[::-1]]
     if options.track:
         from byname.tracking.tracker import track
 
-        explaining = _together(track(allocations=True), explaining)
-    if asked is None:
-        return explaining
-    from byname.cli.recorded import Recorded
+        watchers.append(track(allocations=True))
+    watchers.append(
+        Explaining(checked=tell if options.check else None, non_finite=tell if options.non_finite else None)
+    )
+    if asked is not None:
+        from byname.cli.recorded import Recorded
 
-    return _together(explaining, Recorded(asked))
+        watchers.append(Recorded(asked))
+    return watchers
 
 
 def _asked(options: argparse.Namespace) -> Asked | None:
@@ -125,12 +115,6 @@ _OPTIONS = ("every", "mode", "overwrite")
 _OF_RECORD = ("to", *_OPTIONS)
 
 
-def _explaining(options: argparse.Namespace, tell: Callable[[Finding], None]) -> AbstractContextManager[object]:
-    from byname.diagnose.explaining import Explaining
-
-    return Explaining(checked=tell if options.check else None, non_finite=tell if options.non_finite else None)
-
-
 def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Tells the parser of the program; everything after the script or the module belongs to it."""
     parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
@@ -141,20 +125,24 @@ def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> No
 
 
 def run_program(
-    options: argparse.Namespace, context_of: Callable[[argparse.Namespace], AbstractContextManager[object]]
+    options: argparse.Namespace, watchers_of: Callable[[argparse.Namespace], list[AbstractContextManager[object]]]
 ) -> int:
-    """Runs the program to its end, within the context that the options ask for, and returns the exit code.
+    """Run the program to its end, inside the contexts that the options ask for, and return the exit code.
 
-    What the context needs is imported before the program runs: it is to come from where byname, not the program, looks.
+    What these need is imported before the program runs: it is to come from where byname, not the program, looks.
+
+    Args:
+        options: the command line.
+        watchers_of: returns the contexts, the outermost first.
     """
     program = _program(options)
-    context = context_of(options)
+    watchers = watchers_of(options)
     if options.census_on_signal:
         from byname.cli.signals import answer_signals
 
         answer_signals()
     program.take_place()
-    error = ended_with(program, context)
+    error = ended_with(program, watchers)
     return 0 if error is None else report(error)
 
 

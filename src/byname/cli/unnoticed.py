@@ -1,14 +1,17 @@
-"""How does a command look at the program that it runs, so that the program notices nothing?"""
+"""Unnoticed: looks at a program that a command runs, which must not fail or end otherwise because of them."""
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType
-from typing import Any
+from types import FrameType, FunctionType, MethodType, TracebackType
+from typing import Any, Protocol
 
+from byname.cli.command import say
 from byname.memory.census import Census, census
 from byname.source.location import is_library
 from byname.source.tracebacks import frames
@@ -32,6 +35,61 @@ def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: ty
         if _from_a_handler(error):
             raise
         tell(printable(f"could not look at the program: {type(error).__name__}: {error}"))
+
+
+class Source(Protocol):
+    """Something that calls back between `begin` and `end`."""
+
+    def begin(self) -> None:
+        """Start to call back."""
+
+    def end(self) -> None:
+        """Stop."""
+
+
+class Watcher:
+    """A block in which a program runs, with something to do when the program ends: `at_end`.
+
+    An error of `at_end` is told, and the program ends as without it. A fork of the process is another program: when it
+    ends inside the block, nothing is done.
+
+    Args:
+        sources: what calls back inside the block.
+    """
+
+    def __init__(self, *sources: Source) -> None:
+        ready()
+        self._sources = sources
+        self._process = os.getpid()
+
+    def at_end(self, error: BaseException | None) -> None:
+        """Do it.
+
+        Args:
+            error: what ended the program, `SystemExit` included; None if its last line did.
+        """
+        raise NotImplementedError
+
+    def in_its_process(self) -> bool:
+        """Return whether this is the process that made it, and no fork of that."""
+        return os.getpid() == self._process
+
+    def __enter__(self) -> None:
+        for source in self._sources:
+            source.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for source in self._sources:
+            source.end()
+        if self.in_its_process():
+            unnoticed(lambda: self.at_end(error), say, also=KeyboardInterrupt)
+
+
+def failure(error: BaseException | None) -> BaseException | None:
+    """Return the error that a program failed with; None if it asked for its end, or came to it."""
+    return None if isinstance(error, SystemExit) else error
 
 
 def _from_a_handler(error: BaseException) -> bool:
@@ -66,7 +124,8 @@ def where(frame: FrameType | None) -> str:
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+@functools.cache
 def ready() -> None:
-    """Imports everything that a look needs, so that none of it is imported in the middle of the program."""
+    """Import everything that a look needs, so that none of it is imported in the middle of the program."""
     census()
     text([{"": ""}], width=table_width(None))
