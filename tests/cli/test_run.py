@@ -101,6 +101,23 @@ def test_a_command_line_that_means_nothing_is_refused(command, files, forks):
     assert ours.err.startswith(b"usage: byname")
 
 
+@pytest.mark.parametrize(
+    ("command", "closest"),
+    [
+        (["run", "--chekc", "facts.py", "--check"], b"--chekc; the closest option is --check\n"),
+        (["run", "--chekc"], b"--chekc; the closest option is --check\n"),
+        (["census", "--grwoth=3", "facts.py"], b"--grwoth=3; the closest option is --growth\n"),
+        (["show", "run.h5", "--rangs"], b"--rangs; the closest option is --ranges\n"),
+        (["report", "run.h5", "-x"], b"-x\n"),
+    ],
+)
+def test_a_mistyped_option_is_told_with_the_closest_one_of_that_command(command, closest, files, forks):
+    ours = forks.run(files, command)
+    assert (ours.code, ours.out) == (2, b"")
+    assert ours.err.startswith(b"usage: byname %s " % command[0].encode())
+    assert ours.err.endswith(b"unrecognized arguments: " + closest)
+
+
 def test_help_tells_the_commands_and_shows_examples(files, forks):
     assert b"Run a program" in forks.run(files, ["--help"]).out
     shown = forks.run(files, ["run", "--help"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from typing import NoReturn
 
 from byname.cli.ask import Status
 from byname.cli.census import Census
-from byname.cli.command import Command, CommandError, described, say
+from byname.cli.command import Command, CommandError, say
 from byname.cli.completion import Completion
 from byname.cli.run import Run
 from byname.cli.show import Report, Show
@@ -31,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     words[:1] = [FORMER_NAMES.get(word, word) for word in words[:1]]
-    options = parser().parse_args(words)
+    options, unknown = parser().parse_known_args(words)
+    if unknown:
+        options.parser.refuse(unknown)
     command: Command = options.command
     try:
         return command.run(options)
@@ -54,6 +58,11 @@ class _Parser(argparse.ArgumentParser):
         """Ends with the error of a command line, which may hold anything."""
         super().error(printable_lines(message))
 
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with the error of words that mean nothing here, and the option closest to the first of them."""
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+        self.error("; the closest option is ".join([f"unrecognized arguments: {' '.join(unknown)}", *near]))
+
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
@@ -66,15 +75,14 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=known, help="show the versions, and exit")
     commands = whole.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
-        summary, description = described(command)
+        text = inspect.getdoc(type(command)) or ""
         part = commands.add_parser(
             command.name,
-            usage=f"byname {command.usage}",
-            help=summary,
-            description=description,
+            help=text.partition("\n")[0],
+            description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         command.add_arguments(part)
-        part.set_defaults(command=command)
+        part.set_defaults(command=command, parser=part)
     return whole

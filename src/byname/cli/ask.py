@@ -36,7 +36,6 @@ class Status:
     """
 
     name = "status"
-    usage = "status --pid N [--timeout SECONDS] [--json]"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which process."""

@@ -32,10 +32,6 @@ class Census:
     """
 
     name = "census"
-    usage = (
-        "census [--every N] [--top K] [--growth] [--json FILE] [--census-on-signal] (script.py | -m module | --pid N) "
-        "[arguments of the program ...]"
-    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """When to look, what to show, and the program."""
@@ -48,7 +44,7 @@ class Census:
             help="write it as lines of JSON, too; with --pid, - prints JSON instead of the table",
         )
         add_pid(parser)
-        add_program(parser, required=False)
+        add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program to its end, or asks the one that runs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from typing import Protocol
 
@@ -22,10 +21,6 @@ class Command(Protocol):
     def name(self) -> str:
         """The word after ``byname``."""
 
-    @property
-    def usage(self) -> str:
-        """The command line in one line, without ``byname``."""
-
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Tells the parser which options the command has."""
 
@@ -39,12 +34,6 @@ class CommandError(Exception):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(printable_lines(message))
         self.exit_code = exit_code
-
-
-def described(command: Command) -> tuple[str, str]:
-    """The summary and the whole help of a command."""
-    text = inspect.getdoc(type(command)) or ""
-    return text.partition("\n")[0], text
 
 
 def show(words: str) -> None:

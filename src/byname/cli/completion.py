@@ -23,7 +23,6 @@ class Completion:
     """
 
     name = "completion"
-    usage = f"completion ({' | '.join(SHELLS)})"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The shell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -39,10 +40,6 @@ class Run:
     """
 
     name = "run"
-    usage = (
-        "run [--check] [--non-finite] [--track] [--record PATH --to FILE [--every N] [--mode MODE] [--overwrite]] "
-        "[--report HTML] [--json FILE] [--census-on-signal] (script.py | -m module) [arguments of the program ...]"
-    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which errors to look for, and the program."""
@@ -115,12 +112,12 @@ _OPTIONS = ("every", "mode", "overwrite")
 _OF_RECORD = ("to", *_OPTIONS)
 
 
-def add_program(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Tells the parser of the program; everything after the script or the module belongs to it."""
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Tell the parser of the program; everything after the script or the module belongs to it."""
     parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     words = "a script, a folder or zip file with a __main__.py, or with -m a module"
-    parser.add_argument("program", nargs=None if required else "?", help=words)
+    parser.add_argument("program", nargs="?", help=words)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv")
 
 
@@ -148,6 +145,7 @@ def run_program(
 
 def _program(options: argparse.Namespace) -> Program:
     if options.program is None:
+        options.parser.print_usage(sys.stderr)
         raise CommandError("it needs a program: a script, or -m and the name of a module", exit_code=2)
     if options.is_module:
         return Module(options.program, options.arguments)

@@ -33,7 +33,6 @@ class Show:
     """
 
     name = "show"
-    usage = "show [--place PATH | --tail] [--json] [--repair] [--top K] [--ranges | --no-ranges] FILE"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The file, and what of it."""
@@ -94,7 +93,6 @@ class Report:
     """
 
     name = "report"
-    usage = "report [--tail | --json] FILE [FILE ...] [--to report.html]"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The recordings, and the page."""
