@@ -163,7 +163,6 @@ COMMANDS = {
     "folder": ["folder", "a"],
     "slash": ["./folder/", "a"],
     "zip": ["packed.zip", "a"],
-    "compiled": ["compiled.pyc"],
     "module": ["-m", "package.facts", "--check", "-m", "y"],
     "package": ["-m", "package"],
     "relative": ["-m", "package.inner.relative"],

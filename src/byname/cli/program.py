@@ -1,4 +1,4 @@
-"""How is a program run from inside another one, so that it cannot tell? As ``__main__``, and ended as Python does it.
+"""Program: a script or a module, run as ``__main__`` inside this Python, which ends as ``python`` would end it.
 
 ``runpy.run_path`` and ``run_module`` take ``__main__`` away again after the program's last line, and with it what exit
 handlers, threads and worker processes still need. Here it stays until Python ends.
@@ -7,85 +7,85 @@ handlers, threads and worker processes still need. Here it stays until Python en
 from __future__ import annotations
 
 import builtins
-import importlib.machinery
 import io
 import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn, Protocol
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
+from byname.cli.command import CommandError
 from byname.source.tracebacks import clean, users_frame
 
 
-class Program(Protocol):
-    """What ``python`` can be told to run."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What ``python`` can be told to run.
+
+    Attributes:
+        argv: `sys.argv`.
+        folder: where its modules are searched first.
+        run: runs it as ``__main__``, in which nothing has run yet; what it raises comes out.
+        is_folder: whether it is the folder, or zip file, in which its modules are searched also under ``python -P``.
+    """
+
+    argv: list[str]
+    folder: str
+    run: Callable[[], object]
+    is_folder: bool = False
 
     def take_place(self) -> None:
-        """Makes `sys.argv`, `sys.path` and ``__main__`` those of the program."""
-
-    def run(self) -> None:
-        """Runs it; what it raises comes out."""
-
-
-class Script:
-    """``python script.py``; the script can also be compiled, or a folder or zip file with a ``__main__.py``."""
-
-    def __init__(self, path: str, arguments: Sequence[str]) -> None:
-        self._argv = [path, *arguments]
-        self._file = str(Path.cwd()) if path == "." else os.path.join(Path.cwd(), path)  # noqa: PTH118 - "./" stays
-        self._is_container = pkgutil.get_importer(self._file) is not None
-        self._content = b"" if self._is_container else _read(self._file)
-
-    def take_place(self) -> None:
-        """A folder or zip file is searched for modules itself; of a script it is the folder it really lies in."""
-        sys.argv[:] = self._argv
-        if self._is_container:
-            _search_first(self._file, always=True)
-            _new_main()
-        else:
-            _search_first(os.path.dirname(os.path.realpath(self._file)))  # noqa: PTH120 - as text, like the others
-            vars(_new_main()).update(__loader__=self._loader(), __file__=self._file, __cached__=None)
-
-    def run(self) -> None:
-        """Runs it as ``__main__``."""
-        if self._is_container:
-            _run_as_main("__main__", False)
-        else:
-            exec(self._code(), vars(sys.modules["__main__"]))
-
-    def _loader(self) -> importlib.machinery.SourceFileLoader | importlib.machinery.SourcelessFileLoader:
-        kind = importlib.machinery.SourcelessFileLoader if self._compiled() else importlib.machinery.SourceFileLoader
-        return kind("__main__", self._file)
-
-    def _code(self) -> CodeType:
-        return self._compiled() or compile(self._content, self._file, "exec", dont_inherit=True)
-
-    def _compiled(self) -> CodeType | None:
-        found: CodeType | None = pkgutil.read_code(io.BytesIO(self._content))
-        return found
+        """Make `sys.argv`, `sys.path` and ``__main__`` those of the program."""
+        sys.argv[:] = self.argv
+        if not sys.flags.safe_path:  # where Python put the folder of the command byname; under `python -P` it put none
+            sys.path[0] = self.folder
+        elif self.is_folder:
+            sys.path.insert(0, self.folder)
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        vars(main).update(__annotations__={}, __builtins__=builtins)
 
 
-class Module:
-    """``python -m module``."""
+def script(path: str, arguments: Sequence[str]) -> Program:
+    """Return the program of ``python script.py``, which can also be a folder or zip file with a ``__main__.py``.
 
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        self._name = name
-        self._argv = ["-m", *arguments]  # the first becomes the module's file when that is found
+    Raises:
+        OSError: it cannot be read.
+        CommandError: it is compiled.
+    """
+    argv = [path, *arguments]
+    file = str(Path.cwd()) if path == "." else os.path.join(Path.cwd(), path)  # noqa: PTH118 - "./" stays
+    if pkgutil.get_importer(file) is not None:
+        return Program(argv, file, partial(_run_as_main, "__main__", False), is_folder=True)
+    with io.open_code(file) as stream:
+        source = stream.read()
+    if source.startswith(MAGIC_NUMBER):
+        raise CommandError(f"{path} is compiled, and byname runs source; python {path} runs it", exit_code=2)
+    folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120 - as text, like the others
+    return Program(argv, folder, partial(_run_source, source, file))
 
-    def take_place(self) -> None:
-        """Modules are searched in the working folder first."""
-        sys.argv[:] = self._argv
-        _search_first(str(Path.cwd()))
-        _new_main()
 
-    def run(self) -> None:
-        """Runs it as ``__main__``."""
-        _run_as_main(self._name, True)
+def module(name: str, arguments: Sequence[str]) -> Program:
+    """Return the program of ``python -m module``."""
+    argv = ["-m", *arguments]  # the first becomes the module's file when that is found
+    return Program(argv, str(Path.cwd()), partial(_run_as_main, name, True))
+
+
+def _run_source(source: bytes, file: str) -> None:
+    variables = vars(sys.modules["__main__"])
+    variables.update(__loader__=SourceFileLoader("__main__", file), __file__=file, __cached__=None)
+    exec(compile(source, file, "exec", dont_inherit=True), variables)
+
+
+_run_as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+"""What ``python -m`` calls, in this way in every version; `runpy.run_module` would end with a cleared module."""
 
 
 def ended_with(program: Program, watchers: Sequence[AbstractContextManager[object]]) -> BaseException | None:
@@ -123,32 +123,6 @@ def report(error: BaseException) -> int:
     if type(error) is KeyboardInterrupt:
         _end_interrupted(error)
     return 1
-
-
-def _read(file: str) -> bytes:
-    with io.open_code(file) as stream:
-        return stream.read()
-
-
-def _new_main() -> ModuleType:
-    """A ``__main__`` in which nothing has run yet."""
-    main = ModuleType("__main__")
-    vars(main).update(__annotations__={}, __builtins__=builtins)
-    sys.modules["__main__"] = main
-    return main
-
-
-def _search_first(folder: str, always: bool = False) -> None:
-    """Puts a folder where Python put that of the command byname; under ``python -P`` it put none."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
-    elif always:
-        sys.path.insert(0, folder)
-
-
-def _run_as_main(name: str, is_module: bool) -> None:
-    """What ``python -m`` calls, in this way in every version; `runpy.run_module` would end with a cleared module."""
-    runpy._run_module_as_main(name, is_module)  # type: ignore[attr-defined]
 
 
 def _without_runpy(traceback: TracebackType | None) -> TracebackType | None:

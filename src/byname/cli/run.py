@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from byname.cli.command import CommandError, positive, say
-from byname.cli.program import Module, Program, Script, ended_with, report
+from byname.cli.program import Program, ended_with, module, report, script
 
 if TYPE_CHECKING:
     from byname.cli.findings_file import FindingsFile
@@ -148,9 +148,9 @@ def _program(options: argparse.Namespace) -> Program:
         options.parser.print_usage(sys.stderr)
         raise CommandError("it needs a program: a script, or -m and the name of a module", exit_code=2)
     if options.is_module:
-        return Module(options.program, options.arguments)
+        return module(options.program, options.arguments)
     try:
-        return Script(options.program, options.arguments)
+        return script(options.program, options.arguments)
     except OSError as error:
         advice = "Give the path of a script, or -m and the name of a module."
         text = f"can't open file {error.filename!r}: [Errno {error.errno}] {error.strerror}. {advice}"
