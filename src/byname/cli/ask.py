@@ -15,11 +15,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from byname.cli.command import CommandError, show
-from byname.text import printable, table_width
+from byname.text import WIDE, printable, table_width
 
 
 class Status:
@@ -38,12 +39,12 @@ class Status:
     name = "status"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Which process."""
+        """Add the number of the process."""
         add_pid(parser, required=True)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Asks the process and prints its answer."""
+        """Ask the process and print its answer."""
         answer = asked_by(options, "status", 0, facts=options.json)
         print(json.dumps(answer.facts)) if options.json else show(answer.text)
         return 0
@@ -55,7 +56,7 @@ START = "start it with `byname run --census-on-signal`, and it can be asked"
 
 
 def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Tell the parser of the process."""
+    """Add the options that name a process."""
     parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the process of this number")
     parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="wait so many seconds for it (30)")
 
@@ -74,13 +75,7 @@ def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool =
     """
     if getattr(options, "program", None) is not None:
         raise CommandError("--pid asks a process that runs already, and no program goes with it", exit_code=2)
-    answer = _answer(options.pid, about, top, facts, options.timeout)
-    if facts and answer.facts is None:
-        raise CommandError(answer.text)
-    return answer
-
-
-def _answer(process: int, about: str, top: int, facts: bool, timeout: float) -> Answer:
+    process = options.pid
     reach = _way_to(process)
     try:
         request = ask(process, about, top, facts=facts, width=table_width(sys.stdout))
@@ -88,13 +83,16 @@ def _answer(process: int, about: str, top: int, facts: bool, timeout: float) -> 
         raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
     try:
         reach(request)
-        return _awaited(process, request, timeout)
+        answer = _awaited(process, request, options.timeout)
     finally:
         taken_back(process, request)
+    if facts and answer.facts is None:
+        raise CommandError(answer.text)
+    return answer
 
 
 def _way_to(process: int) -> Callable[[Request], None]:
-    """Return what makes a process look for its question."""
+    """Return the function that makes a process look for its question."""
     if not hasattr(os, "getuid"):
         raise CommandError("this system has no way to ask a process")
     _check_alive(process)
@@ -121,37 +119,29 @@ def _check_alive(process: int) -> None:
 
 
 def _listens(process: int) -> bool:
-    """Whether a process was told to answer SIGUSR1 by byname, and has begun to."""
-    words = _words(process)
-    asked = any("byname" in Path(word).name for word in words) and "--census-on-signal" in words
-    return asked and _catches(process)
-
-
-def _words(process: int) -> list[str]:
-    """Return the command line of a process; nothing where the system has no /proc."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
-
-
-def _catches(process: int) -> bool:
-    """Whether a process has a handler for SIGUSR1."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
+    """Return whether byname told a process to answer SIGUSR1, and the process has a handler for it by now."""
+    words = _facts_of(process, "cmdline").split("\0")
+    lines = _facts_of(process, "status").splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
-    return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
+    asked = any("byname" in Path(word).name for word in words) and "--census-on-signal" in words
+    return asked and any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
 
 
 def _shown(process: int) -> str:
-    words = " ".join(_words(process)).strip()
+    words = _facts_of(process, "cmdline").replace("\0", " ").strip()
     return printable(words[:80]) or "of which the command line cannot be read"
 
 
+def _facts_of(process: int, name: str) -> str:
+    """Return a file that the system has of a process; empty where it has no /proc."""
+    try:
+        return Path(f"/proc/{process}/{name}").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _remotely(process: int, request: Request) -> None:
-    """Have Python run a file of ours in a process, between two of its instructions (PEP 768)."""
+    """Make Python run a file of ours in a process, between two of its instructions (PEP 768)."""
     remote: Any = getattr(sys, "remote_exec")  # noqa: B009 - not in the stubs of older versions
     try:
         remote(process, str(script_for(request)))
@@ -187,7 +177,7 @@ MOST = 256 * 2**20
 
 
 class Request(NamedTuple):
-    """What another process asks.
+    """A question of another process.
 
     Attributes:
         about: ``census`` or ``status``.
@@ -201,79 +191,47 @@ class Request(NamedTuple):
     top: int
     answer: str
     facts: bool = False
-    width: int = 160
+    width: int = WIDE
 
 
 class Answer(NamedTuple):
-    """What a process answers.
-
-    Attributes:
-        text: the answer in words.
-        facts: the same as values that JSON has; None where they were not asked for, or there are none.
-    """
+    """An answer, in words, and as values that JSON has where they were asked for and there are some."""
 
     text: str
     facts: dict[str, Any] | None = None
 
 
-def _folder(make: bool = False) -> Path | None:
-    """Return the folder, if it is one that only this user can write to."""
-    folder = _place()
-    if make:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        found = folder.lstat()
-    except OSError:
-        return None
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return folder if private else None
-
-
-def _place() -> Path:
-    return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
-
-
-def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = 160) -> Request:
+def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = WIDE) -> Request:
     """Put a question to a process where it will find it.
 
     Raises:
         PermissionError: the folder is there, and others can write to it.
     """
-    folder = _folder(make=True)
-    if folder is None:
-        raise PermissionError(f"{_place()} is not a folder of this user alone")
     request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts, width)
-    _put(folder, f"{process}.request", request._asdict())
+    _put(_folder(make=True), f"{process}.request", request._asdict())
     return request
 
 
 def waiting_for(process: int) -> Request | None:
     """Take the question to a process, if there is one."""
-    folder = _folder()
-    if folder is None:
+    facts = _read(f"{process}.request")
+    _remove(f"{process}.request")
+    if not isinstance(facts, dict):
         return None
-    facts = _read(folder, f"{process}.request")
-    (folder / f"{process}.request").unlink(missing_ok=True)
-    return _request(facts) if isinstance(facts, dict) else None
-
-
-def _request(facts: dict[str, Any]) -> Request | None:
     about, top, answer, wanted, width = (facts.get(name) for name in Request._fields)
-    known = about in ("census", "status") and type(top) is int and type(answer) is str and answer == Path(answer).name
-    return Request(about, top, answer, wanted is True, width if type(width) is int else 160) if known else None  # type: ignore[arg-type]
+    if about not in ("census", "status") or type(top) is not int or type(answer) is not str or answer != Path(answer).name:
+        return None
+    return Request(about, top, answer, wanted is True, width if type(width) is int else WIDE)
 
 
 def write_answer(request: Request, answer: Answer) -> None:
     """Put an answer where it is waited for."""
-    folder = _folder()
-    if folder is not None:
-        _put(folder, request.answer, answer._asdict())
+    _put(_folder(), request.answer, answer._asdict())
 
 
 def answer_to(request: Request) -> Answer | None:
     """Return the answer; None if it has not come."""
-    folder = _folder()
-    facts = None if folder is None else _read(folder, request.answer)
+    facts = _read(request.answer)
     if not isinstance(facts, dict) or not isinstance(facts.get("text"), str):
         return None
     values = facts.get("facts")
@@ -282,14 +240,9 @@ def answer_to(request: Request) -> Answer | None:
 
 def script_for(request: Request) -> Path:
     """Write the file that Python runs in another process, and return its path. It leaves no name in ``__main__``."""
-    folder = _folder()
-    if folder is None:
-        raise PermissionError("the folder of questions is gone")
-    source = Path(__file__).parents[2]
-    text = _SCRIPT.format(root=str(source), answer=request.answer)
-    script = folder / f"{request.answer}.py"
-    with os.fdopen(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(f"exec({text!r}, {{}})\n")
+    script = _folder() / f"{request.answer}.py"
+    text = _SCRIPT.format(root=str(Path(__file__).parents[2]), answer=request.answer)
+    _write(script, f"exec({text!r}, {{}})\n")
     return script
 
 
@@ -314,23 +267,49 @@ else:
 
 def taken_back(process: int, request: Request) -> None:
     """Remove a question and its answer."""
-    folder = _folder()
-    if folder is not None:
-        for name in (f"{process}.request", request.answer, f"{request.answer}.py"):
-            (folder / name).unlink(missing_ok=True)
+    _remove(f"{process}.request", request.answer, f"{request.answer}.py")
+
+
+def _folder(make: bool = False) -> Path:
+    """Return the folder where questions and answers lie.
+
+    Raises:
+        OSError: it is not there, or others than this user can write to it.
+    """
+    folder = _place()
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder
+
+
+def _place() -> Path:
+    return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
 
 
 def _put(folder: Path, name: str, facts: dict[str, Any]) -> None:
     beside = folder / f"{name}.{uuid.uuid4().hex}"
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        json.dump(facts, file)
+    _write(beside, json.dumps(facts))
     beside.replace(folder / name)
 
 
-def _read(folder: Path, name: str) -> Any:
+def _write(file: Path, text: str) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as stream:
+        stream.write(text)
+
+
+def _read(name: str) -> Any:
     try:
-        with os.fdopen(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(os.open(_folder() / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             return json.loads(file.read(size)) if size <= MOST else None
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _remove(*names: str) -> None:
+    with suppress(OSError):
+        for name in names:
+            (_folder() / name).unlink(missing_ok=True)
