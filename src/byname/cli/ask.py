@@ -219,7 +219,9 @@ def waiting_for(process: int) -> Request | None:
     if not isinstance(facts, dict):
         return None
     about, top, answer, wanted, width = (facts.get(name) for name in Request._fields)
-    if about not in ("census", "status") or type(top) is not int or type(answer) is not str or answer != Path(answer).name:
+    if about not in ("census", "status") or type(top) is not int:
+        return None
+    if type(answer) is not str or answer != Path(answer).name:
         return None
     return Request(about, top, answer, wanted is True, width if type(width) is int else WIDE)
 

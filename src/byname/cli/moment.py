@@ -1,4 +1,4 @@
-"""What is a program doing at this moment? Its threads' own lines, the module that each calls, and what is alive.
+"""Moment: what is alive in this process, or what its threads are doing, as an answer to another one.
 
 Nothing of the program is run; its frames are only read.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,28 +20,33 @@ from torch import nn
 from byname.cli.ask import Answer, Request, waiting_for, write_answer
 from byname.cli.json_facts import census_facts, site_facts
 from byname.cli.unnoticed import census_text, unnoticed, where
-from byname.memory.census import Census, census
+from byname.memory.census import census
 from byname.model.module_tree import modules_by_path
 from byname.reading.frames import CODE_OF_A_MODULES_CALL, locals_of
 from byname.source.location import Site, is_library, locate
 
 
 def answered(request: Request, frame: FrameType | None) -> Answer:
-    """Return the answer to a question: a census, or what the program is doing.
+    """Return the answer to a question: a census, or the lines on which the threads are, and how much is alive.
 
     Args:
         request: the question.
         frame: where the main thread is.
     """
-    head = f"process {os.getpid()}{where(frame)}"
     facts: dict[str, Any] = {"process": os.getpid()}
     if request.about == "census":
         found = census()
-        text = f"{head}\n{census_text(found, request.top, request.width)}"
-        facts |= {"when": where(frame).strip(), "step": None}
-        return Answer(text, facts | census_facts(found) if request.facts else None)
-    now = moment(frame)
-    return Answer(f"{head}\n{now}", facts | now.facts() if request.facts else None)
+        lines = [census_text(found, request.top, request.width)]
+        if request.facts:
+            facts |= {"when": where(frame).strip(), "step": None, **census_facts(found)}
+    else:
+        threads, found = [*_threads(frame)], census()
+        lines = [*map(str, threads), "alive: " + str(found).partition("\n")[0]]
+        kinds = {kind: size for kind, _, size in found.by("kind")}
+        facts["threads"] = [one.facts() for one in threads]
+        facts["alive"] = {"storages": len(found), "bytes": found.bytes, "kinds": kinds}
+    text = "\n".join([f"process {os.getpid()}{where(frame)}", *lines])
+    return Answer(text, facts if request.facts else None)
 
 
 def answer_request(request: Request, frame: FrameType | None) -> None:
@@ -66,31 +73,8 @@ def _is_remote(frame: FrameType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What the threads of a program are doing, and what is alive. `str` writes it down.
-
-    Attributes:
-        threads: the threads, first the one that looks.
-        alive: a census.
-    """
-
-    threads: tuple[ThreadNow, ...]
-    alive: Census
-
-    def __str__(self) -> str:
-        alive = str(self.alive).partition("\n")[0]
-        return "\n".join([*map(str, self.threads), f"alive: {alive}"])
-
-    def facts(self) -> dict[str, Any]:
-        """Return the values that JSON has."""
-        kinds = {kind: size for kind, _, size in self.alive.by("kind")}
-        alive = {"storages": len(self.alive), "bytes": self.alive.bytes, "kinds": kinds}
-        return {"threads": [one.facts() for one in self.threads], "alive": alive}
-
-
-@dataclass(frozen=True, slots=True)
 class ThreadNow:
-    """What one thread is doing. `str` writes it down.
+    """A thread at this moment. `str` writes it down.
 
     Attributes:
         name: its name; empty if Python did not start it.
@@ -119,16 +103,8 @@ class ThreadNow:
         return {"name": self.name, "sites": sites, "module": self.module, "library": self.library}
 
 
-def moment(frame: FrameType | None) -> Moment:
-    """Return the lines on which the program's threads are, and what is alive.
-
-    Args:
-        frame: where the thread that asks is; None if it is in no frame of the program.
-    """
-    return Moment(tuple(_threads(frame)), census())
-
-
 def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:
+    """Yield the threads, first the one that asks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     frames = {**sys._current_frames(), **({} if frame is None else {here: frame})}
@@ -137,34 +113,23 @@ def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:
 
 
 def _thread(name: str, innermost: FrameType) -> ThreadNow:
-    inner: FrameType | None = innermost
-    frames: list[FrameType] = []
-    while inner is not None:
-        frames.insert(0, inner)
-        inner = inner.f_back
-    program = [one for one in frames if not is_library(one.f_code.co_filename)]
-    in_library = not program or innermost is not program[-1]
-    library = f"{innermost.f_code.co_qualname} of {_library(innermost.f_code.co_filename)}" if in_library else ""
-    return ThreadNow(name, tuple(map(_site, program)), _module(frames), library)
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
+    program = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    library = ""
+    if innermost not in program[-1:]:
+        file = Path(innermost.f_code.co_filename)
+        library = f"{innermost.f_code.co_qualname} of {'/'.join(file.parts[-2:])}"
+    sites = tuple(locate(frame.f_code, frame.f_lasti).site for frame in program)
+    return ThreadNow(name, sites, _module(frames), library)
 
 
 def _module(frames: Sequence[FrameType]) -> str:
-    calls = [dict(locals_of(one)).get("self") for one in frames if one.f_code is CODE_OF_A_MODULES_CALL]
+    """Return the innermost module that is being called, as the outermost one has it."""
+    calls = [dict(locals_of(frame)).get("self") for frame in frames if frame.f_code is CODE_OF_A_MODULES_CALL]
     modules = [one for one in calls if isinstance(one, nn.Module)]
-    return _named(modules[0], modules[-1]) if modules else ""
-
-
-def _site(frame: FrameType) -> Site:
-    return locate(frame.f_code, frame.f_lasti).site
-
-
-def _named(root: nn.Module, inner: nn.Module) -> str:
-    """Return a module as the outermost one that is being called has it: ``blocks.3.attn (Attention) of GPT``."""
+    if not modules:
+        return ""
+    root, inner = modules[0], modules[-1]
     path = next((path for path, module in modules_by_path(root).items() if module is inner), "")
     kind = type(inner).__name__
     return kind if inner is root else f"{f'{path} ({kind})' if path else kind} of {type(root).__name__}"
-
-
-def _library(file: str) -> str:
-    parts = file.replace("\\", "/").split("/")
-    return "/".join(parts[-2:])
