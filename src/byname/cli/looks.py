@@ -36,8 +36,8 @@ class CensusShown(Watcher):
     """
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
-        super().__init__(*([] if every is None else [_Steps(lambda step: step % every == 0, self._after)]))
         self._top, self._lines = top, lines
+        super().__init__(*([] if every is None else [_Steps(lambda step: step % every == 0, self._after)]))
 
     def at_end(self, error: BaseException | None) -> None:
         """Show what is alive, also in the functions that failed."""
@@ -67,19 +67,21 @@ class GrowthShown(Watcher):
     """
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
-        due: Callable[[int], bool] = _doubled if every is None else lambda step: step % every == 0
-        super().__init__(_Steps(due, self._after), Calls(self._called))
-        self._top, self._lines = top, lines
-        self._due_call = due if every is not None else lambda call: call >= _FIRST_CALL and _doubled(call)
-        self._numbers = itertools.count(1)
+        self._every, self._top, self._lines = every, top, lines
+        super().__init__(_Steps(self._is_due, self._after), Calls(self._called))
+        self._calls = itertools.count(1)
         self._stepped = False
         self._growth: Growth | None = None
         self._number = 0
         self._looks: list[str] = []
 
+    def _is_due(self, number: int, first: int = 1) -> bool:
+        doubled = number >= first and number & (number - 1) == 0
+        return doubled if self._every is None else number % self._every == 0
+
     def _called(self, module: nn.Module, outermost: bool) -> bool:
         """Look at a program without steps; return whether it has some."""
-        if outermost and not self._stepped and self._due_call(number := next(self._numbers)):
+        if outermost and not self._stepped and self._is_due(number := next(self._calls), first=_FIRST_CALL):
             call = f"call {number} of a module ({type(module).__name__}{where(caller())})"
             unnoticed(lambda: self._look(number, call), say)
         return self._stepped
@@ -117,12 +119,8 @@ _FIRST_CALL = 8
 """The first call to look at: by then most programs that train have made a step."""
 
 
-def _doubled(step: int) -> bool:
-    return step & (step - 1) == 0
-
-
 class _Steps:
-    """Listens to the optimizers of the program."""
+    """Calls a function with the number of an optimizer step, and the step in words, where one is due."""
 
     def __init__(self, due: Callable[[int], bool], look: Callable[[int, str], None]) -> None:
         self._due, self._look = due, look
@@ -132,24 +130,21 @@ class _Steps:
         self._hooks = Undo()
 
     def begin(self) -> None:
-        """From now on every step counts."""
+        """Count the steps from now on."""
 
         @dynamo_skip
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             number = next(self._numbers)
             if self._due(number) and self._looking.acquire(blocking=False):  # one look at a time, and nobody waits
                 try:
-                    step = f"optimizer step {number} ({type(optimizer).__name__}{where(caller())})"
-                    unnoticed(lambda: self._look(number, step + self._elsewhere()), say)
+                    elsewhere = "" if os.getpid() == self._process else f", process {os.getpid()}"
+                    step = f"optimizer step {number} ({type(optimizer).__name__}{where(caller())}){elsewhere}"
+                    unnoticed(lambda: self._look(number, step), say)
                 finally:
                     self._looking.release()
 
         self._hooks.register(register_optimizer_step_post_hook, stepped)
 
     def end(self) -> None:
-        """No longer."""
+        """Count no more steps."""
         self._hooks()
-
-    def _elsewhere(self) -> str:
-        here = os.getpid()
-        return "" if here == self._process else f", process {here}"

@@ -1,6 +1,4 @@
-"""How does a living process tell what is alive in it? It answers SIGUSR1 with a census, and goes on.
-
-Where another process has asked a question (`byname.cli.ask`), that is answered instead.
+"""Signals: SIGUSR1 answered with a census, or with the answer to the question of another process (`byname.cli.ask`).
 
 Python runs a handler between two instructions of the main thread, wherever that may be: also within a write to the
 standard error, whose buffer is therefore not touched, or within an import, so that nothing is imported here.
@@ -27,12 +25,18 @@ from byname.text import fitted, printable_lines, width_of
 
 
 def answer_signals(top: int = 20) -> None:
-    """Answers SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too.
+    """Answer SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too.
 
     Raises:
         CommandError: there is no such signal, or it cannot be answered.
     """
-    number = _number()
+    if not hasattr(signal, "SIGUSR1"):
+        raise CommandError(
+            "this platform has no SIGUSR1 to answer; `byname census --every N` looks after optimizer steps"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise CommandError("--census-on-signal works in the main thread only: Python takes signals there")
+    number = signal.SIGUSR1
     before = signal.getsignal(number)
     if before is None:
         raise CommandError("SIGUSR1 is already handled outside of Python (faulthandler.register?): --census-on-signal")
@@ -48,17 +52,6 @@ def answer_signals(top: int = 20) -> None:
     atexit.register(restore)
 
 
-def _number() -> int:
-    number = getattr(signal, "SIGUSR1", None)
-    if number is None:
-        raise CommandError(
-            "this platform has no SIGUSR1 to answer; `byname census --every N` looks after optimizer steps"
-        )
-    if threading.current_thread() is not threading.main_thread():
-        raise CommandError("--census-on-signal works in the main thread only: Python takes signals there")
-    return int(number)
-
-
 def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]:
     answering: list[bool] = []
 
@@ -66,15 +59,14 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
         request = waiting_for(os.getpid())
         if request is not None:
             return answer_request(request, frame)
-        place = f"census of process {os.getpid()}{where(frame)}"
-        _write(f"{place}\n{census_text(census(), top)}")
+        _write(f"census of process {os.getpid()}{where(frame)}\n{census_text(census(), top)}")
 
     @dynamo_skip
     def answer(number: int, frame: FrameType | None) -> None:
         if not answering:  # else it came while the last one is answered
             answering.append(True)
             try:
-                unnoticed(lambda: unnoticed(lambda: look(frame), _write), _dropped)
+                unnoticed(lambda: unnoticed(lambda: look(frame), _write), lambda _: None)  # where nobody listens
             finally:
                 answering.clear()
         if callable(before):
@@ -84,14 +76,10 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
 
 
 def _write(words: str) -> None:
-    """Writes past the buffers of the standard error, which the handler may have interrupted."""
+    """Write past the buffers of the standard error, which the handler may have interrupted."""
     stream = sys.__stderr__
     if stream is not None and not stream.closed:
         text = fitted(f"byname: {printable_lines(words)}", width_of(stream))
         rest = f"{text}\n".encode(stream.encoding, "backslashreplace")
         while rest:
             rest = rest[os.write(stream.fileno(), rest) :]
-
-
-def _dropped(words: str) -> None:
-    """For what cannot be told because nobody listens."""
