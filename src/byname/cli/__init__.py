@@ -17,6 +17,7 @@ from byname.cli.command import Command, CommandError, say
 from byname.cli.completion import Completion
 from byname.cli.run import Run
 from byname.cli.show import Report, Show
+from byname.errors import BynameError
 from byname.text import printable_lines
 
 COMMANDS: tuple[Command, ...] = (Run(), Census(), Status(), Show(), Report(), Completion())
@@ -41,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.run(options)
     except BrokenPipeError:
         return _nobody_reads()
-    except CommandError as error:
+    except (CommandError, BynameError, OSError) as error:
         say(str(error))
-        return error.exit_code
+        return error.exit_code if isinstance(error, CommandError) else 1
 
 
 def _nobody_reads() -> int:

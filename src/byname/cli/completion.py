@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from byname.cli.command import CommandError
-from byname.errors import BynameError
 from byname.extras import needs
 
 SHELLS = ("bash", "zsh")
@@ -25,18 +23,15 @@ class Completion:
     name = "completion"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The shell."""
+        """Add the shell."""
         parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Prints the script."""
+        """Print the script."""
         from byname.cli import parser
 
-        try:
-            with needs("completion", "shtab"):
-                import shtab
-        except BynameError as error:
-            raise CommandError(str(error)) from None
+        with needs("completion", "shtab"):
+            import shtab
         whole = parser()
         for action in _actions(whole):
             if action.metavar in ("FILE", "HTML") or action.dest == "program":

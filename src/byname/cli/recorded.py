@@ -80,10 +80,7 @@ _CLASS = re.compile(r"([^\W\d]\w*):")
 
 def _check_file(file: Path, *, overwrite: bool) -> None:
     """Refuses before the program starts what would be refused at the first call of its model."""
-    try:
-        needs_h5py("--record")  # now, and not when the model is found, which may be hours later
-    except BynameError as error:
-        raise CommandError(str(error)) from None
+    needs_h5py("--record")  # now, and not when the model is found, which may be hours later
     if not file.parent.is_dir():
         raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)
     if file.is_dir():

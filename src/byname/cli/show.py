@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, positive, say, show
-from byname.errors import BynameError
 from byname.text import fitted, printable, table_width, width_of
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Show:
     name = "show"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The file, and what of it."""
+        """Add the file, and the parts of it."""
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
         what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
@@ -52,25 +51,87 @@ class Show:
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Prints it."""
-        from byname.cli.tail import opened, tail
+        """Print it."""
+        from byname.cli.tail import tail
+        from byname.recording.recording import open as opened
 
         if options.repair:
-            repaired(options.file)
+            _repair(options.file)
         if options.tail:
             return tail(options.file, in_json=options.json)
         with opened(options.file) as recording:
             if options.json:
-                as_json(recording, options.place, ranges=not options.no_ranges)
+                _print_json(recording, options.place, ranges=not options.no_ranges)
             elif options.place:
-                places(recording, options.place, options.top)
+                for series in _found(recording, options.place):
+                    show(series.head(options.top, width=table_width(sys.stdout)))
             else:
-                few = options.ranges or is_small(recording)
-                table(recording, options.file, options.top, ranges=few and not options.no_ranges)
-                if not few and not options.no_ranges:
-                    say_how_to_get_ranges(options.file)
+                _print_places(recording, options)
         sys.stdout.flush()  # a pipe that is closed is noticed here, not when Python ends
         return 0
+
+
+SMALL = 64 << 20
+"""Bytes of values that are read for their ranges without being asked for: that takes no second."""
+
+
+def _repair(file: str) -> None:
+    from byname.recording.stores.repair import repair
+
+    say(f"{printable(file)} is repaired" if repair(file) else f"{printable(file)}: there was nothing to put back")
+
+
+def _print_places(recording: Recording, options: argparse.Namespace) -> None:
+    few = options.ranges or sum(row["bytes"] for row in recording.rows()) <= SMALL
+    width = width_of(sys.stdout)
+    for label, words in _header(recording, options.file):
+        lines = fitted(printable(words), None if width is None else width - len(label)).split("\n")
+        print(label + f"\n{' ' * len(label)}".join(lines))
+    show(recording.head(options.top, width=table_width(sys.stdout), ranges=few and not options.no_ranges))
+    if not few and not options.no_ranges:
+        file = printable(options.file)
+        say(f"min, max and mean are left out, since all values would be read: byname show --ranges {file}")
+
+
+def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
+    """Yield labels and what there is to know of the run; what is not in the file is left out."""
+    run = recording.run
+    state = "complete" if recording.complete else "not complete"
+    yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
+    arguments = run.get("arguments")
+    if isinstance(arguments, list) and arguments:
+        yield "program:   ", " ".join(map(str, arguments))
+    yield "started:   ", f"{run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
+    versions = [f"{label} {run[label]}" for label in ("byname", "torch", "python") if label in run]
+    commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
+    ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
+    yield "with:      ", ", ".join([*versions, *commit, *ranks])
+
+
+def _found(recording: Recording, path: str) -> list[Series]:
+    found = recording[path]
+    return [*found.values()] if isinstance(found, dict) else [found]
+
+
+def _print_json(recording: Recording, path: str | None, *, ranges: bool) -> None:
+    """Print the places, or the records of those that fit a path, as one JSON object; docs/json.md has its schema."""
+    facts: dict[str, Any] = {"run": dict(recording.run), "complete": recording.complete}
+    facts["missing"] = list(recording.missing)
+    if path is None:
+        facts["places"] = recording.rows(ranges=ranges)
+    else:
+        facts["records"] = [record for series in _found(recording, path) for record in _records(series)]
+    # Tuples are lists in JSON; tensors become nested lists, and what else it lacks becomes text.
+    print(json.dumps(facts, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value)))
+
+
+def _records(series: Series) -> Iterator[dict[str, Any]]:
+    columns = series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.values
+    for record in zip(*columns, strict=True):
+        yield {"path": series.path, **dict(zip(_COLUMNS, record, strict=True))}
+
+
+_COLUMNS = ("iteration", "rank", "call", "mode", "shape", "value")
 
 
 PAUSE = 5.0
@@ -95,7 +156,7 @@ class Report:
     name = "report"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The recordings, and the page."""
+        """Add the recordings, and the page."""
         parser.add_argument("--to", metavar="HTML", default="report.html", help="the page (report.html); replaced")
         how = parser.add_mutually_exclusive_group()
         how.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
@@ -103,26 +164,21 @@ class Report:
         parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Writes it, and prints where it is."""
+        """Write it, and print where it is."""
+        from byname.reporting.page import report
+
         if options.tail and len(options.files) > 1:
             raise CommandError("--tail follows one recording", exit_code=2)
-        try:
-            return _tail(options.files[0], options.to) if options.tail else _once(options)
-        except BynameError as error:
-            raise CommandError(str(error)) from None
+        if options.tail:
+            return _follow(options.files[0], options.to)
+        page = report(*options.files, to=options.to)
+        facts = {"page": str(page.absolute()), "bytes": page.stat().st_size, "files": options.files}
+        print(json.dumps(facts) if options.json else printable(str(page)), flush=True)
+        return 0
 
 
-def _once(options: argparse.Namespace) -> int:
-    from byname.reporting.page import report
-
-    page = report(*options.files, to=options.to)
-    facts = {"page": str(page.absolute()), "bytes": page.stat().st_size, "files": options.files}
-    print(json.dumps(facts) if options.json else printable(str(page)), flush=True)
-    return 0
-
-
-def _tail(file: str, to: str) -> int:
-    """Writes a page of each state of a recording, until it is closed or somebody presses Ctrl-C."""
+def _follow(file: str, to: str) -> int:
+    """Write a page of each state of a recording, until it is closed or somebody presses Ctrl-C."""
     from byname.cli.tail import states
     from byname.reporting.page import ready_to_write, report
 
@@ -139,103 +195,3 @@ def _tail(file: str, to: str) -> int:
     except KeyboardInterrupt:
         print(flush=True)
     return 0
-
-
-def repaired(name: str) -> None:
-    """Puts what a killed writer left into the file, and says whether there was something."""
-    from byname.recording.stores.repair import repair
-
-    try:
-        done = repair(name)
-    except (BynameError, OSError) as error:
-        raise CommandError(printable(str(error))) from None
-    say(f"{printable(name)} is repaired" if done else f"{printable(name)}: there was nothing to put back")
-
-
-def table(recording: Recording, name: str, most: int, *, ranges: bool) -> None:
-    """Prints what is inside.
-
-    Args:
-        recording: the recording.
-        name: what the user calls it.
-        most: how many places.
-        ranges: whether the values are read, to tell between which numbers they lie.
-    """
-    for label, words in _header(recording, name):
-        _print_labelled(label, printable(words))
-    show(recording.head(most, width=table_width(sys.stdout), ranges=ranges))
-
-
-SMALL = 64 << 20
-"""Bytes of values that are read for their ranges without being asked for: that takes no second."""
-
-
-def is_small(recording: Recording) -> bool:
-    """Whether the ranges of all values are there at once."""
-    size: int = sum(row["bytes"] for row in recording.rows())
-    return size <= SMALL
-
-
-def say_how_to_get_ranges(name: str) -> None:
-    """Tell why the table has no ranges."""
-    say(f"min, max and mean are left out, since all values would be read: byname show --ranges {printable(name)}")
-
-
-def _print_labelled(label: str, words: str) -> None:
-    width = width_of(sys.stdout)
-    lines = fitted(words, None if width is None else width - len(label)).split("\n")
-    print(label + f"\n{' ' * len(label)}".join(lines))
-
-
-def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and what there is to know of the run; what is not in the file is left out."""
-    run = recording.run
-    state = "complete" if recording.complete else "not complete"
-    yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
-    arguments = run.get("arguments")
-    if isinstance(arguments, list) and arguments:
-        yield "program:   ", " ".join(map(str, arguments))
-    yield "started:   ", f"{run.get('started', 'unknown')}, last written {run.get('updated', 'unknown')}"
-    versions = [f"{label} {run[label]}" for label in ("byname", "torch", "python") if label in run]
-    commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
-    ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
-    yield "with:      ", ", ".join([*versions, *commit, *ranks])
-
-
-def places(recording: Recording, path: str, most: int) -> None:
-    """Prints the records of one place, or of each that fits."""
-    for series in _found(recording, path):
-        show(series.head(most, width=table_width(sys.stdout)))
-
-
-def _found(recording: Recording, path: str) -> list[Series]:
-    try:
-        found = recording[path]
-    except BynameError as error:
-        raise CommandError(printable(str(error))) from None
-    return [*found.values()] if isinstance(found, dict) else [found]
-
-
-def as_json(recording: Recording, path: str | None, *, ranges: bool) -> None:
-    """Prints the places, or the records of those that fit a path, as one JSON object; docs/json.md has its schema."""
-    facts: dict[str, Any] = {"run": dict(recording.run), "complete": recording.complete}
-    facts["missing"] = list(recording.missing)
-    if path is None:
-        facts["places"] = recording.rows(ranges=ranges)
-    else:
-        facts["records"] = [record for series in _found(recording, path) for record in _records(series)]
-    print(json.dumps(facts, default=_plain))
-
-
-def _records(series: Series) -> Iterator[dict[str, Any]]:
-    columns = series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.values
-    for record in zip(*columns, strict=True):
-        yield {"path": series.path, **dict(zip(_COLUMNS, record, strict=True))}
-
-
-_COLUMNS = ("iteration", "rank", "call", "mode", "shape", "value")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not have: tuples are lists there already, tensors become nested lists, others their text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -9,18 +9,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from byname.cli.command import CommandError, say, show
+from byname.cli.command import say, show
 from byname.errors import BynameError
+from byname.recording.recording import Recording
+from byname.recording.recording import open as opened
 from byname.table import Row, counted
 from byname.text import printable, table_width
-
-if TYPE_CHECKING:
-    from byname.recording.recording import Recording
 
 PAUSE = 0.25
 """Seconds between two looks at a file that is being written."""
@@ -28,18 +28,8 @@ PATIENCE = 5.0
 """Seconds in which a file that has just come may still be no recording."""
 
 
-def opened(name: str) -> Recording:
-    """Opens a recording, or says why not."""
-    from byname.recording.recording import open as opening
-
-    try:
-        return opening(name)
-    except (BynameError, OSError) as error:
-        raise CommandError(printable(str(error))) from None
-
-
 def tail(name: str, *, in_json: bool = False) -> int:
-    """Prints a line for what comes, until the recording is closed or somebody presses Ctrl-C.
+    """Print a line for what comes, until the recording is closed or somebody presses Ctrl-C.
 
     Args:
         name: the file, which need not be there yet.
@@ -70,7 +60,7 @@ def tail(name: str, *, in_json: bool = False) -> int:
 
 
 def states(name: str) -> Iterator[Recording]:
-    """The recording after each change of its files, the last time when it is closed."""
+    """Yield the recording after each change of its files, the last time when it is closed."""
     last, told, since = None, False, time.monotonic()
     while True:
         state = _written(name)
@@ -82,7 +72,7 @@ def states(name: str) -> Iterator[Recording]:
         elif state != last:
             try:
                 recording = opened(name)
-            except CommandError:
+            except (BynameError, OSError):
                 if time.monotonic() - since > PATIENCE:
                     raise
             else:
@@ -95,20 +85,17 @@ def states(name: str) -> Iterator[Recording]:
 
 
 def _written(name: str) -> list[tuple[str, int, int]]:
-    """When and how far the files of a recording were written: those of all ranks, and the journals."""
-    path = Path(name)
-    found = []
+    """Return when and how far the files of a recording were written: those of all ranks, and the journals."""
+    path, found = Path(name), []
     for one in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*")):
-        try:
+        with suppress(FileNotFoundError):  # a journal that has just gone
             facts = one.stat()
-        except FileNotFoundError:  # a journal that has just gone
-            continue
-        found.append((one.name, facts.st_size, facts.st_mtime_ns))
+            found.append((one.name, facts.st_size, facts.st_mtime_ns))
     return found
 
 
 def _object(recording: Recording, rows: list[Row], came: dict[str, int]) -> dict[str, Any]:
-    """What a line of JSON tells; docs/json.md has its schema."""
+    """Return a line of JSON; docs/json.md has its schema."""
     return {
         "iteration": max((_last(row) for row in rows), default=None),
         "came": {path: count for path, count in came.items() if count},
@@ -120,28 +107,26 @@ def _object(recording: Recording, rows: list[Row], came: dict[str, int]) -> dict
 
 
 def _line(rows: list[Row], came: dict[str, int]) -> str:
-    """What came: until which iteration, how much, and how much there is."""
     last = max(_last(row) for row in rows if came[row["path"]])
     new = f"{counted(sum(came.values()), 'record')} of {counted(sum(map(bool, came.values())), 'place')}"
     return f"{time.strftime('%H:%M:%S')}  to iteration {last}: {new}, {sum(row['records'] for row in rows)} in all"
 
 
 def _last(row: Row) -> int:
-    """The last iteration of a place."""
     return int(row["iterations"].rpartition("-")[2])
 
 
 BARS = "▁▂▃▄▅▆▇█"
 RECORDS = 40
-"""The newest records of a place that are shown, and so many are read of a window at most."""
+"""Number of records of a place that are shown, the newest, and that are read of a window."""
 PLACES = 8
-"""Places that are shown; those that come first."""
+"""Number of places that are shown, those that come first."""
 _LEAST = 24
 """Characters of a name at least, where the terminal has room for no more beside the line."""
 
 
 def sparkline(numbers: Iterable[float]) -> str:
-    """Numbers as bars between the smallest and the largest; what is not finite is a dot.
+    """Return numbers as bars between the smallest and the largest; what is not finite is a dot.
 
     >>> sparkline([0.0, 1.0, 7.0, float("nan"), 3.5]), sparkline([2.0, 2.0])
     ('▁▂█·▅', '▁▁')
@@ -162,11 +147,11 @@ class Sparklines:
         self._numbers: dict[str, deque[float]] = {}
 
     def add(self, recording: Recording, came: Mapping[str, int]) -> None:
-        """Reads what came.
+        """Read the newest records.
 
         Args:
             recording: as it is now.
-            came: how many records each place got.
+            came: the number of new records of each place.
         """
         for path, count in came.items():
             if count and (path in self._numbers or len(self._numbers) < PLACES):
@@ -174,25 +159,21 @@ class Sparklines:
                 self._numbers.setdefault(path, deque(maxlen=RECORDS)).extend(numbers)
 
     def lines(self, width: int) -> list[str]:
-        """One line a place, no longer than so many characters where that is possible."""
+        """Return a line for each place, no longer than `width` where that is possible."""
         room = max(_LEAST, width - RECORDS - _NUMBER)
-        told = [(_end_of(printable(path), room), numbers) for path, numbers in self._numbers.items() if numbers]
-        longest = max((len(name) for name, _ in told), default=0)
+        places = [(printable(path), [*numbers]) for path, numbers in self._numbers.items() if numbers]
+        lines = [(name if len(name) <= room else f"…{name[1 - room :]}", numbers) for name, numbers in places]
+        longest = max((len(name) for name, _ in lines), default=0)
         shown = max(1, min(RECORDS, width - longest - _NUMBER))
-        return [f"  {name:{longest}}  {sparkline(list(numbers)[-shown:])}  {numbers[-1]:.4g}" for name, numbers in told]
+        return [f"  {name:{longest}}  {sparkline(numbers[-shown:])}  {numbers[-1]:.4g}" for name, numbers in lines]
 
 
 _NUMBER = 17
 """Characters of a line beside the name and the bars: a number, and spaces."""
 
 
-def _end_of(name: str, room: int) -> str:
-    """The name, or its end where it is too long."""
-    return name if len(name) <= room else f"…{name[1 - room :]}"
-
-
 def _number(value: Any) -> list[float]:
-    """The number that stands for a value; none for text and the like."""
+    """Return the number that stands for a value; none for text and the like."""
     if isinstance(value, Tensor):
         return [float(value.double().mean())] if value.numel() and not value.is_complex() else []
     if not isinstance(value, bool | int | float):
