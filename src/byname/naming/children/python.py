@@ -36,9 +36,6 @@ from byname.reading.objects import attributes_of, found_in, namespace_of, parent
 from byname.source.location import is_torch
 
 CACHE: Any = type(functools.lru_cache(abs))
-VIEWS: Any = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
-
-
 def held_by_cache(obj: Any) -> Held:
     """Yield the results that ``functools.lru_cache`` keeps, the arguments they belong to, and the function itself."""
     attributes = attributes_of(obj)
@@ -75,18 +72,6 @@ _ARGUMENT = Reference("cache", suffix(" (cached argument)"), evaluates=False)
 def leads_on(value: object) -> bool:
     """Return whether an object is worth following: not a number or another atom, a class, or a bare ``object()``."""
     return type(value) not in ATOMS and type(value) is not object and not issubclass(type(value), type)
-
-
-def held_by_view(obj: Any) -> Held:
-    """Yield the dict behind a dict view, or the contents of the mapping behind a proxy."""
-    proxy = type(obj) is types.MappingProxyType
-    for mapping in gc.get_referents(obj):
-        if type(mapping) not in (dict, OrderedDict, defaultdict):
-            yield from held_inside(mapping)
-        elif proxy:
-            yield from held_by_mapping(mapping, direct=True)
-        else:
-            yield same, attribute("mapping"), mapping
 
 
 def held_by_context(obj: contextvars.Context) -> Held:

@@ -20,7 +20,6 @@ from torch import nn
 from byname.naming.children.python import (
     ARRAYS,
     CACHE,
-    VIEWS,
     futures,
     held_by_array,
     held_by_builtin,
@@ -37,7 +36,6 @@ from byname.naming.children.python import (
     held_by_torch_future,
     held_by_traceback,
     held_by_variable,
-    held_by_view,
     tables,
     values_in,
 )
@@ -294,7 +292,6 @@ _TABLE: tuple[_Entry, ...] = (
     ((types.TracebackType,), held_by_traceback),
     ((types.FrameType,), held_by_frame),
     ((CACHE,), held_by_cache),
-    (VIEWS, held_by_view),
     ((contextvars.Context,), held_by_context),
     ((contextvars.ContextVar,), held_by_variable),
     ((threading.local,), held_by_threads),
