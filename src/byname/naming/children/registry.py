@@ -32,7 +32,6 @@ from byname.naming.children.python import (
     held_by_sequence,
     held_by_set,
     held_by_table,
-    held_by_threads,
     held_by_torch_future,
     held_by_traceback,
     held_by_variable,
@@ -294,7 +293,7 @@ _TABLE: tuple[_Entry, ...] = (
     ((CACHE,), held_by_cache),
     ((contextvars.Context,), held_by_context),
     ((contextvars.ContextVar,), held_by_variable),
-    ((threading.local,), held_by_threads),
+    ((threading.local,), held_by_builtin),
     (ARRAYS, held_by_array),
     ((torch._C.Future,), held_by_torch_future),
 )
