@@ -36,6 +36,8 @@ from byname.reading.objects import attributes_of, found_in, namespace_of, parent
 from byname.source.location import is_torch
 
 CACHE: Any = type(functools.lru_cache(abs))
+
+
 def held_by_cache(obj: Any) -> Held:
     """Yield the results that ``functools.lru_cache`` keeps, the arguments they belong to, and the function itself."""
     attributes = attributes_of(obj)
@@ -45,7 +47,7 @@ def held_by_cache(obj: Any) -> Held:
     held = [*(one for one in held if one is not cache), *(value for _, value in snapshot(cache))]
     other = {id(value) for _, value in snapshot(attributes)} | keys.keys()
     for value in held:
-        if id(value) not in other and type(value) is not _LINK and leads_on(value):
+        if id(value) not in other and leads_on(value):
             yield same, _RESULT, value
     for key in keys.values():
         for part in key if type(key) is tuple else ():
@@ -56,15 +58,6 @@ def held_by_cache(obj: Any) -> Held:
             yield own_attribute, (type(obj), name), value
 
 
-def _type_of_links() -> type:
-    """Return the type of the links that a bounded cache keeps in its dict instead of the results."""
-    bounded = functools.lru_cache(maxsize=1)(abs)
-    bounded(1)
-    cache: Any = next(one for one in gc.get_referents(bounded) if type(one) is dict)
-    return type(cache[1])
-
-
-_LINK = _type_of_links()
 _RESULT = Reference("cache", suffix(" (cached result)"), evaluates=False)
 _ARGUMENT = Reference("cache", suffix(" (cached argument)"), evaluates=False)
 
