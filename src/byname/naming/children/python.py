@@ -348,21 +348,13 @@ def futures() -> tuple[Any, ...]:
 
 def held_by_future(obj: Any) -> Held:
     """Yield a task's coroutine, a future's result or error, and its waiters; not the loop, which holds every task."""
-    tasks: Any = sys.modules["_asyncio"]
-    known = [_private(obj, tasks.Future, "_loop")]
-    if issubclass(type(obj), tasks.Task):
-        coroutine = _private(obj, tasks.Task, "_coro")
-        known.append(coroutine)
-        if leads_on(coroutine):
-            yield same, Reference("task", suffix(".get_coro()"), _reads(obj, "get_coro")), coroutine
-    for name in ("_result", "_exception"):
-        value = _private(obj, tasks.Future, name)
-        known.append(value)
-        if leads_on(value):
-            yield same, attribute(name, _reads(obj, name)), value
+    loop = vars(sys.modules["_asyncio"].Future)["_loop"].__get__(obj)
     for one in gc.get_referents(obj):
-        if not any(one is value for value in known):
-            yield from held_inside(one)
+        if one is not loop and leads_on(one):
+            yield same, _IN_TASK, one
+
+
+_IN_TASK = Reference("task", lambda before: f"(held by {before})", evaluates=False)
 
 
 def held_by_torch_future(obj: Any) -> Held:
@@ -382,21 +374,3 @@ def held_by_torch_future(obj: Any) -> Held:
         else:
             yield same, Reference("task", suffix(".value()")), value
     yield from held_by_instance(obj)
-
-
-def _reads(obj: object, name: str) -> bool:
-    """Return whether an attribute of a future is still the one that its C class defines."""
-    kind = type(obj)
-    own = next(parent for parent in parents_of(kind) if any(parent is future for future in futures()))
-    return reads_plainly(kind) and found_in(kind, name) is found_in(own, name)
-
-
-def _private(obj: object, kind: type, name: str) -> Any:
-    """Return one of a future's private fields, or None before it is set up.
-
-    The public ``result()`` would mark an error as retrieved.
-    """
-    try:
-        return vars(kind)[name].__get__(obj)
-    except RuntimeError:
-        return None
