@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
 from byname.reading.frames import locals_of, running_frames
-from byname.reading.objects import attributes_of, namespace_of
+from byname.reading.objects import namespace_of
 from byname.source.location import is_library, is_torch, scope_of
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
@@ -291,7 +290,7 @@ def loop_variables(code: CodeType) -> frozenset[str]:
 
 def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
     """Yield objects that no variable holds: a text, the object, its scope, and whether the text evaluates there."""
-    for name, task in _living_tasks():
+    for name, task in _tasks():
         yield f"task {name}", task, "asyncio", False
     for module, source, hooks in hooks_for_all():
         yield source, hooks, module, True
@@ -318,52 +317,12 @@ def _handled_in(ident: int) -> str:
     return f"the error handled in {threads.get(ident, 'a thread')}"
 
 
-def _living_tasks() -> Iterator[tuple[str, object]]:
-    """Yield every task of every event loop with its name, if the program uses ``asyncio``."""
-    tasks: Any = sys.modules.get("asyncio.tasks")
-    if tasks is None:
-        return
-    kinds = [kind for kind in (vars(tasks).get("Task"), vars(tasks).get("_PyTask")) if kind is not None]
-    for task in chain(_registered(tasks), _of_running_loops()):
-        kind = next((kind for kind in kinds if issubclass(type(task), kind)), None)
-        if kind is not None:
-            yield str(kind.get_name(task)), task
-
-
-def _registered(tasks: Any) -> Iterator[object]:
-    """Yield the tasks that ``asyncio`` has in sets of weak references: up to Python 3.13 all of them."""
-    for registry in ("_scheduled_tasks", "_all_tasks"):
-        found = vars(tasks).get(registry)
-        references = attributes_of(found).get("data") if found is not None else None
-        for reference in _members(references):
-            yield reference()
-
-
-def _of_running_loops() -> Iterator[object]:
-    """Yield the tasks of running loops: since Python 3.14 these are in lists of C, which only their loop can give."""
-    tasks_of, loops = _of_module("_asyncio", "all_tasks"), _of_module("asyncio.base_events", "BaseEventLoop")
-    if tasks_of is None or loops is None:
-        return
-    code = loops.run_forever.__code__
-    for innermost in sys._current_frames().values():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                yield from tasks_of(dict(locals_of(frame))["self"])
-            frame = frame.f_back
-
-
-def _of_module(module: str, name: str) -> Any:
-    """Return an attribute that a module defines; None if the module is not loaded or does not define it."""
-    loaded = sys.modules.get(module)
-    return None if loaded is None else vars(loaded).get(name)
-
-
-def _members(references: Any) -> list[Any]:
-    """Return the members of a set that other threads may be changing."""
-    for _ in range(5):
-        try:
-            return list(references) if type(references) is set else []
-        except RuntimeError:
-            continue
-    return []
+def _tasks() -> Iterator[tuple[str, object]]:
+    """Yield every task of the event loops that run, with its name."""
+    asyncio: Any = sys.modules.get("asyncio")
+    loops: Any = getattr(asyncio, "BaseEventLoop", None)  # missing while ``asyncio`` is being imported
+    for frame, _, _ in running_frames() if loops else ():
+        if frame.f_code is loops.run_forever.__code__:
+            for task in asyncio.all_tasks(dict(locals_of(frame))["self"]):
+                kinds = (kind for kind in (asyncio.Task, asyncio.tasks._PyTask) if issubclass(type(task), kind))
+                yield next((str(kind.get_name(task)) for kind in kinds), "?"), task
