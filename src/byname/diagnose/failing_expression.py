@@ -12,7 +12,7 @@ from byname.diagnose.context import FailureContext
 from byname.reading.frames import locals_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import is_tensor
-from byname.source.code import expression
+from byname.source.location import locate
 
 
 class FailingExpression(NamedTuple):
@@ -52,11 +52,11 @@ class FailingExpression(NamedTuple):
 def failing_expression(context: FailureContext) -> FailingExpression | None:
     """Return the innermost expression of the program that an error passed; None if its source is not at hand."""
     place = context.failing_place
-    found = None if place is None else expression(place.frame.f_code, place.instruction)
-    if place is None or found is None:
+    node = None if place is None else locate(place.frame.f_code, place.instruction).node
+    if place is None or node is None:
         return None
     variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    return FailingExpression(found.node, place.frame.f_code, variables)
+    return FailingExpression(node, place.frame.f_code, variables)
 
 
 def _attribute(holder: Any, name: str) -> Any:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import executing
 
@@ -70,21 +70,6 @@ stands_for = _StandIns()
 
 The map is process-wide, as code is: a reader that meets such code in a frame does not know who put it there.
 """
-
-
-class Expression(NamedTuple):
-    """An expression of the source (or an augmented assignment) and the statement that contains it."""
-
-    node: ast.AST
-    statement: ast.stmt
-
-
-def expression(code: CodeType, instruction: int) -> Expression | None:
-    """Return the syntax tree of an instruction's expression; None if its source is missing or has changed."""
-    position = position_of(code, instruction)
-    source = None if position[0] is None else source_of(code)
-    node = None if source is None else expression_at(source, position)
-    return None if node is None else Expression(node, enclosing_statement(node))
 
 
 Position = tuple[int | None, int | None, int | None, int | None]

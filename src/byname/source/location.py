@@ -22,7 +22,6 @@ from byname.source.code import (
     ThisCode,
     body_of,
     enclosing_statement,
-    expression,
     expression_at,
     names_bound,
     position_of,
@@ -104,6 +103,7 @@ class Expression:
             ``torch.FloatTensor([1.0]).requires_grad_()``.
         in_place: whether the expression changed an existing tensor in place and returned it.
         reads: the plain variable names that the statement reads.
+        node: its syntax tree, of an augmented assignment the whole; None if the source is missing or has changed.
     """
 
     site: Site
@@ -114,6 +114,7 @@ class Expression:
     made_here: bool = False
     in_place: bool = False
     reads: frozenset[str] = frozenset()
+    node: ast.AST | None = field(default=None, compare=False, repr=False)
 
 
 Instruction: TypeAlias = tuple[CodeType, int]
@@ -140,11 +141,10 @@ def locate(code: CodeType, instruction: int, caller: Instruction | None = None) 
 def _located(this: ThisCode, instruction: int) -> Expression:
     code = this.code
     assert code is not None
-    line, end_line, column, end_column = position_of(code, instruction)
-    if line is None:
-        return Expression(Site(code.co_filename, code.co_firstlineno, code.co_qualname))
-    source = source_of(code)
-    node = None if source is None else expression_at(source, (line, end_line, column, end_column))
+    position = position_of(code, instruction)
+    source = None if position[0] is None else source_of(code)
+    node = None if source is None else expression_at(source, position)
+    line = code.co_firstlineno if position[0] is None else position[0]
     if source is None or node is None:
         return Expression(Site(code.co_filename, line, code.co_qualname))
     statement = enclosing_statement(node)
@@ -158,6 +158,7 @@ def _located(this: ThisCode, instruction: int) -> Expression:
         parts=_parts(statement, node),
         made_here=_made_here(node),
         reads=_reads(statement),
+        node=node,
     )
 
 
@@ -166,8 +167,7 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
 
     That is ``h`` in ``h[0] = 1``, in ``h.add_(1)`` and in ``relu_(h)``; None if the instruction has no such expression.
     """
-    found = expression(code, instruction)
-    node: Any = None if found is None else found.node
+    node = locate(code, instruction).node
     if isinstance(node, ast.Subscript) and operation == "__setitem__":
         return ast.unparse(node.value)
     if isinstance(node, ast.AugAssign):
@@ -194,6 +194,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
             site_of(code, statement, variable, code.co_qualname),
             made_here=_makes_unseen(getattr(statement, "value", None)),
             reads=_reads(statement),
+            node=statement,
         )
         for statement in _body_of(code)
         if variable in names_bound(statement)

@@ -15,7 +15,7 @@ from byname.naming.history import name_at
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.quiet import DisableTorchFunction
-from byname.source.code import expression
+from byname.source.location import locate
 from byname.tracking.call import Call
 from byname.tracking.tracker import logs
 
@@ -149,8 +149,7 @@ def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, st
 
 def _branches_by_mode(call: Call) -> bool:
     """Return whether a call stands in a branch of an ``if self.training:``."""
-    found = None if call.code is None else expression(call.code, call.instruction)
-    node: Any = None if found is None else found.node
+    node: Any = None if call.code is None else locate(call.code, call.instruction).node
     while node is not None:
         if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test).removeprefix("not ") == "self.training":
             return True

@@ -23,7 +23,7 @@ from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import expression, source_of
+from byname.source.code import source_of
 from byname.source.location import Site, is_library, locate, statements_binding
 from byname.tracking.log import DetachPoint
 from byname.tracking.lookup import note_of, site_of_tensor
@@ -201,8 +201,8 @@ def constant_term(frame: FrameType, roots: Sequence[Any], leaves: Collection[int
     lookup = FailureContext(roots).lookup
     sums = (node for one in roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
     calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.code is own)
-    spots = ((node, expression(own, call.instruction)) for node, call in calls)
-    for term in (one for node, spot in spots if spot is not None for one in _constants(spot.node, node)):
+    parts = ((node, locate(own, call.instruction).node) for node, call in calls)
+    for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
         paths = [*(path for one in made for path in one.reads), *read]
@@ -233,8 +233,8 @@ def _log_probabilities(values: dict[str, Any], leaves: Collection[int]) -> Itera
     """Yield those of some values that are log-probabilities, with a call that cut them off from one of the leaves."""
     for path, held in values.items():
         made = note_of(held) if is_tensor(held) else None
-        spot = None if made is None else expression(made.code, made.instruction)
-        if is_tensor(held) and _LOG.search(path if spot is None else f"{path} {ast.unparse(spot.node)}"):
+        node = None if made is None else locate(made.code, made.instruction).node
+        if is_tensor(held) and _LOG.search(path if node is None else f"{path} {ast.unparse(node)}"):
             cuts = [cut for log in logs() for cut in log.cuts_of(held) if cut.reason in ("no_grad", "inference")]
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
 
