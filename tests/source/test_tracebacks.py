@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import byname
-from byname.source.location import is_torch
+from byname.source.location import is_torch, users_frame
 from byname.source.own_files import is_byname
-from byname.source.tracebacks import clean, frames, users_frame, without_byname
+from byname.source.tracebacks import clean, frames, without_byname
 
 
 def backward_twice():

@@ -23,7 +23,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
-from byname.source.tracebacks import clean, users_frame
+from byname.source.tracebacks import clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the program's, and reported as Python does it
+        from byname.source.location import users_frame  # here, since a command's help does not need PyTorch
+
         if users_frame(error) is not None or isinstance(error, SyntaxError):  # otherwise byname itself has failed
             clean(error)
         error.__traceback__ = _without_runpy(error.__traceback__)

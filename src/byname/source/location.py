@@ -29,6 +29,7 @@ from byname.source.code import (
     statements_in,
 )
 from byname.source.own_files import is_byname
+from byname.source.tracebacks import Entry, frames
 from byname.text import printable
 
 
@@ -309,6 +310,12 @@ def scope_of(code: CodeType) -> str:
 def is_torch(filename: str) -> bool:
     """Return whether a file is part of PyTorch or byname, and so is no place in the user's program."""
     return filename.startswith(_TORCH) or is_byname(filename)
+
+
+def users_frame(error: BaseException) -> Entry | None:
+    """Return the innermost frame that is neither PyTorch's nor byname's; None if the error passed through none."""
+    theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
+    return theirs[-1] if theirs else None
 
 
 @lru_cache(maxsize=4096)

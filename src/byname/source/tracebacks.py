@@ -52,14 +52,6 @@ def frames(error: BaseException) -> list[Entry]:
     return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in chain]
 
 
-def users_frame(error: BaseException) -> Entry | None:
-    """Return the innermost frame that is neither PyTorch's nor byname's; None if the error passed through none."""
-    from byname.source.location import is_torch  # here, since it imports PyTorch, which a command's help does not need
-
-    theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
-    return theirs[-1] if theirs else None
-
-
 def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     """Return the frame that a warning is about, and the one that it would be about without byname.
 
