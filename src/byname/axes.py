@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from byname.extras import needs
-from byname.source.cells import running_shell
+from byname.source.tracebacks import running_shell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

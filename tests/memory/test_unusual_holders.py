@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import byname
-from byname.source.own_files import is_byname
+from byname.source.tracebacks import is_byname
 
 pandas = pytest.importorskip("pandas")
 

@@ -10,8 +10,7 @@ import torch
 
 import byname
 from byname.source.location import is_torch, users_frame
-from byname.source.own_files import is_byname
-from byname.source.tracebacks import clean, frames, without_byname
+from byname.source.tracebacks import clean, frames, is_byname, without_byname
 
 
 def backward_twice():

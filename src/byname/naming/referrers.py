@@ -22,7 +22,7 @@ from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import heap, namespace_of
-from byname.source.own_files import is_byname
+from byname.source.tracebacks import is_byname
 
 HEIGHT = 16
 _AT_ONCE = 32

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from byname.diagnose.explaining import Explaining, explaining
 from byname.diagnose.finding import Finding
 from byname.memory.census import Census, census
-from byname.source.cells import shown_file
+from byname.source.tracebacks import shown_file
 from byname.text import printable_lines
 
 

@@ -22,9 +22,8 @@ from torch.utils import _pytree as pytree
 
 from byname.errors import RewriteError
 from byname.rewriting.outside import restored, switched
-from byname.source.cells import shown_file
 from byname.source.location import is_torch
-from byname.source.own_files import is_byname
+from byname.source.tracebacks import is_byname, shown_file
 
 
 class _Unknown:

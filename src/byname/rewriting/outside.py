@@ -27,7 +27,7 @@ from torch import nn
 from byname.reading.objects import parents_of
 from byname.rewriting.proxies import Untraceable
 from byname.source.location import is_library, is_torch
-from byname.source.own_files import is_byname
+from byname.source.tracebacks import is_byname
 
 
 def _known_to_autocast() -> Iterator[str]:

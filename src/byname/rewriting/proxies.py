@@ -20,8 +20,8 @@ from torch import fx, nn
 
 from byname.errors import RewriteError
 from byname.model.operations import operation_name
-from byname.source.cells import shown_file
 from byname.source.location import is_torch
+from byname.source.tracebacks import shown_file
 
 
 class Untraceable(BaseException):

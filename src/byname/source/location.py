@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import executing
 import torch
 
-from byname.source.cells import shown_file
 from byname.source.code import (
     ThisCode,
     body_of,
@@ -28,8 +27,7 @@ from byname.source.code import (
     source_of,
     statements_in,
 )
-from byname.source.own_files import is_byname
-from byname.source.tracebacks import Entry, frames
+from byname.source.tracebacks import Entry, frames, is_byname, shown_file
 from byname.text import printable
 
 

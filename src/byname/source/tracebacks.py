@@ -1,18 +1,25 @@
-"""Tracebacks: the frames of the user's program in a traceback, and tracebacks without byname's own frames."""
+"""Tracebacks: the frames of the user's program in a traceback, without byname's own; and how people know a file."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from byname.source.own_files import is_byname
-
 STANDS_IN = "<byname>"
 """Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
+
+_HERE = str(Path(__file__).parent.parent) + os.sep
+
+
+def is_byname(filename: str) -> bool:
+    """Return whether a file is part of byname."""
+    return filename.startswith(_HERE)
 
 
 class Entry(NamedTuple):
@@ -141,3 +148,21 @@ def _mark_detour(stack: Sequence[FrameType], ours: list[bool], entered: int) -> 
 
 
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
+
+
+def running_shell() -> Any:
+    """Return the shell of IPython that runs in this process; None outside of notebooks."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if shell is None else shell()
+
+
+def shown_file(file: str) -> str:
+    """Return a file without its folders, and a cell of a notebook as ``In[5]``, by the last time that it ran.
+
+    >>> shown_file("/home/you/train.py")
+    'train.py'
+    """
+    compiler = getattr(running_shell(), "compile", None)
+    named = getattr(compiler, "format_code_name", None)
+    cell = None if named is None else named(file)
+    return os.path.basename(file) if cell is None else str(cell[1])  # noqa: PTH119 - not a path for exec

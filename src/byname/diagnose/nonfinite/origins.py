@@ -25,8 +25,7 @@ from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import PLAIN, fact
-from byname.source.own_files import is_byname
-from byname.source.tracebacks import STANDS_IN
+from byname.source.tracebacks import STANDS_IN, is_byname
 from byname.tracking.call import name_of
 from byname.tracking.functions import is_pytorchs
 
