@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from byname.naming.history import UNKNOWN, History, history_at, name_at, name_of_output, rebound_by
+from byname.naming.history import UNKNOWN, History, history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings
 from byname.reading.tensor import STORAGE, Facts, card_from, fact
@@ -267,7 +267,10 @@ class Describer:
         if living is not None:
             return replace(living, site=self.site(number))
         call = self._call(number)
-        return None if call is None else self._name_at(self._graph.nodes[number], 0) or name_around(call)
+        spot = None if call is None else call.spot()
+        if call is None or call.code is None or spot is None:
+            return None
+        return self._name_at(self._graph.nodes[number], 0) or name_around(replace(spot, whole=False), call.code)
 
     def _around(self, number: int, among: Collection[int]) -> Name | None:
         """Return the name of the nearest result downstream, through nodes of `among` only."""
@@ -301,15 +304,6 @@ class Describer:
                 if number is not None:
                     self._living.setdefault(number, tensor)
         return self._living
-
-
-def name_around(call: Call) -> Name | None:
-    """Return the variable that a call's statement assigns, as the name of a value that the call's result is part of."""
-    spot = call.spot()
-    if spot is None or spot.site.target is None or call.code is None:
-        return None
-    inside = name_at(replace(spot, whole=True), call.code)
-    return None if inside is None else replace(inside, relation="part of")
 
 
 @lru_cache(maxsize=4096)

@@ -53,6 +53,12 @@ def name_at(spot: Expression, code: CodeType) -> Name | None:
     return Name(target, how, scope or spot.site.file, exact=False, site=spot.site)
 
 
+def name_around(spot: Expression, code: CodeType) -> Name | None:
+    """Return the variable that a statement assigns, as the name of an expression's value or of what that is part of."""
+    named = name_at(replace(spot, whole=True), code)
+    return named if named is None or spot.whole else replace(named, relation="part of")
+
+
 def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None = None) -> Name | None:
     """Return the exact name that a tensor had, if this call took it from a variable that its statement then rebound.
 

@@ -10,8 +10,7 @@ from typing import Any
 from byname.autograd.slots import packed_in
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.describe import name_around
-from byname.naming.history import name_at
+from byname.naming.history import name_around
 from byname.naming.name import Name, at, quote, quote_at, unnamed
 from byname.reading.frames import locals_of
 from byname.reading.quiet import DisableTorchFunction
@@ -159,8 +158,8 @@ def _branches_by_mode(call: Call) -> bool:
 
 def _name(call: Call) -> Name:
     spot = call.spot()
-    named = None if spot is None or call.code is None else name_at(spot, call.code)
-    return named or name_around(call) or unnamed(None if spot is None else spot.site)
+    named = None if spot is None or call.code is None else name_around(spot, call.code)
+    return named or unnamed(None if spot is None else spot.site)
 
 
 def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Finding:

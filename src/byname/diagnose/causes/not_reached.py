@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from byname.diagnose.causes.awaited import awaited, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.history import name_at
+from byname.naming.history import name_around
 from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
 from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
@@ -49,10 +48,10 @@ class Snip:
             name = context.name(result)
             if name.path and name.exact:
                 return name
-        if self.spot is not None and self.cut.code is not None and self.site is not None and self.site.target:
-            whole = name_at(replace(self.spot, whole=True), self.cut.code)
-            if whole is not None:
-                return whole if self.spot.whole else replace(whole, relation="part of")
+        if self.spot is not None and self.cut.code is not None:
+            named = name_around(self.spot, self.cut.code)
+            if named is not None:
+                return named
         for reference, _ in self.cut.inputs:
             tensor = reference()
             if tensor is not None and context.name(tensor).path:
