@@ -95,7 +95,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Any:
+class AnyDepth:
     """Any number of segments, including none."""
 
     def __str__(self) -> str:
@@ -149,8 +149,8 @@ def _reversed(positions: range) -> Slice:
     return Slice(rising.start, rising.stop, rising.step)
 
 
-Segment: TypeAlias = Name | Item | Any | AnyItem | Slice
-ANY, ANY_ITEM = Any(), AnyItem()
+Segment: TypeAlias = Name | Item | AnyDepth | AnyItem | Slice
+ANY, ANY_ITEM = AnyDepth(), AnyItem()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +199,13 @@ def join(segments: Iterable[Segment]) -> str:
     """Return the text of segments."""
     text = ""
     for one in segments:
-        text += f".{one}" if text and isinstance(one, Name | Any) else str(one)
+        text += f".{one}" if text and isinstance(one, Name | AnyDepth) else str(one)
     return text
 
 
 def is_wild(segment: Segment) -> bool:
     """Return whether a segment can match more than one name or item."""
-    return isinstance(segment, Any | AnyItem | Slice) or (isinstance(segment, Name) and segment.wild)
+    return isinstance(segment, AnyDepth | AnyItem | Slice) or (isinstance(segment, Name) and segment.wild)
 
 
 def fits(pattern: Segment, segment: Segment) -> bool:
@@ -221,7 +221,7 @@ def ends_of(pattern: Sequence[Segment], concrete: Sequence[Segment]) -> set[int]
     """Return each number of leading segments of a concrete path that the whole pattern can match."""
     reached = {0}
     for one in pattern:
-        if isinstance(one, Any):
+        if isinstance(one, AnyDepth):
             reached = set(range(min(reached), len(concrete) + 1)) if reached else set()
         else:
             reached = {at + 1 for at in reached if at < len(concrete) and fits(one, concrete[at])}
@@ -232,7 +232,7 @@ def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
     """Return these positions in a pattern, and those reached along with them because ``**`` may stand for nothing."""
     found = set(reached)
     for position in sorted(reached):
-        while position < len(pattern) and isinstance(pattern[position], Any):
+        while position < len(pattern) and isinstance(pattern[position], AnyDepth):
             position += 1
             found.add(position)
     return found

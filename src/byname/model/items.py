@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from byname.place import Any as AnyDepth
-from byname.place import AnyItem, Item, Name, Segment, Slice, fits, is_wild, join
+from byname.place import AnyDepth, AnyItem, Item, Name, Segment, Slice, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, parents_of, snapshot
 from byname.reading.tensor import is_tensor
 from byname.table import closest
