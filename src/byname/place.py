@@ -129,7 +129,8 @@ class Slice:
     def counted(self, length: int) -> Slice:
         """Return a slice of a list of a length without positions that count from the end."""
         found = self.positions(length)
-        return Slice(found.start, max(found.stop, 0), found.step) if found.step > 0 else _reversed(found)
+        rising = found if found.step > 0 else found[::-1]
+        return Slice(rising.start, max(rising.stop, 0), rising.step)
 
     def holds(self, position: int) -> bool:
         """Return whether a position from the beginning is in it; not where that depends on the length."""
@@ -141,12 +142,6 @@ class Slice:
     def __str__(self) -> str:
         start, stop = ("" if one is None else one for one in (self.start, self.stop))
         return f"[{start}:{stop}{'' if self.step is None else f':{self.step}'}]"
-
-
-def _reversed(positions: range) -> Slice:
-    """Return the same positions in rising order."""
-    rising = positions[::-1]
-    return Slice(rising.start, rising.stop, rising.step)
 
 
 Segment: TypeAlias = Name | Item | AnyDepth | AnyItem | Slice

@@ -1,4 +1,4 @@
-"""Step: one reference from an object to an object that it holds, and the source text of that reference."""
+"""Reference: one reference from an object to an object that it holds, and the source text of it."""
 
 from __future__ import annotations
 
