@@ -55,8 +55,6 @@ from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 Reader: TypeAlias = Callable[[Any], Held]
 """Lists the referents of an object that could be, or lead to, a tensor."""
 
-_Values: TypeAlias = Callable[[Any], "list[object]"]
-
 
 class Children:
     """Lists the children of objects, and caches for one search the function that reads each class.
@@ -67,7 +65,6 @@ class Children:
 
     def __init__(self) -> None:
         self._readers: dict[int, Reader] = {}
-        self._values: dict[int, _Values] = {}
         self._classes = _Classes()
 
     def list(self, obj: object) -> Held:
@@ -82,18 +79,12 @@ class Children:
             return [value for value in obj if type(value) not in ATOMS]
         if kind is dict:
             return values_in(obj)
-        return (self._values.get(id(kind)) or self._learn_values(kind))(obj)
+        return [held[2] for held in self.list(obj)]
 
     def _learn(self, kind: type) -> Reader:
         self._classes.append(kind)
         reader = self._readers[id(kind)] = _reader(kind)
         return reader
-
-    def _learn_values(self, kind: type) -> _Values:
-        reader = self._readers.get(id(kind)) or self._learn(kind)
-        values = reader.values if type(reader) is ModuleReader else lambda obj: [held[2] for held in reader(obj)]
-        self._values[id(kind)] = values
-        return values
 
 
 class _Classes(list[type]):

@@ -48,7 +48,7 @@ class ModuleReader:
 
     def __call__(self, obj: Any) -> Held:
         """Return the children, each with the maker of the step to it."""
-        attributes = self._attributes(obj)
+        attributes = {} if self._fields is None else self._fields(obj)
         found: list[tuple[Callable[[Any], Reference], Any, object]] = []
         for field, what in _REGISTRIES:
             for position, (name, value) in enumerate(_entries(attributes.get(field))):
@@ -56,41 +56,17 @@ class ModuleReader:
                     found.append((self._registered, (name, position, what, name in attributes), value))
         if self._sharded:
             found += _unsharded(obj)
-        for name, value in _others(attributes):
-            if name not in _MODULE_FIELDS:
+        for name, value in _entries(attributes):
+            if type(name) is str and name in _MODULE_FIELDS:
+                if is_hooks(name, value):
+                    found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
+            elif type(value) not in ATOMS and type(name) is str:
                 found.append((self._own, name, value))
-            elif is_hooks(name, value):
-                found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
         return [*found, *in_slots(self._slots, obj)] if self._slots else found
-
-    def values(self, obj: Any) -> list[object]:
-        """Return only the children, in the same order."""
-        attributes = self._attributes(obj)
-        others = _others(attributes)
-        if self._sharded or self._slots or any(name in _MODULE_FIELDS for name, _ in others):
-            return [held[2] for held in self(obj)]
-        registered = [pair for field, _ in _REGISTRIES for pair in _entries(attributes.get(field))]
-        found = [value for name, value in registered if type(value) not in ATOMS and type(name) is str]
-        return [*found, *[value for _, value in others]]
-
-    def _attributes(self, obj: Any) -> dict[str, Any]:
-        own = None if self._fields is None else self._fields(obj)
-        return own if own is not None and issubclass(type(own), dict) else {}
 
 
 def _entries(registry: Any) -> list[tuple[Any, Any]]:
     return snapshot(registry) if issubclass(type(registry), dict) and dict.__len__(registry) else []
-
-
-def _others(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return a module's attributes of its own, and its hook registries that are not empty."""
-    return [
-        (name, value)
-        for name, value in snapshot(attributes)
-        if type(value) not in ATOMS
-        and type(name) is str
-        and (name not in _MODULE_FIELDS or (type(value) is OrderedDict and value))
-    ]
 
 
 _REGISTRIES = (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module"))
