@@ -23,11 +23,11 @@ from byname.naming.children.reference import (
     Held,
     Reference,
     attribute,
-    held_by_attributes,
     held_by_instance,
+    in_dict,
+    instance_attribute,
     item,
     literal,
-    own_attribute,
     same,
     suffix,
 )
@@ -53,9 +53,7 @@ def held_by_cache(obj: Any) -> Held:
         for part in key if type(key) is tuple else ():
             if leads_on(part):
                 yield same, _ARGUMENT, part
-    for name, value in snapshot(attributes):
-        if type(name) is str and type(value) not in ATOMS:
-            yield own_attribute, (type(obj), name), value
+    yield from in_dict(attributes, functools.partial(instance_attribute, type(obj)))
 
 
 _RESULT = Reference("cache", suffix(" (cached result)"), evaluates=False)
@@ -201,7 +199,7 @@ def held_by_array(obj: Any) -> Held:
             if type(value) not in ATOMS:
                 yield _item, (position, array.ndim.__get__(obj) == 1, evaluates), value
     if type(obj) is not array:
-        yield from held_by_attributes(obj)
+        yield from held_by_instance(obj)
 
 
 _MOST = 10_000
@@ -260,9 +258,7 @@ def held_by_error(obj: Any) -> Held:
             if type(field) is types.MemberDescriptorType:
                 yield from _field(obj, name, field, own and found_in(kind, name) is field)
     if any(type(held) is dict for held in gc.get_referents(obj)):  # reading its __dict__ would create one
-        for name, value in snapshot(attributes_of(obj)):
-            if type(name) is str and type(value) not in ATOMS:
-                yield own_attribute, (kind, name), value
+        yield from in_dict(attributes_of(obj), functools.partial(instance_attribute, kind))
 
 
 _TRACEBACK: Any = namespace_of(BaseException)["__traceback__"]

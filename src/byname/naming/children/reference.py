@@ -8,6 +8,7 @@ import math
 import types
 import unicodedata
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -135,31 +136,25 @@ def held_by_instance(obj: object) -> Held:
 
 def instance_reader(kind: type) -> Callable[[Any], Held]:
     """Return the function that lists the attributes of instances of this class; the class is inspected only once."""
-    fields, slots, own = dict_of(kind), slots_of(kind), remembered(lambda name: instance_attribute(kind, name))
+    fields, slots, own = dict_of(kind), slots_of(kind), remembered(partial(instance_attribute, kind))
 
     def held(obj: object) -> Held:
         for one in gc.get_referents(obj):  # reading its __dict__ would create one
             if type(one) not in ATOMS and not issubclass(type(one), type):
-                return _attributes(own, fields, slots, obj)
+                found = in_dict({} if fields is None else fields(obj), own)
+                return [*found, *in_slots(slots, obj)] if slots else found
         return ()
 
     return held
 
 
-def held_by_attributes(obj: object) -> Held:
-    """Return the attributes of an object as `held_by_instance` does, without a first check."""
-    kind = type(obj)
-    return _attributes(lambda name: instance_attribute(kind, name), dict_of(kind), slots_of(kind), obj)
-
-
-def _attributes(own: _Maker, fields: Callable[[Any], Any] | None, slots: list[_Slot], obj: object) -> Held:
-    attributes = None if fields is None else fields(obj)
-    found = [
+def in_dict(attributes: Any, own: _Maker) -> list[tuple[_Maker, Any, object]]:
+    """Return what an object's ``__dict__`` holds; `own` makes the step to an attribute of a name."""
+    return [
         (own, name, value)
         for name, value in (snapshot(attributes) if issubclass(type(attributes), dict) else ())
         if type(value) not in ATOMS and type(name) is str
     ]
-    return [*found, *in_slots(slots, obj)] if slots else found
 
 
 def has_attributes(kind: type) -> bool:
@@ -168,11 +163,6 @@ def has_attributes(kind: type) -> bool:
 
 
 _dict_offset: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
-
-
-def own_attribute(found: tuple[type, str]) -> Reference:
-    """Return `instance_attribute` of a pair; `Held` needs step makers of one argument."""
-    return instance_attribute(*found)
 
 
 def instance_attribute(kind: type, name: str) -> Reference:
@@ -191,11 +181,6 @@ def dict_of(kind: type) -> Callable[[Any], Any] | None:
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             return descriptor.__get__  # type: ignore[no-any-return]
     return None
-
-
-def held_in_slots(obj: object) -> Held:
-    """Yield the values in the slots of an object's classes."""
-    return in_slots(slots_of(type(obj)), obj)
 
 
 _Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]

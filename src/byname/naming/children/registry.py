@@ -44,6 +44,7 @@ from byname.naming.children.reference import (
     Reference,
     attribute,
     has_attributes,
+    in_dict,
     instance_reader,
     same,
     suffix,
@@ -161,15 +162,13 @@ def _function(obj: Any) -> Held:
             continue
         if type(value) not in ATOMS:
             yield same, _cell(position, names[position], obj.__qualname__), value
-    for position, value in enumerate(obj.__defaults__ or ()):
+    by_position, by_name = enumerate(obj.__defaults__ or ()), snapshot(obj.__kwdefaults__ or {})
+    defaults = [(f".__defaults__[{key}]", one) for key, one in by_position]
+    defaults += [(f".__kwdefaults__[{key!r}]", one) for key, one in by_name]
+    for source, value in defaults:
         if type(value) not in ATOMS:
-            yield same, Reference("item", suffix(f".__defaults__[{position}]")), value
-    for name, value in snapshot(obj.__kwdefaults__ or {}):
-        if type(value) not in ATOMS:
-            yield same, Reference("item", suffix(f".__kwdefaults__[{name!r}]")), value
-    for name, value in snapshot(obj.__dict__):
-        if type(value) not in ATOMS:
-            yield attribute, name, value
+            yield _behind, source, value
+    yield from in_dict(obj.__dict__, attribute)
 
 
 def _cell(position: int, variable: str, function: str) -> Reference:

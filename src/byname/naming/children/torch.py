@@ -6,7 +6,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +18,11 @@ from byname.naming.children.reference import (
     Reference,
     attribute,
     dict_of,
-    held_in_slots,
+    in_dict,
     in_slots,
     instance_attribute,
     item,
     literal,
-    own_attribute,
     remembered,
     same,
     slots_of,
@@ -44,7 +43,7 @@ class ModuleReader:
         self._hooks_evaluate = reads_plainly(kind)
         self._kind = kind
         self._registered = remembered(_Registered(kind))
-        self._own = remembered(lambda name: instance_attribute(kind, name))
+        self._own = remembered(partial(instance_attribute, kind))
 
     def __call__(self, obj: Any) -> Held:
         """Return the children, each with the maker of the step to it."""
@@ -167,7 +166,7 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
 
 def held_by_optimizer(obj: Any) -> Held:
     """Yield an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
-    attributes = attributes_of(obj)
+    attributes, own = attributes_of(obj), partial(instance_attribute, type(obj))
     state = attributes.get("state")
     if issubclass(type(state), dict):
         for parameter, entry in snapshot(state):
@@ -181,7 +180,7 @@ def held_by_optimizer(obj: Any) -> Held:
         if is_hooks(name, value):
             yield from held_by_hooks(name, value, reads_plainly(type(obj)))
         else:
-            yield own_attribute, (type(obj), name), value
+            yield own, name, value
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
@@ -203,15 +202,13 @@ def held_by_tensor(obj: Any) -> Held:
         yield same, attribute("grad", found_in(type(obj), "grad") is found_in(torch.Tensor, "grad")), gradient
     for held in gc.get_referents(obj):
         if type(held) is dict:
-            for name, value in snapshot(held):
-                if type(name) is str and type(value) not in ATOMS:
-                    yield own_attribute, (type(obj), name), value
+            yield from in_dict(held, partial(instance_attribute, type(obj)))
         elif type(held) is OrderedDict:
             for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 if fact(obj, name) is held:
                     yield from held_by_hooks(name, held, found_in(type(obj), name) is found_in(torch.Tensor, name))
     if type(obj) not in PLAIN:
-        yield from held_in_slots(obj)
+        yield from in_slots(slots_of(type(obj)), obj)
 
 
 class Gathered(NamedTuple):
