@@ -56,11 +56,12 @@ class ModuleReader:
         if self._sharded:
             found += _unsharded(obj)
         for name, value in _entries(attributes):
-            if type(name) is str and name in _MODULE_FIELDS:
-                if is_hooks(name, value):
-                    found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
-            elif type(value) not in ATOMS and type(name) is str:
+            if type(value) in ATOMS or type(name) is not str:
+                continue
+            if name not in _MODULE_FIELDS:
                 found.append((self._own, name, value))
+            elif type(value) is OrderedDict and value and is_hooks(name, value):
+                found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
         return [*found, *in_slots(self._slots, obj)] if self._slots else found
 
 
