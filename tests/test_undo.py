@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from byname.undo import Blocks, Undo
+from byname.undo import Blocks, Patch, Shared, Undo
 from byname.watch.handle import Handle
 
 
@@ -174,3 +174,84 @@ def test_a_pause_that_was_stopped_can_be_made_and_ended():
     assert not passing.on and staying.on
     handle.remove()
     assert not staying.on
+
+
+class Home:
+    """A module or class of which an attribute is wrapped."""
+
+    @staticmethod
+    def greet():
+        return "hello"
+
+
+def louder(greet):
+    return lambda: greet().upper()
+
+
+def test_what_is_shared_is_in_place_from_the_first_holder_to_the_last():
+    done = []
+    shared = Shared(lambda: done.append("on"), lambda: done.append("off"))
+    shared.hold("a")
+    shared.hold("b")
+    shared.hold("a")
+    shared.release("a")
+    assert (done, shared.holders) == (["on"], ["b"])
+    shared.release("b")
+    assert (done, shared.holders) == (["on", "off"], [])
+
+
+def test_what_could_not_be_put_in_place_has_no_holder():
+    done = []
+
+    def install():
+        raise ConnectionError
+
+    shared = Shared(install, lambda: done.append("off"))
+    with pytest.raises(ConnectionError):
+        shared.hold("a")
+    assert (done, shared.holders) == (["off"], [])
+
+
+def test_a_removal_that_was_stopped_can_be_done_again():
+    done = []
+    shared = Shared(lambda: done.append("on"), Failing(done, "off", ConnectionError()))
+    shared.hold("a")
+    with pytest.raises(ConnectionError):
+        shared.release("a")
+    shared.release("a")
+    assert done == ["on", "off", "off"]
+
+
+def test_a_holder_that_the_collector_frees_meanwhile_is_released():
+    shared = Shared(lambda: shared.release("freed"), lambda: None)
+    shared.hold("kept")
+    assert shared.holders == ["kept"]
+
+
+def test_a_patch_is_restored_unless_something_else_has_replaced_it(monkeypatch):
+    patch, original = Patch(Home, "greet", louder), Home.greet
+    patch.install()
+    ours = Home.greet
+    patch.install()
+    assert (Home.greet, Home.greet()) == (ours, "HELLO")
+    patch.hide()
+    assert Home.greet is original
+    patch.show()
+    assert Home.greet is ours
+    patch.remove()
+    patch.show()
+    assert Home.greet is original
+
+    patch.install()
+    monkeypatch.setattr(Home, "greet", theirs := staticmethod(lambda: "good evening"))
+    patch.remove()
+    assert vars(Home)["greet"] is theirs
+
+
+def test_a_patch_of_what_is_not_there_does_nothing():
+    patch = Patch(Home, "leave", louder)
+    patch.install()
+    patch.hide()
+    patch.show()
+    patch.remove()
+    assert not hasattr(Home, "leave")

@@ -120,6 +120,92 @@ class _Step:
         return self._function(*self._args)
 
 
+class Shared:
+    """Something of the whole process, in place for as long as anything holds it.
+
+    Args:
+        install: puts it in place. Called for the first holder, also if a removal was stopped half-way before.
+        remove: takes it off. Called after the last holder, also if it is in place only in part, or not at all.
+
+    Attributes:
+        lock: held meanwhile. It can be entered again, since the collector may free a holder at any moment.
+
+        >>> light = Shared(lambda: print("on"), lambda: print("off"))
+        >>> light.hold("kitchen")
+        on
+        >>> light.hold("hall")
+        >>> light.release("kitchen")
+        >>> light.release("hall")
+        off
+    """
+
+    def __init__(self, install: Callable[[], object], remove: Callable[[], object]) -> None:
+        self.lock = threading.RLock()
+        self._install, self._remove = install, remove
+        self._holders: dict[int, Any] = {}
+
+    @property
+    def holders(self) -> list[Any]:
+        """The tokens of those that hold it, in the order in which they came."""
+        return [*self._holders.copy().values()]  # another thread may add one at any moment
+
+    def hold(self, token: object) -> None:
+        """Keep it in place until `release` is called with this very object; if this raises, nothing is held."""
+        with self.lock:
+            try:
+                self._holders[id(token)] = token
+                if len(self._holders) == 1:
+                    self._install()
+            except BaseException:
+                self.release(token)
+                raise
+
+    def release(self, token: object) -> None:
+        """Hold it no longer. A second call does nothing, unless the first was stopped."""
+        with self.lock:
+            self._holders.pop(id(token), None)
+            if not self._holders:
+                self._remove()
+
+
+class Patch:
+    """A wrapper in the place of an attribute of a module or a class.
+
+    Args:
+        owner, name: the object and its attribute; where it has none of this name, nothing is replaced.
+        make: given what stands there, returns what is to stand there instead.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._make = owner, name, make
+        self._original: Any = None
+        self._ours: Any = None
+
+    def install(self) -> None:
+        """Put the wrapper in place, unless it is there."""
+        original = vars(self._owner).get(self._name)
+        if original is not self._ours:
+            self._original, self._ours = original, self._make(original)
+            self.show()
+
+    def remove(self) -> None:
+        """Restore the original, unless other code has replaced the wrapper since, and forget both."""
+        self.hide()
+        self._original = self._ours = None
+
+    def hide(self) -> None:
+        """Restore the original until `show`, unless other code has replaced the wrapper since."""
+        self._replace(self._ours, self._original)
+
+    def show(self) -> None:
+        """Put the wrapper back, unless it was removed or other code has replaced the original since."""
+        self._replace(self._original, self._ours)
+
+    def _replace(self, there: Any, wanted: Any) -> None:
+        if wanted is not None and vars(self._owner).get(self._name) is there:
+            setattr(self._owner, self._name, wanted)
+
+
 class _Block:
     """A block that was entered.
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -27,6 +27,7 @@ from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Instruction, Site, locate
 from byname.tracking.lookup import SiteLookup
+from byname.undo import Patch, Shared
 
 
 class BackwardCall(NamedTuple):
@@ -64,66 +65,38 @@ Ended: TypeAlias = Callable[[BaseException | None], None]
 """A function that the engine's wrapper calls after a run, with its error or None."""
 
 
-class Listener(Protocol):
-    """An object that is notified of every run of the engine, in any thread."""
-
-    def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended | None:
-        """Handle the start of a run; return a function to call when it has ended, with its error or None."""
+Listener: TypeAlias = Callable[[BackwardCall, Sequence[Any], Sequence[Any]], Ended | None]
+"""A function that is called at the start of each run of the engine, in any thread, with its roots and inputs."""
 
 
 class _Engine:
     """The wrapper around the engine's function, and its listeners."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._heard: dict[object, Listener] = {}
-        self._wrapped: list[tuple[Any, Any, Any]] = []
+        self._patches = [Patch(owner, _NAME, self._listened_to) for owner in (torch.autograd, torch.autograd.graph)]
+        self._listeners = Shared(self._install, self._remove)
         self._numbers = itertools.count()
 
     @property
     def listens(self) -> bool:
         """Whether there is a listener."""
-        return bool(self._heard)
+        return bool(self._listeners.holders)
 
-    def listen(self, block: object, listener: Listener) -> None:
-        """Notify a listener of every run from now on.
+    def listen(self, listener: Listener) -> None:
+        """Call a listener at every run from now on, until `forget` is called with this very object."""
+        self._listeners.hold(listener)
 
-        Args:
-            block: the key to pass to `forget`; a listener may listen under several keys.
-            listener: the listener.
-        """
-        with self._lock:
-            try:
-                self._heard = {**self._heard, block: listener}
-                if not self._wrapped:
-                    self._wrap()
-            except BaseException:
-                self._forget(block)
-                raise
+    def forget(self, listener: Listener) -> None:
+        """Stop calling a listener. A second call does nothing."""
+        self._listeners.release(listener)
 
-    def forget(self, block: object) -> None:
-        """Stop notifying the listener of a block. A second call does nothing.
+    def _install(self) -> None:
+        for patch in self._patches:
+            patch.install()
 
-        After the last listener this restores the original function, unless other code has replaced it since.
-        """
-        with self._lock:
-            self._forget(block)
-
-    def _forget(self, block: object) -> None:
-        self._heard = {other: listener for other, listener in self._heard.items() if other is not block}
-        while self._wrapped and not self._heard:
-            owner, original, ours = self._wrapped[-1]
-            if vars(owner).get(_NAME) is ours:
-                setattr(owner, _NAME, original)
-            self._wrapped.pop()
-
-    def _wrap(self) -> None:
-        for owner in (torch.autograd, torch.autograd.graph):
-            original = vars(owner).get(_NAME)
-            if callable(original):
-                ours = self._listened_to(original)
-                self._wrapped.append((owner, original, ours))
-                setattr(owner, _NAME, ours)
+    def _remove(self) -> None:
+        for patch in reversed(self._patches):
+            patch.remove()
 
     def _listened_to(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @dynamo_skip
@@ -132,8 +105,8 @@ class _Engine:
             ended: list[Ended] = []
             try:
                 run, inputs = self._asked(args)
-                for listener in self._heard.values():
-                    end = safely(listener.beginning, run, t_outputs, inputs)
+                for listener in self._listeners.holders:
+                    end = safely(listener, run, t_outputs, inputs)
                     ended[:0] = [] if end is None else [end]
                 result = original(t_outputs, *args, **kwargs)
             except BaseException as error:

@@ -91,8 +91,9 @@ class Explaining:
         thread = self._thread
         block.add(NEW_THREADS.end, thread)
         NEW_THREADS.begin(thread)
-        block.add(ENGINE.forget, block)
-        ENGINE.listen(block, self)
+        beginning = self._beginning
+        block.add(ENGINE.forget, beginning)
+        ENGINE.listen(beginning)
         block.add(RESERVE.end, block)
         RESERVE.begin(block)
         if self._finite is not None:
@@ -129,7 +130,7 @@ class Explaining:
                 with self._finite.forward():
                     yield
 
-    def beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
+    def _beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
         RESERVE.hold()
         foretold = None if self._check is None else safely(self._check.before, run, roots)
