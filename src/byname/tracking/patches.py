@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ from byname.tracking.log import Log
 from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
 from byname.tracking.warned import about_the_program
+from byname.undo import Patch, Shared
 
 
 def start(watch: TrackingMode) -> None:
@@ -279,35 +280,24 @@ class _NewThreads:
     """Wraps ``Thread.start`` so that each new thread runs inside given contexts."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._contexts: tuple[_Context, ...] = ()
-        self._original: Callable[..., None] | None = None
-        self._ours: Any = None
+        patch = Patch(threading.Thread, "start", self._starting)
+        self._contexts = Shared(patch.install, patch.remove)
 
     def begin(self, context: _Context) -> None:
         """Run each thread started from now on in a context of its own, which `context` makes."""
-        with self._lock:
-            self._contexts = (*self._contexts, context)
-            if self._ours is None:
-                self._wrap()
+        self._contexts.hold(context)
 
     def end(self, context: _Context) -> None:
         """Stop using `context` for new threads. A second call does nothing."""
-        with self._lock:
-            # No comprehension: in Python 3.12 and 3.13 an interrupt between two rounds of one would skip the release.
-            self._contexts = tuple(filter(lambda one: one is not context, self._contexts))
-            if not self._contexts:
-                self._unwrap()
+        self._contexts.release(context)
 
-    def _wrap(self) -> None:
-        original = threading.Thread.start
-
+    def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
         def start(thread: threading.Thread) -> None:
             if _is_computed(found_in(type(thread), "run")):
                 return original(thread)
             own = attributes_of(thread)
             former = own.get("run", _NONE)
-            own["run"] = ours = functools.partial(_in_contexts, thread, former, self._contexts)
+            own["run"] = ours = functools.partial(_in_contexts, thread, former, self._contexts.holders)
             try:
                 original(thread)
             except BaseException:
@@ -316,17 +306,10 @@ class _NewThreads:
                 raise
             return None
 
-        self._original, self._ours = original, start
-        threading.Thread.start = start  # type: ignore[method-assign, assignment]
-
-    def _unwrap(self) -> None:
-        """Restore the original, unless other code has replaced it since."""
-        if self._ours is not None and threading.Thread.start is self._ours:
-            threading.Thread.start = self._original  # type: ignore[method-assign, assignment]
-        self._original = self._ours = None
+        return start
 
 
-def _in_contexts(thread: threading.Thread, former: object, contexts: tuple[_Context, ...]) -> None:
+def _in_contexts(thread: threading.Thread, former: object, contexts: Sequence[_Context]) -> None:
     """Run a thread inside the contexts that were active when it was started, and restore its own ``run``."""
     _restore(attributes_of(thread), former)
     with ExitStack() as entered:
