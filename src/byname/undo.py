@@ -186,7 +186,7 @@ class Patch:
         original = vars(self._owner).get(self._name)
         if original is not self._ours:
             self._original, self._ours = original, self._make(original)
-            self.show()
+            setattr(self._owner, self._name, self._ours)
 
     def remove(self) -> None:
         """Restore the original, unless other code has replaced the wrapper since, and forget both."""

@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,93 +64,73 @@ def stop(watch: TrackingMode) -> None:
                     DISPATCHES.remove(watch.allocating)
 
 
-_Patch: TypeAlias = tuple[Any, str, Any, Any]
-"""An object, the name of its attribute, the original attribute, and the wrapper that replaces it."""
-
-
 class _Unseen:
     """The calls that a function mode does not see, wrapped while any thread is watched."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._watched = Shared(self._install, self._remove)
         self._watches: dict[int, list[TrackingMode]] = {}
         self._compiled = Compiled(self._watches, self._hide, self._show)
         self._steps = Steps(self._watches)
-        self._wanted = (
-            (torch.autograd.Function, "apply", self._noted, classmethod),
-            (nn.Parameter, "__new__", self._noted, staticmethod),
-            (torch, "from_numpy", self._noted, _as_it_is),
-            (nn.Module, "_call_impl", self._running, _as_it_is),
-            (torch, "compile", self._compiling, _as_it_is),
-            (torch.jit, "trace", self._unwatched, _as_it_is),
-            (torch.autograd.profiler.record_function, "__exit__", self._steps.ending, _as_it_is),
-            (torch._utils.ExceptionWrapper, "__init__", _cleaning, _as_it_is),
-            (warnings, "_showwarnmsg", about_the_program, _as_it_is),
-        )
-        self._made: dict[int, _Patch] = {}
-        self._patches: list[_Patch] = []
+        self._patches = [
+            Patch(torch.autograd.Function, "apply", _once(self._noted, classmethod)),
+            Patch(nn.Parameter, "__new__", _once(self._noted, staticmethod)),
+            Patch(torch, "from_numpy", _once(self._noted)),
+            Patch(nn.Module, "_call_impl", _once(self._running)),
+            Patch(torch, "compile", _once(self._compiling)),
+            Patch(torch.jit, "trace", _once(self._unwatched)),
+            Patch(torch.autograd.profiler.record_function, "__exit__", _once(self._steps.ending)),
+            Patch(torch._utils.ExceptionWrapper, "__init__", _once(_cleaning)),
+            Patch(warnings, "_showwarnmsg", _once(about_the_program)),
+        ]
         self._hook: Any = None
         self._deeper = Deeper()
 
     def watch(self, watch: TrackingMode) -> None:
-        """Add a tracking mode; the first one installs the wrappers."""
-        with self._lock:
-            try:
-                self._begin(watch)
-            except BaseException:
-                self._end(watch)
-                raise
+        """Add a tracking mode; the first one installs the wrappers. If this raises, `unwatch` takes off what it did."""
+        with self._watched.lock:
+            self._watches.setdefault(watch.log.thread, []).append(watch)
+            self._watched.hold(watch)
+            self._compiled.watch()
 
     def unwatch(self, watch: TrackingMode) -> None:
-        """Remove a tracking mode; the last one restores the originals, unless other code has replaced the wrapper."""
-        with self._lock:
-            self._end(watch)
+        """Remove a tracking mode; the last one restores the originals. A second call does nothing."""
+        with self._watched.lock:
+            watches = self._watches.get(watch.log.thread, [])
+            if watch in watches:
+                watches.remove(watch)
+            if not watches:
+                self._watches.pop(watch.log.thread, None)
+            self._watched.release(watch)
 
-    def _begin(self, watch: TrackingMode) -> None:
-        self._watches.setdefault(watch.log.thread, []).append(watch)
-        if not self._patches:
-            self._deeper.install()
-            self._patches = [self._made.get(id(vars(one[0])[one[1]])) or self._patch(*one) for one in self._wanted]
-            for owner, name, _, ours in self._patches:
-                setattr(owner, name, ours)
-            self._hear_of_steps()
-        self._compiled.watch()
+    def _install(self) -> None:
+        self._deeper.install()
+        for patch in self._patches:
+            patch.install()
+        self._hear_of_steps()
 
-    def _end(self, watch: TrackingMode) -> None:
-        watches = self._watches.get(watch.log.thread, [])
-        if watch in watches:
-            watches.remove(watch)
-        if not watches:
-            self._watches.pop(watch.log.thread, None)
-        if self._watches:
-            return
+    def _remove(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._restore()
-        self._patches = []
+        for patch in self._patches:
+            patch.remove()
         self._deeper.remove()
         self._compiled.unwatch()
 
     def _hide(self) -> None:
         """Remove the wrappers for a while."""
-        with self._lock:
+        with self._watched.lock:
             self._hook.remove()
-            self._restore()
-
-    def _restore(self) -> None:
-        """Restore the originals, except where other code has replaced the wrapper."""
-        for owner, name, original, ours in self._patches:
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
+            for patch in self._patches:
+                patch.hide()
 
     def _show(self) -> None:
         """Put the wrappers back, unless no thread is watched any more."""
-        with self._lock:
-            if self._patches:
+        with self._watched.lock:
+            if self._watches:
                 self._hear_of_steps()
-            for owner, name, original, ours in self._patches:
-                if vars(owner).get(name) is original:
-                    setattr(owner, name, ours)
+            for patch in self._patches:
+                patch.show()
 
     def _hear_of_steps(self) -> None:
         """Register the hook of optimizers; its handle is made only once, because making it is slow."""
@@ -158,15 +138,6 @@ class _Unseen:
             self._hook = register_optimizer_step_pre_hook(self._steps.begin)
         else:
             self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
-
-    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any], bind: Callable[[Any], Any]) -> _Patch:
-        """Return a wrapper of an attribute. One of a function of PyTorch's is kept for the next tracker."""
-        original = vars(owner)[name]
-        function = getattr(original, "__func__", original)
-        patch = owner, name, original, bind(functools.wraps(function)(make(function)))
-        if _is_pytorchs(function):  # a patch of the program's may hold anything, and must not live on here
-            self._made[id(original)] = patch
-        return patch
 
     def _noted(self, function: Any) -> Any:
         """Return a wrapper that records each call of a function that makes tensors."""
@@ -224,7 +195,7 @@ class _Unseen:
         @dynamo_skip
         def compiling(*args: Any, **kwargs: Any) -> Any:
             compiled = compile_(*args, **kwargs)
-            with self._lock:
+            with self._watched.lock:
                 if self._watches:
                     self._compiled.watch()
             return compiled
@@ -257,8 +228,26 @@ def _cleaning(wrap: Any) -> Any:
     return cleaning
 
 
-def _as_it_is(function: Any) -> Any:
-    return function
+def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
+    """Return a function that makes a wrapper of an attribute. One of a function of PyTorch's is kept for the next time.
+
+    Args:
+        make: makes a wrapper of the function itself.
+        bind: such as `staticmethod`, where the attribute is one.
+    """
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def wrapper_of(original: Any) -> Any:
+        if id(original) in made:
+            return made[id(original)][1]
+        function = getattr(original, "__func__", original)
+        wrapper = functools.wraps(function)(make(function))
+        bound = wrapper if bind is None else bind(wrapper)
+        if _is_pytorchs(function):  # a patch of the program's may hold anything, and must not live on here
+            made[id(original)] = original, bound
+        return bound
+
+    return wrapper_of
 
 
 def _is_pytorchs(function: Any) -> bool:
