@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from byname.reading.quiet import dynamo_skip
 from byname.tracking.call import Called
 from byname.tracking.functions import PLAIN
 from byname.tracking.mode import TrackingMode
+from byname.undo import Patch
 
 _SWITCH = "_maybe_set_eval_frame"
 """Name of the function by which PyTorch's compiler switches itself on for a call, and off after it (2.7 to 2.13)."""
@@ -52,29 +53,26 @@ class Compiled:
         self._watches = watches
         self._hide, self._show = hide, show
         self._regions: dict[int, _Region] = {}
-        self._original: Any = None
-        self._ours: Any = None
+        self._patch: Patch | None = None
         self._stance: Any = None
 
     def watch(self) -> None:
         """Prepare compiled functions for being watched, if the compiler has been imported."""
         if "torch._dynamo" not in sys.modules:
             return
-        if len(self._watches) > 1 or not self._can_switch():
+        frames = sys.modules["torch._dynamo.eval_frame"]
+        if len(self._watches) > 1 or not self._can_switch(frames):
             self._run_eagerly()
-        elif self._original is None:
-            frames: Any = sys.modules["torch._dynamo.eval_frame"]
-            self._original, self._ours = getattr(frames, _SWITCH), self._switch
-            setattr(frames, _SWITCH, self._ours)
+        elif self._patch is None:
+            self._patch = Patch(frames, _SWITCH, self._switching)
+            self._patch.install()
 
     def unwatch(self) -> None:
         """Restore the compiler as it was."""
         self._regions.clear()
-        if self._original is not None:
-            frames: Any = sys.modules["torch._dynamo.eval_frame"]
-            if vars(frames).get(_SWITCH) is self._ours:
-                setattr(frames, _SWITCH, self._original)
-            self._original = None
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None
@@ -83,28 +81,30 @@ class Compiled:
         if self._stance is None:
             self._stance = torch.compiler.set_stance("force_eager")
 
-    def _can_switch(self) -> bool:
-        frames: Any = sys.modules["torch._dynamo.eval_frame"]
+    def _can_switch(self, frames: ModuleType) -> bool:
         active = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
         if active is None or not callable(vars(frames).get(_SWITCH)):
             return False
-        return self._original is not None or active() is None
+        return self._patch is not None or active() is None
 
-    @dynamo_skip
-    def _switch(self, callback: Any) -> Any:
-        """Replace PyTorch's own switch: a compiled call begins and ends with a call of it."""
-        original = self._original or torch._C._dynamo.eval_frame.set_eval_frame
-        thread = threading.get_ident()
-        region, frame = self._regions.get(thread), sys._getframe(1)
-        if region is None:
-            watches = list(self._watches.get(thread, ()))
-            if watches and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
-                self._begin(thread, frame, watches)
-            return original(callback)
-        prior = original(callback)
-        if region.frame is frame:
-            self._end(thread, region)
-        return prior
+    def _switching(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a replacement for PyTorch's own switch: a compiled call begins and ends with a call of it."""
+
+        @dynamo_skip
+        def switch(callback: Any) -> Any:
+            thread = threading.get_ident()
+            region, frame = self._regions.get(thread), sys._getframe(1)
+            if region is None:
+                watches = list(self._watches.get(thread, ()))
+                if watches and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
+                    self._begin(thread, frame, watches)
+                return original(callback)
+            prior = original(callback)
+            if region.frame is frame:
+                self._end(thread, region)
+            return prior
+
+        return switch
 
     def _begin(self, thread: int, frame: FrameType, watches: list[TrackingMode]) -> None:
         before = torch._C._autograd._get_sequence_nr()
