@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import threading
 from contextlib import suppress
+
+from byname.undo import Shared
 
 
 class _Reserve:
@@ -17,8 +18,7 @@ class _Reserve:
     size = 128 * 2**20
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users: set[int] = set()
+        self._users = Shared(self.hold, self.give_back)
         self._held: mmap.mmap | None = None
 
     @property
@@ -28,28 +28,22 @@ class _Reserve:
 
     def begin(self, block: object) -> None:
         """Hold it from now on until `end` is called for this block."""
-        with self._lock:
-            self._users.add(id(block))
-        self.hold()
+        self._users.hold(block)
 
     def end(self, block: object) -> None:
         """Give it back if no other block needs it. A second call does nothing."""
-        with self._lock:
-            self._users.discard(id(block))
-            unused = not self._users
-        if unused:
-            self.give_back()
+        self._users.release(block)
 
     def hold(self) -> None:
         """Hold it, again if it was given back; where there is no room for it, nothing is held."""
-        with self._lock:
-            if self._held is None and self._users:
+        with self._users.lock:
+            if self._held is None and self._users.holders:
                 with suppress(OSError, ValueError, AttributeError):  # no room; or Windows, whose mmap has no flags
                     self._held = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give_back(self) -> None:
         """Make room: the process may allocate as much as this was."""
-        with self._lock:
+        with self._users.lock:
             held, self._held = self._held, None
         if held is not None:
             held.close()
