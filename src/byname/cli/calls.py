@@ -14,7 +14,7 @@ from torch import nn
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import asleep
-from byname.undo import Undo
+from byname.undo import Patch, Undo
 
 
 class _Thread(threading.local):
@@ -37,12 +37,27 @@ class Calls:
         self._looking = threading.Lock()
         self._thread = _Thread()
         self._process = os.getpid()
+        self._patch = Patch(nn.Module, "__call__", self._shown)
         self._undo = Undo()
         self._found = False
 
     def begin(self) -> None:
         """From now on calls are shown."""
-        before = nn.Module.__dict__["__call__"]
+
+        def note() -> None:
+            """Nobody wants to know of compiled functions that are called."""
+
+        try:
+            self._undo.add(EAGERLY.release, note)
+            EAGERLY.hold(note)
+            self._undo.add(self._patch.remove)
+            self._patch.install()
+        except BaseException:
+            self._undo()
+            raise
+
+    def _shown(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement for the call of a module."""
 
         @dynamo_skip
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -56,21 +71,7 @@ class Calls:
             finally:
                 self._thread.depth -= 1
 
-        def restore() -> None:
-            if nn.Module.__dict__["__call__"] is call:  # else the program has put its own in place, which calls it
-                nn.Module.__call__ = before  # type: ignore[method-assign]
-
-        def note() -> None:
-            """Nobody wants to know of compiled functions that are called."""
-
-        try:
-            self._undo.add(EAGERLY.release, note)
-            EAGERLY.hold(note)
-            self._undo.add(restore)
-            nn.Module.__call__ = call  # type: ignore[method-assign]
-        except BaseException:
-            self._undo()
-            raise
+        return call
 
     def end(self) -> None:
         """No longer; once more does nothing."""
