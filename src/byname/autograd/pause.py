@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from byname.reading.interrupts import defer_signals
+from byname.undo import Shared
 
 PATIENCE = 10.0
 """Seconds for which the backward of another thread is waited for."""
@@ -94,10 +95,16 @@ def not_ended(left_out: str) -> str:
 
 
 class _Turn:
-    """A look at the heap, or a backward, in the thread that makes it."""
+    """A look at the heap, or a backward, in the thread that makes it.
+
+    Attributes:
+        thread: the identifier of the thread.
+        token: stands for it where nothing may keep it alive.
+    """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
+        self.token = object()
 
 
 class _Gate:
@@ -119,6 +126,14 @@ class _Gate:
         """Open it for good, as after a fork: the threads that had closed it are gone."""
         self._lock = threading.RLock()  # a look may go, and say so, wherever memory is given back
         self._turns = {kind: weakref.WeakSet[_Turn]() for kind in ("looks", "waiting", "passed")}
+        self._closed = Shared(self._replace, self._restore)
+        self._restore()
+
+    def _replace(self) -> None:
+        if self._function is not None:
+            self._function.__code__ = _engine_run_backward.__code__
+
+    def _restore(self) -> None:
         if self._function is not None and self.code is not None:
             self._function.__code__ = self.code
 
@@ -131,23 +146,17 @@ class _Gate:
             if blocked and look.thread not in looking:
                 return False
             self._turns["looks"].add(look)
-            if self._function is not None:
-                self._function.__code__ = _engine_run_backward.__code__
-        weakref.finalize(look, self._over).atexit = False
+            weakref.finalize(look, self._closed.release, look.token).atexit = False
+            self._closed.hold(look.token)
         return True
 
     def open(self, look: _Turn) -> None:
         """Say that a look is over; a second time does nothing. A backward that stood still goes on in its turn."""
         with self._lock:
             self._turns["looks"].discard(look)
-        self._over()
+        self._closed.release(look.token)
         if self._is_inside() and _hooks_stop_backward() and look.thread not in self.threads("looks"):
             self._wait(lambda: not self._others("looks"))
-
-    def _over(self) -> None:
-        with self._lock:
-            if not self._turns["looks"] and self._function is not None and self.code is not None:
-                self._function.__code__ = self.code
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine as soon as nobody looks."""
