@@ -1,10 +1,16 @@
-"""Tables in HTML: what a notebook shows."""
+"""Tables: columns, rows as dicts, and what a notebook shows in HTML."""
 
+import copy
+import json
+import pickle
 import re
+
+import pandas
+import pytest
 
 from byname.axes import colours
 from byname.diagnose.finding import Finding
-from byname.table import to_html
+from byname.table import Column, Lazy, Rows, Tabled, to_html
 
 ROWS = [{"name": "<b>", "count": 3, "bytes": 2048}, {"name": "x", "count": None, "bytes": 1}]
 
@@ -41,3 +47,60 @@ def test_every_curve_can_be_seen_on_white_paper():
             linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in (red, green, blue)]
             luminance = sum(part * one for part, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
             assert 1.05 / (luminance + 0.05) > 2  # the contrast of WCAG; yellow has 1.1
+
+
+class Made(Tabled):
+    columns = (
+        Column("name"),
+        Column("size", 2, printed=False),
+        Column("made_at", 1, read=lambda one: one.name * 2, show=lambda one: f"<{one.name}>"),
+    )
+
+    def __init__(self, name):
+        self.name, self.size = name, len(name)
+
+
+class Several(Rows):
+    _row = Made
+
+    def __init__(self, *names):
+        self.items = [*map(Made, names)]
+
+    def _title(self):
+        return "several"
+
+
+def test_a_column_is_declared_once():
+    several = Several("a", "bc")
+    assert several.rows() == [{"name": "a", "size": 1, "made_at": "aa"}, {"name": "bc", "size": 2, "made_at": "bcbc"}]
+    lines = str(several).splitlines()
+    assert [line.split() for line in (lines[1], *lines[3:])] == [["name", "made", "at"], ["a", "<a>"], ["bc", "<bc>"]]
+    assert several.head(width=4).splitlines()[-1] == "not shown here: made at"
+    assert several[0].shown() == {"name": "a", "size": 1, "made at": "<a>"}
+
+
+def test_a_key_of_the_last_version_gives_the_value_with_a_warning_that_names_the_new_one():
+    (row,) = Several("a").rows()
+    with pytest.warns(DeprecationWarning, match=r"the key 'made at' of rows\(\) is now 'made_at'") as warned:
+        assert (row["made at"], row.get("made at")) == ("aa", "aa")
+    assert [one.filename for one in warned] == [__file__] * 2
+    for key in ("made", "made  at", 1):
+        with pytest.raises(KeyError):
+            row[key]
+        assert row.get(key, "nothing") == "nothing"
+
+
+def test_a_row_is_a_dict():
+    rows = Several("a").rows()
+    plain = {"name": "a", "size": 1, "made_at": "aa"}
+    assert rows == [plain] and repr(rows[0]) == repr(plain) and json.loads(json.dumps(rows)) == [plain]
+    assert pickle.loads(pickle.dumps(rows)) == copy.deepcopy(rows) == [plain]
+    assert pandas.DataFrame(rows).to_dict("records") == [plain]
+
+
+def test_items_made_on_access_are_as_a_tuple_of_them():
+    made = Lazy([1, 2, 3], str)
+    assert (made[0], made[-1], made[1:], len(made), [*made]) == ("1", "3", ("2", "3"), 3, ["1", "2", "3"])
+    assert made == ("1", "2", "3") == made and made == Lazy(range(1, 4), str) and made != ["1", "2", "3"]
+    assert hash(made) == hash(("1", "2", "3")) and repr(made) == "('1', '2', '3')"
+    assert made.index("2") == 1 and "4" not in made and pickle.loads(pickle.dumps(made)) == made

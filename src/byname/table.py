@@ -5,10 +5,14 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from dataclasses import dataclass
+from operator import attrgetter
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from byname.errors import BadArgumentError
 from byname.extras import needs
+from byname.source.tracebacks import warn
 from byname.text import WIDE, printable, table_width
 
 if TYPE_CHECKING:
@@ -18,31 +22,156 @@ if TYPE_CHECKING:
     from byname.source.location import Site
 
 R = TypeVar("R")
+F = TypeVar("F")
 Row = dict[str, Any]
 
 SHOWN = 60
 """Number of rows that are printed of a longer table; ``rows()`` has all of them."""
 
 
+class Lazy(Sequence[R], Generic[F, R]):
+    """A sequence whose items are made on access from their fields. It is equal to a tuple of the items."""
+
+    __slots__ = ("_fields", "_make")
+
+    def __init__(self, fields: Sequence[F], make: Callable[[F], R]) -> None:
+        self._fields, self._make = fields, make
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    @overload
+    def __getitem__(self, at: int) -> R: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[R, ...]: ...
+    def __getitem__(self, at: int | slice) -> R | tuple[R, ...]:
+        return tuple(map(self._make, self._fields[at])) if isinstance(at, slice) else self._make(self._fields[at])
+
+    def __iter__(self) -> Iterator[R]:
+        return map(self._make, self._fields)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if type(other) is Lazy else other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the attribute of a row that it shows, and how.
+
+    Attributes:
+        key: the name of the attribute, which is the key in ``rows()``. The heading has spaces for underscores.
+        spare: its place in the order in which columns give way on a narrow terminal, from 1; 0 if it never does.
+        read: returns its plain value for a row; by default that of the attribute, as text unless it is plain.
+        show: returns what is printed for a row; by default the plain value.
+        printed: False for a column that only ``rows()`` has.
+        title: the heading.
+    """
+
+    key: str
+    spare: int = 0
+    read: Callable[[Any], Any] | None = None
+    show: Callable[[Any], Any] | None = None
+    printed: bool = True
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The heading."""
+        return self.title or self.key.replace("_", " ")
+
+    def value(self, one: Any) -> Any:
+        """Return the plain value of the column for a row."""
+        return plain(getattr(one, self.key)) if self.read is None else self.read(one)
+
+    def shown(self, one: Any) -> Any:
+        """Return what is printed for a row."""
+        return self.value(one) if self.show is None else self.show(one)
+
+
+def plain(value: Any) -> Any:
+    """Return numbers, text and tuples as they are, and any other object as text: a dtype as ``float32``."""
+    if type(value) in (str, int, float, bool, tuple, NoneType):
+        return value
+    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else str(value)
+
+
+class Alias(Generic[R]):
+    """Attribute of a row that has the value of another one, under the name of the table's column."""
+
+    def __init__(self, of: str) -> None:
+        self._read = attrgetter(of)
+
+    def __get__(self, one: object, kind: type) -> R:
+        return self if one is None else self._read(one)  # type: ignore[return-value]
+
+
+class Tabled:
+    """A row object. Each of its columns is an attribute."""
+
+    __slots__ = ()
+    columns: ClassVar[Sequence[Column]] = ()
+
+    def row(self) -> Row:
+        """Return the row as plain values."""
+        return RowDict([(one.key, one.value(self)) for one in self.columns])
+
+    def shown(self) -> Row:
+        """Return what is printed of the row, by the headings of all columns."""
+        return {one.heading: one.shown(self) for one in self.columns}
+
+
+class RowDict(dict[str, Any]):
+    """A row by attribute names, which for one version also answers to their headings, such as ``made at``."""
+
+    def __missing__(self, key: str) -> Any:
+        name = key.replace(" ", "_") if type(key) is str else key
+        if name == key or name not in self:
+            raise KeyError(key)
+        warn(f"the key {key!r} of rows() is now {name!r}", DeprecationWarning)
+        return self[name]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, also of an old one."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
 class Rows(Sequence[R], Generic[R]):
     """A result that is a sequence of row objects and prints as a table.
 
-    A subclass holds its row objects in `items`, returns their plain values from `rows` and the heading from `_title`.
+    A subclass holds its row objects in `items`, names their class in `_row`, and returns the heading from `_title`. If
+    that class declares no columns, the subclass returns the plain values from `rows`.
     """
 
     __slots__ = ()
     items: Sequence[R]
+    _row: ClassVar[type[Tabled]] = Tabled
 
     def __len__(self) -> int:
         return len(self.items)
 
+    def __iter__(self) -> Iterator[R]:
+        return iter(self.items)
+
     def rows(self) -> list[Row]:
         """Return one dict of plain values per row."""
-        raise NotImplementedError
+        return [one.row() for one in self.items]  # type: ignore[attr-defined]
+
+    def _columns(self) -> Sequence[Column]:
+        return self._row.columns
 
     def _shown(self) -> list[Row]:
-        """Return the dicts to show in the table; by default those of `rows`."""
-        return self.rows()
+        """Return the dicts to show in the table, by heading."""
+        columns = [one for one in self._columns() if one.printed]
+        return [{one.heading: one.shown(row) for one in columns} for row in self.items] if columns else self.rows()
 
     def _title(self) -> str:
         raise NotImplementedError
@@ -60,7 +189,7 @@ class Rows(Sequence[R], Generic[R]):
 
     def _spare(self) -> Sequence[str]:
         """Return the columns that a narrow terminal may leave out, in the order in which to drop them."""
-        return ()
+        return [one.heading for one in sorted(self._columns(), key=attrgetter("spare")) if one.spare]
 
     def __str__(self) -> str:
         return self.head()
@@ -90,6 +219,37 @@ class Rows(Sequence[R], Generic[R]):
         with needs("to_pandas()", "pandas"):
             import pandas
         return pandas.DataFrame(self.rows())
+
+
+class Totals(Rows[R]):
+    """Rows about memory, with totals by the columns named in `_by`."""
+
+    __slots__ = ()
+    _by: ClassVar[Sequence[str]]
+
+    def by(self, column: str) -> list[tuple[Any, int, int]]:
+        """Return totals ``(key, count, bytes)``, most bytes first; ``bytes`` counts whole storages, each once.
+
+        Args:
+            column: an attribute of the rows, such as ``kind``.
+
+        Raises:
+            BadArgumentError: there are no totals by this attribute; the message names those there are.
+        """
+        if type(column) is not str or column not in self._by:
+            asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
+            raise BadArgumentError(f"there is no column {asked} to group by; choose from {closest(asked, self._by)}")
+        if column == "site":
+            return _grouped_by_site((one.site, *self._memory(one)) for one in self.items)  # type: ignore[attr-defined]
+        return grouped((self._key(one, column), *self._memory(one)) for one in self.items)
+
+    def _key(self, one: R, column: str) -> Hashable:
+        value: Hashable = plain(getattr(one, column))
+        return "" if value is None else value
+
+    def _memory(self, one: Any) -> tuple[Hashable | None, int]:
+        """Return the key and the size in bytes of the storage that a row is about."""
+        return (None, 0) if one.card is None else (one.card.storage, one.card.storage_bytes)
 
 
 def text(
@@ -240,25 +400,15 @@ def grouped(
     return sorted(((key, counts[key], sizes[key]) for key in counts), key=lambda row: (-row[2], -row[1], str(row[0])))
 
 
-def grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
+def _grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
     """Return totals by line of a file, as `grouped` does by key, with ``""`` for rows without a site."""
-    from byname.source.location import short_names
+    from byname.source.location import (
+        short_names,
+    )  # here, since it imports PyTorch, which a command's help does not need
 
     rows = list(members)
     names = short_names(site for site, _, _ in rows if site is not None)
     return grouped(("" if site is None else names[site], storage, size) for site, storage, size in rows)
-
-
-def column_of(column: str, known: dict[str, Callable[[Any], Hashable]]) -> Callable[[Any], Hashable]:
-    """Return the function that reads a column.
-
-    Raises:
-        BadArgumentError: there is no such column; the message names the columns there are.
-    """
-    if type(column) is not str or column not in known:
-        asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
-        raise BadArgumentError(f"there is no column {asked} to group by; choose from {closest(str(asked), known)}")
-    return known[column]
 
 
 _COMPARED = 300

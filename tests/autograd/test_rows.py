@@ -50,7 +50,7 @@ def test_rows_compare_hash_and_have_their_columns(tracked):
             column
             for row, columns in zip(rows, result.rows(), strict=True)
             for column in columns
-            if not hasattr(row, column.replace(" ", "_"))
+            if not hasattr(row, column)
         }
         assert lacking == set(), type(result).__name__
 

@@ -31,7 +31,7 @@ def test_a_training_program_has_its_own_names_and_every_kind():
     assert kinds["trainer.optimizer.state[trainer.model[0].weight]['exp_avg']"] == "optimizer"
     assert kinds["trainer.history[0]['loss']"] == "other"
     assert kinds["x"] == "input"
-    held = [row["held by"] for row in census.rows() if row["kind"] == "saved"]
+    held = [holder for row in census.rows() if row["kind"] == "saved" for holder in row["held_by"]]
     assert "ExpBackward0.result in the graph of `loss`" in " ".join(held)
     assert row_of(census, "trainer.model[0].weight")["module"] == "trainer.model[0]"
     assert row_of(census, "trainer.model[0].weight.grad")["module"] == "trainer.model[0]"
@@ -105,7 +105,7 @@ def test_collect_frees_what_only_a_cycle_holds(no_collection):
     node.own, node.weight = node, torch.zeros(12_345)
     del node
     (row,) = [row for row in byname.census().rows() if row["bytes"] == 49_380]
-    assert row["held by"] == "only a reference cycle, which the garbage collector would free"
+    assert row["held_by"] == ("only a reference cycle, which the garbage collector would free",)
     assert not [row for row in byname.census(collect=True).rows() if row["bytes"] == 49_380]
 
 

@@ -185,7 +185,7 @@ def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks
     growth = seen_at(looks, lambda step: step // period)
     assert [row.name for row in growth] == ["kept[*]"]
     if period == 1:
-        assert growth.rows()[0]["a mark"] == "+1"
+        assert growth.rows()[0]["a_mark"] == "+1"
         assert "a step" in str(growth)
 
 

@@ -32,7 +32,7 @@ def test_without_marks_there_are_none():
         history.extend(torch.ones(1000) for _ in range(3))
         assert growth[0].marks == ()
     assert growth[0].marks == ()
-    assert growth.rows()[0]["a mark"] == ""
+    assert growth.rows()[0]["a_mark"] == ""
     history.clear()
 
 

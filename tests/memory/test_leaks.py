@@ -93,7 +93,7 @@ def test_marks_change_nothing_but_tell_the_pace(name):
     program = parse(LEAKS / f"{name}.py")
     rows = grown(program, marks=True)
     assert_told(program, rows)
-    assert all(row["a mark"].startswith("+") for row in rows)
+    assert all(row["a_mark"].startswith("+") for row in rows)
 
 
 @pytest.mark.grid(fast=1)

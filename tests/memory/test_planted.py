@@ -62,7 +62,7 @@ def kind_fits(one, row):
 
 
 def words_fit(one, row):
-    return re.search(one["words"], f"{row['name']} | {row['held by']}", re.DOTALL) is not None
+    return re.search(one["words"], f"{row['name']} | {'; '.join(row['held_by'])}", re.DOTALL) is not None
 
 
 def site_fits(one, row):
@@ -84,7 +84,7 @@ def table(misses):
     """What was wanted of each storage, and what the census says, a line each."""
     return "\n" + "\n".join(
         f"{one['place']:40.40} {one['bytes']:8} {'/'.join(one['kinds']):22.22} {one['words']:44.44} "
-        + (f"got {row['kind']}: {row['name']!r} held by {row['held by']!r} at {row['site']}" if row else "nothing")
+        + (f"got {row['kind']}: {row['name']!r} held by {row['held_by']!r} at {row['site']}" if row else "nothing")
         for one, row in misses
     )
 

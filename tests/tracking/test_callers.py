@@ -59,7 +59,7 @@ def test_tables_tell_the_caller(program, what):
 @pytest.mark.parametrize("what", ["saved", "census", "graph"])
 def test_rows_have_the_caller_in_a_column_of_its_own(program, what):
     rows = program(TRAIN, helper=HELPER)[what].rows()
-    callers = {str(row.get("site") or row.get("made at") or row.get("saved at")): row["caller"] for row in rows}
+    callers = {str(row.get("site") or row.get("made_at") or row.get("saved_at")): row["caller"] for row in rows}
     assert callers["helper.py:3"] == "update_params, called at train.py:5"
     assert set(callers.values()) <= {"update_params, called at train.py:5", None}
 

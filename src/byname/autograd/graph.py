@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -19,11 +20,11 @@ from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Located, Site
-from byname.table import Rows, counted
+from byname.table import Alias, Column, Rows, Tabled, counted
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode(Located):
+class GraphNode(Located, Tabled):
     """One node of a graph.
 
     Attributes:
@@ -46,20 +47,24 @@ class GraphNode(Located):
     hides: str = ""
     goes_to: tuple[int, ...] = ()
 
-    @property
-    def node(self) -> int:
-        """Alias of `number`, under the name of the table's column."""
-        return self.number
-
-    @property
-    def made_at(self) -> Site | None:
-        """Alias of `site`, under the name of the table's column."""
-        return self.site
+    node = Alias[int]("number")
 
     @property
     def statement(self) -> str | None:
         """The statement that made it; None when unknown."""
         return None if self.site is None else self.site.statement
+
+    columns = (
+        Column("node"),
+        Column("name"),
+        Column("tensor"),
+        Column("distance", spare=4),
+        Column("goes_to", read=lambda node: node.goes_to or None),
+        Column("made_at", spare=5),
+        Column("caller", spare=3),
+        Column("statement", spare=2),
+        Column("hides", spare=1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +86,28 @@ class Graph(Rows[GraphNode]):
         saved: the result of `byname.saved`.
     """
 
-    __slots__ = ("_edges", "_fields", "_goes_to", "_nodes", "leaves", "saved")
+    _row = GraphNode
 
     def __init__(self, fields: list[_Fields], goes_to: list[list[int]], leaves: Leaves, saved: Saved) -> None:
         self._fields = fields
         self._goes_to = goes_to
-        self._nodes: tuple[GraphNode, ...] | None = None
-        self._edges: tuple[Edge, ...] | None = None
         self.leaves = leaves
         self.saved = saved
 
     def __len__(self) -> int:
         return len(self._fields)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[GraphNode, ...]:
         """The nodes, nearest to the root first."""
-        if self._nodes is None:
-            rows = zip(self._fields, self._goes_to[1:], strict=True)
-            self._nodes = tuple([GraphNode(*fields, tuple(filter(None, row))) for fields, row in rows])
-        return self._nodes
+        rows = zip(self._fields, self._goes_to[1:], strict=True)
+        return tuple([GraphNode(*fields, tuple(filter(None, row))) for fields, row in rows])
 
-    @property
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """The edges, in the order of their source nodes."""
-        if self._edges is None:
-            rows = enumerate(self._goes_to)
-            self._edges = tuple(
-                [Edge(source, target, at) for source, row in rows for at, target in enumerate(row) if target]
-            )
-        return self._edges
+        rows = enumerate(self._goes_to)
+        return tuple([Edge(source, target, at) for source, row in rows for at, target in enumerate(row) if target])
 
     @property
     def opaque(self) -> tuple[GraphNode, ...]:
@@ -121,23 +118,6 @@ class Graph(Rows[GraphNode]):
     def items(self) -> Sequence[GraphNode]:  # type: ignore[override]
         """The nodes."""
         return self.nodes
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per node."""
-        return [
-            {
-                "node": node.number,
-                "name": node.name,
-                "tensor": node.tensor,
-                "distance": node.distance,
-                "goes to": node.goes_to or None,
-                "made at": None if node.site is None else str(node.site),
-                "caller": node.caller,
-                "statement": node.statement,
-                "hides": node.hides,
-            }
-            for node in self.nodes
-        ]
 
     def to_dot(self) -> str:
         """Return the graph in the DOT language of Graphviz: leaves under their names, nodes with their source lines."""
@@ -160,12 +140,9 @@ class Graph(Rows[GraphNode]):
     def _notes(self) -> Sequence[str]:
         return self.leaves.opaque
 
-    def _spare(self) -> Sequence[str]:
-        return ("hides", "statement", "caller", "distance", "made at")
-
 
 @dataclass(frozen=True, slots=True)
-class Step(Located):
+class Step(Located, Tabled):
     """One node on the path from a root to a tensor. Each column of the table is an attribute.
 
     Attributes:
@@ -179,24 +156,17 @@ class Step(Located):
     site: Site | None = None
 
     @property
-    def made_at(self) -> Site | None:
-        """Alias of `site`, under the name of the table's column."""
-        return self.site
-
-    @property
     def statement(self) -> str | None:
         """The statement that made the node; None when unknown."""
         return None if self.site is None else self.site.statement
 
-    def row(self) -> dict[str, Any]:
-        """Return the step as plain values."""
-        return {
-            "node": self.node,
-            "index": self.index,
-            "made at": None if self.site is None else str(self.site),
-            "caller": self.caller,
-            "statement": self.statement,
-        }
+    columns = (
+        Column("node"),
+        Column("index"),
+        Column("made_at", spare=3),
+        Column("caller", spare=2),
+        Column("statement", spare=1),
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,16 +174,10 @@ class GraphPath(Rows[Step]):
     """The path from a root to a tensor, node by node. Prints as a table; ``rows()`` has the values."""
 
     items: tuple[Step, ...]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per node."""
-        return [step.row() for step in self.items]
+    _row = Step
 
     def _title(self) -> str:
         return f"{counted(len(self.items), 'node')} from {self.items[0].node} to {self.items[-1].node}"
-
-    def _spare(self) -> Sequence[str]:
-        return ("statement", "caller", "made at")
 
 
 def graph(root: Any) -> Graph:

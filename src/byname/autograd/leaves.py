@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import starmap
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
 from byname.source.location import Located, Site
-from byname.table import Rows, counted, grouped
+from byname.table import Alias, Column, Lazy, Tabled, Totals, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +33,8 @@ class Consumer:
     site: Site | None = None
 
 
-class Consumers(Sequence[Consumer]):
-    """The uses of a leaf, equal to a tuple of them. A weight can have many thousands, so each is created on access."""
-
-    __slots__ = ("_fields",)
-
-    def __init__(self, fields: tuple[tuple[str, int, Site | None], ...]) -> None:
-        self._fields = fields
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    @overload
-    def __getitem__(self, at: int) -> Consumer: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Consumer, ...]: ...
-    def __getitem__(self, at: int | slice) -> Consumer | tuple[Consumer, ...]:
-        return tuple(starmap(Consumer, self._fields[at])) if isinstance(at, slice) else Consumer(*self._fields[at])
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if type(other) is Consumers else other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
 @dataclass(frozen=True, slots=True)
-class Leaf(Carded, Located):
+class Leaf(Carded, Located, Tabled):
     """One leaf of a graph. Each column of the table is an attribute, ``used by`` as ``used_by``.
 
     Attributes:
@@ -74,7 +45,7 @@ class Leaf(Carded, Located):
         group: the number of the optimizer's parameter group that has it; None without one.
         grad: ``set`` when its ``.grad`` is set already, else ``none``.
         distance: the fewest steps from a root to the leaf.
-        consumers: its direct uses.
+        consumers: its direct uses. A weight can have many thousands, so each is made on access.
         site: the location that made it; None when unknown.
         held: ``program``, or ``graph`` when only the graph keeps it alive.
         number: the number of its node in the graph.
@@ -119,78 +90,50 @@ class Leaf(Carded, Located):
         """The scope of the best name."""
         return self.name.scope
 
-    @property
-    def used_by(self) -> Sequence[Consumer]:
-        """Alias of `consumers`, under the name of the table's column."""
-        return self.consumers
-
-    @property
-    def made_at(self) -> Site | None:
-        """Alias of `site`, under the name of the table's column."""
-        return self.site
-
-    @property
-    def held_by(self) -> str:
-        """Alias of `held`, under the name of the table's column."""
-        return self.held
+    used_by = Alias[Sequence[Consumer]]("consumers")
+    held_by = Alias[str]("held")
 
     @property
     def paths(self) -> int:
         """The exact number of paths by which a gradient reaches it, counted on first access."""
         return self.counts.of(self.number)
 
-    def row(self) -> dict[str, Any]:
-        """Return the leaf as plain values."""
-        return {
-            "name": str(self.name),
-            "kind": self.kind,
-            "optimizer": self.optimizer,
-            "grad": self.grad,
-            "shape": self.card.shape,
-            "dtype": str(self.card.dtype).removeprefix("torch."),
-            "bytes": self.card.bytes,
-            "distance": self.distance,
-            "paths": self.paths,
-            "used by": _uses(self.consumers),
-            "made at": None if self.site is None else str(self.site),
-            "caller": self.caller,
-            "held by": self.held,
-            "scope": self.name.scope,
-        }
+    columns = (
+        Column("name"),
+        Column("kind"),
+        Column("optimizer"),
+        Column("grad", spare=11),
+        Column("shape", spare=10),
+        Column("dtype", spare=3),
+        Column("bytes", spare=9),
+        Column("distance", spare=2),
+        Column("paths", spare=5),
+        Column(
+            "used_by", 7, read=lambda leaf: tuple(map(_use, leaf.consumers)), show=lambda leaf: _uses(leaf.consumers)
+        ),
+        Column("made_at", spare=8),
+        Column("caller", spare=6),
+        Column("held_by", spare=4),
+        Column("scope", spare=1),
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Leaves(Rows[Leaf]):
+class Leaves(Totals[Leaf]):
     """The leaves of a graph, nearest first, each once. Prints as a table; ``rows()`` has the values."""
 
     items: tuple[Leaf, ...]
     opaque: tuple[str, ...] = ()
+    _row = Leaf
+    _by = ("kind", "name", "dtype", "device", "group")
 
     @property
     def bytes(self) -> int:
         """The memory of the leaves' storages in bytes, each counted once."""
         return sum(size for _, _, size in self.by("kind"))
 
-    def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Return totals ``(key, count, bytes)``, most bytes first; ``bytes`` counts whole storages, each once.
-
-        Args:
-            column: ``kind``, ``name``, ``dtype``, ``device`` or ``group``.
-
-        Raises:
-            BadArgumentError: there is no such column.
-        """
-        from byname.table import column_of
-
-        read = column_of(column, _COLUMNS)
-        return grouped((read(leaf), leaf.card.storage, leaf.card.storage_bytes) for leaf in self.items)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per leaf."""
-        return [leaf.row() for leaf in self.items]
-
-    def _shown(self) -> list[dict[str, Any]]:
-        return [{**leaf.row(), "used by": _uses(leaf.consumers, callers=True)} for leaf in self.items]
+    def _key(self, one: Leaf, column: str) -> Hashable:
+        return one.group if column == "group" else Totals._key(self, one, column)
 
     def _title(self) -> str:
         kinds: dict[str, int] = {}
@@ -203,18 +146,6 @@ class Leaves(Rows[Leaf]):
 
     def _notes(self) -> Sequence[str]:
         return self.opaque
-
-    def _spare(self) -> Sequence[str]:
-        return tuple("scope,distance,dtype,held by,paths,caller,used by,made at,bytes,shape,grad".split(","))
-
-
-_COLUMNS = {
-    "kind": lambda leaf: leaf.kind,
-    "name": lambda leaf: str(leaf.name),
-    "dtype": lambda leaf: str(leaf.card.dtype).removeprefix("torch."),
-    "device": lambda leaf: str(leaf.card.device),
-    "group": lambda leaf: leaf.group,
-}
 
 
 def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
@@ -302,7 +233,7 @@ def leaves_among(
                 group=group,
                 grad="none" if fact(tensor, "grad") is None else "set",
                 distance=walk.distance(number),
-                consumers=Consumers(tuple([(walk.name(user), at, site(user)) for user, at in uses[number]])),
+                consumers=Lazy([(walk.name(user), at, site(user)) for user, at in uses[number]], _consumer),
                 site=named[0].site,
                 held="graph" if findings.holds_only_the_graph(tensor) else "program",
                 number=number,
@@ -346,10 +277,14 @@ def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int,
     return found
 
 
-def _uses(consumers: Sequence[Consumer], *, callers: bool = False) -> str:
-    first = ", ".join(
-        f"{use.node}[{use.index}]"
-        + ("" if use.site is None else f" {use.site.with_caller}" if callers else f" {use.site}")
-        for use in consumers[:2]
-    )
+def _consumer(fields: tuple[str, int, Site | None]) -> Consumer:
+    return Consumer(*fields)
+
+
+def _use(consumer: Consumer) -> str:
+    return f"{consumer.node}[{consumer.index}]" + ("" if consumer.site is None else f" {consumer.site.with_caller}")
+
+
+def _uses(consumers: Sequence[Consumer]) -> str:
+    first = ", ".join(map(_use, consumers[:2]))
     return first if len(consumers) <= 2 else f"{first} and {len(consumers) - 2} more"

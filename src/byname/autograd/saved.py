@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,11 +19,11 @@ from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
 from byname.source.location import Located, Site
-from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
+from byname.table import Alias, Column, Lazy, Tabled, Totals, bytes_text, counted
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTensor(Carded, Located):
+class SavedTensor(Carded, Located, Tabled):
     """One tensor that a node saved for backward. Each column of the table is an attribute.
 
     Attributes:
@@ -57,10 +57,7 @@ class SavedTensor(Carded, Located):
         """The positions, in the same result, of the other rows that lie in the same storage."""
         return tuple([row for row in self.storage_rows if row != self.position])
 
-    @property
-    def saved_at(self) -> Site | None:
-        """Alias of `site`, under the name of the table's column."""
-        return self.site
+    saved_at = Alias["Site | None"]("site")
 
     @property
     def bytes(self) -> int:
@@ -75,30 +72,30 @@ class SavedTensor(Carded, Located):
         """
         return None if self.card is None else self.card.tensor
 
-    def row(self) -> dict[str, Any]:
-        """Return the saved tensor as plain values."""
-        return {
-            "name": str(self.name),
-            "node": self.node,
-            "slot": self.slot,
-            "state": self.state,
-            "shape": None if self.card is None else self.card.shape,
-            "dtype": None if self.card is None else str(self.card.dtype).removeprefix("torch."),
-            "bytes": self.bytes,
-            "shares with": _shown(self.shares_with),
-            "module": self.module,
-            "saved at": None if self.site is None else str(self.site),
-            "caller": self.caller,
-        }
+    columns = (
+        Column("name"),
+        Column("node"),
+        Column("slot", spare=6),
+        Column("state", spare=7),
+        Column("shape", spare=8),
+        Column("dtype", spare=1),
+        Column("bytes"),
+        Column("shares_with", 2, read=lambda one: _first(one.storage_rows, one.position)),
+        Column("module", spare=5),
+        Column("saved_at", spare=4),
+        Column("caller", spare=3),
+    )
 
 
-class Saved(Rows[SavedTensor]):
+class Saved(Totals[SavedTensor]):
     """The saved tensors of a graph. Prints as a table; ``rows()`` has the values, ``by`` the totals.
 
     A graph can have millions of slots, so a row object is created on access.
     """
 
     __slots__ = ("_facts", "_fields", "_sharing", "opaque")
+    _row = SavedTensor
+    _by = ("node", "module", "site", "name", "state", "dtype", "device")
 
     def __init__(self, fields: list[_Fields], facts: list[Facts | None], opaque: tuple[str, ...]) -> None:
         self._fields = fields
@@ -109,18 +106,17 @@ class Saved(Rows[SavedTensor]):
     def __len__(self) -> int:
         return len(self._fields)
 
-    @overload
-    def __getitem__(self, position: int) -> SavedTensor: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[SavedTensor]: ...
-    def __getitem__(self, position: int | slice) -> SavedTensor | Sequence[SavedTensor]:
-        if isinstance(position, slice):
-            return tuple([self[one] for one in range(*position.indices(len(self)))])
+    @property
+    def items(self) -> Sequence[SavedTensor]:  # type: ignore[override]
+        """The saved tensors."""
+        return Lazy(range(len(self._fields)), self._at)
+
+    def _at(self, position: int) -> SavedTensor:
         fields, facts = self._fields[position], self._facts[position]
         card = None if facts is None else card_from(facts)
         rows = () if card is None else self._rows_by_storage().get(card.storage, ())
         node, slot, state, name, site, module, number = fields
-        return SavedTensor(node, slot, state, card, name, site, module, number, position % len(self), rows)
+        return SavedTensor(node, slot, state, card, name, site, module, number, position, rows)
 
     def _rows_by_storage(self) -> dict[Hashable, list[int]]:
         if self._sharing is None:
@@ -139,50 +135,17 @@ class Saved(Rows[SavedTensor]):
                 storages[position if facts[STORAGE] is None else (facts[STORAGE],)] = facts[STORAGE_BYTES]
         return sum(storages.values())
 
-    def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Return totals ``(key, count, bytes)``, most bytes first.
-
-        ``bytes`` counts whole storages, each once, under the key of its first row.
-
-        Args:
-            column: ``node``, ``module``, ``site``, ``name``, ``state``, ``dtype`` or ``device``.
-
-        Raises:
-            BadArgumentError: there is no such column.
-        """
-        read = column_of(column, _COLUMNS)
-        if column == "site":
-            return grouped_by_site((one.site, *_memory(one.card)) for one in self)
-        return grouped((read(one), *_memory(one.card)) for one in self)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per saved tensor."""
-        return [one.row() for one in self]
-
     def _title(self) -> str:
         return f"{counted(len(self), 'saved tensor')}, {bytes_text(self.bytes)}"
 
     def _notes(self) -> Sequence[str]:
         return self.opaque
 
-    def _spare(self) -> Sequence[str]:
-        return ("dtype", "shares with", "caller", "saved at", "module", "slot", "state", "shape")
-
 
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
 """A row without its card: node, slot, state, name, site, module, number."""
 
 _NAMELESS = unnamed()
-
-_COLUMNS = {
-    "node": lambda one: one.node,
-    "module": lambda one: one.module,
-    "site": lambda one: "" if one.site is None else str(one.site),
-    "name": lambda one: str(one.name),
-    "state": lambda one: one.state,
-    "dtype": lambda one: "" if one.card is None else str(one.card.dtype).removeprefix("torch."),
-    "device": lambda one: "" if one.card is None else str(one.card.device),
-}
 
 
 def saved(root: Any) -> Saved:
@@ -275,10 +238,8 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, findings: Findings) -> 
     return Saved(fields, facts, (*told, *opaque_notes(walk), *findings.bound()))
 
 
-def _memory(card: Card | None) -> tuple[Hashable | None, int]:
-    return (None, 0) if card is None else (card.storage, card.storage_bytes)
-
-
-def _shown(rows: tuple[int, ...], most: int = 6) -> str | None:
-    words = ", ".join(map(str, rows[:most]))
-    return (words if len(rows) <= most else f"{words} and {len(rows) - most} more") or None
+def _first(rows: Sequence[int], without: int, most: int = 6) -> str | None:
+    """Return the first of some rows as text: so many can share a storage that all of them, in each, are too many."""
+    words = ", ".join([str(row) for row in rows[: most + 1] if row != without][:most])
+    more = len(rows) - 1 - most
+    return (words if more <= 0 else f"{words} and {more} more") or None

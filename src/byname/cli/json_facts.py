@@ -6,7 +6,7 @@ from typing import Any
 
 from byname.diagnose.finding import Finding
 from byname.memory.census import Census, StorageRow
-from byname.memory.growth import Grown, Growth
+from byname.memory.growth import Growth
 from byname.source.location import Site
 
 
@@ -27,26 +27,15 @@ def census_facts(found: Census) -> dict[str, Any]:
 
 def _storage_facts(one: StorageRow) -> dict[str, Any]:
     row = one.row()
-    del row["held by"]
-    caller = None if one.site is None else one.site.caller
-    return row | {"holders": list(one.holders), "site": _or_null(one.site), "caller": _or_null(caller)}
+    sites = {"site": one.site, "caller": one.site and one.site.caller}
+    return {"holders": row.pop("held_by"), **row, **{key: site and site_facts(site) for key, site in sites.items()}}
 
 
 def growth_facts(found: Growth) -> dict[str, Any]:
     """Return what grew as values that JSON has."""
-    return {"rows": [_grown_facts(one) for one in found]}
-
-
-def _grown_facts(one: Grown) -> dict[str, Any]:
-    row = one.row()
-    del row["a mark"]
-    return row | {"marks": list(one.marks)}
+    return {"rows": [one.row() | {"marks": one.marks} for one in found]}
 
 
 def site_facts(site: Site) -> dict[str, Any]:
     """Return a line of the program as values that JSON has."""
     return {"file": site.file, "line": site.line, "function": site.function, "statement": site.statement}
-
-
-def _or_null(site: Site | None) -> dict[str, Any] | None:
-    return None if site is None else site_facts(site)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -22,12 +22,12 @@ from byname.naming.name import Name, quote, unnamed
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import Card, Carded, card_from, is_tensor
 from byname.source.location import Located, Site
-from byname.table import Rows, bytes_text, column_of, counted, grouped, grouped_by_site
+from byname.table import Alias, Column, Lazy, Tabled, Totals, bytes_text, counted
 from byname.tracking.lookup import site_of_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class StorageRow(Carded, Located):
+class StorageRow(Carded, Located, Tabled):
     """One storage, with its name and use in the program. Each column of the table is an attribute.
 
     Attributes:
@@ -49,7 +49,7 @@ class StorageRow(Carded, Located):
     kind: str
     module: str
     card: Card | None
-    device: torch.device
+    device: torch.device = field()  # or else the property of `Carded` would be its default
     bytes: int
     views: int
     used: int
@@ -57,31 +57,26 @@ class StorageRow(Carded, Located):
     holders: tuple[str, ...]
     site: Site | None
 
-    @property
-    def held_by(self) -> tuple[str, ...]:
-        """Alias of `holders`, under the name of the table's column."""
-        return self.holders
+    held_by = Alias[tuple[str, ...]]("holders")
 
-    def row(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return {
-            "name": str(self.name),
-            "kind": self.kind,
-            "module": self.module,
-            "dtype": None if self.card is None else str(self.card.dtype).removeprefix("torch."),
-            "shape": None if self.card is None else self.card.shape,
-            "device": str(self.device),
-            "bytes": self.bytes,
-            "views": self.views,
-            "used": self.used,
-            "memory": self.memory,
-            "held by": "; ".join(self.holders),
-            "site": None if self.site is None else str(self.site),
-            "caller": self.caller,
-        }
+    columns = (
+        Column("name"),
+        Column("kind"),
+        Column("module", spare=4),
+        Column("dtype", spare=6),
+        Column("shape", spare=9),
+        Column("device", spare=5),
+        Column("bytes"),
+        Column("views", spare=2),
+        Column("used", spare=3),
+        Column("memory", spare=1),
+        Column("held_by", spare=10, show=lambda one: "; ".join(one.holders)),
+        Column("site", spare=8),
+        Column("caller", spare=7),
+    )
 
 
-class Census(Rows[StorageRow]):
+class Census(Totals[StorageRow]):
     """Every living tensor at one moment, a row a storage, the largest first. It keeps none of them alive.
 
     Attributes:
@@ -91,6 +86,8 @@ class Census(Rows[StorageRow]):
     """
 
     __slots__ = ("items", "notes", "unattributed")
+    _row = StorageRow
+    _by = ("kind", "name", "site", "dtype", "device", "module")
 
     def __init__(self, items: Sequence[StorageRow], unattributed: int | None, notes: tuple[str, ...]) -> None:
         self.items = items
@@ -102,26 +99,11 @@ class Census(Rows[StorageRow]):
         """The sum of all storages in bytes."""
         return sum(one.bytes for one in self.items)
 
-    def by(self, column: str) -> list[tuple[Any, int, int]]:
-        """Return totals ``(key, count, bytes)``, most bytes first.
-
-        Args:
-            column: ``kind``, ``name``, ``site``, ``dtype``, ``device`` or ``module``.
-
-        Raises:
-            BadArgumentError: there is no such column.
-        """
-        read = column_of(column, _COLUMNS)
-        if column == "site":
-            return grouped_by_site((one.site, None, one.bytes) for one in self.items)
-        return grouped((read(one), None, one.bytes) for one in self.items)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per storage."""
-        return [one.row() for one in self.items]
+    def _memory(self, one: StorageRow) -> tuple[None, int]:
+        return None, one.bytes
 
     def _shown(self) -> list[dict[str, Any]]:
-        return _with_entries_together(self.rows())
+        return _with_entries_together(super()._shown())
 
     def _title(self) -> str:
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, _, size in self.by("kind") if size)
@@ -131,9 +113,6 @@ class Census(Rows[StorageRow]):
         if self.unattributed is None:
             return self.notes
         return (f"unattributed: {bytes_text(self.unattributed)} that the allocator has given out", *self.notes)
-
-    def _spare(self) -> Sequence[str]:
-        return ("memory", "views", "used", "module", "device", "dtype", "caller", "site", "shape", "held by")
 
 
 def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,15 +140,6 @@ def _whole(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 _POSITION = re.compile(r"\[\d+\]")
 _MANY_ENTRIES = 4
-
-_COLUMNS: dict[str, Callable[[StorageRow], Hashable]] = {
-    "kind": lambda one: one.kind,
-    "name": lambda one: str(one.name),
-    "site": lambda one: "" if one.site is None else str(one.site),
-    "dtype": lambda one: "" if one.card is None else str(one.card.dtype).removeprefix("torch."),
-    "device": lambda one: str(one.device),
-    "module": lambda one: one.module,
-}
 
 
 @dynamo_skip
@@ -209,7 +179,9 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
             return Census(rows, unattributed(look.blocks), (*_not_seen(look.living), *look.findings.bound()))
         alive = living()
         blocks = blocks_of(alive.tensors, alive.storages)
-        return Census(_Bare(blocks), unattributed(blocks), _not_seen(alive))
+        return Census(
+            Lazy([block.without_tensors() for block in blocks], _bare), unattributed(blocks), _not_seen(alive)
+        )
 
 
 def _place(one: StorageRow) -> tuple[Any, ...]:
@@ -217,26 +189,11 @@ def _place(one: StorageRow) -> tuple[Any, ...]:
     return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
 
 
-class _Bare(Sequence[StorageRow]):
-    """Rows without names, each from the first tensor of its block, created on access."""
-
-    def __init__(self, blocks: Iterable[StorageRegion]) -> None:
-        self._blocks = [block.without_tensors() for block in blocks]
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    @overload
-    def __getitem__(self, position: int) -> StorageRow: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[StorageRow]: ...
-    def __getitem__(self, position: int | slice) -> StorageRow | Sequence[StorageRow]:
-        if isinstance(position, slice):
-            return [self[at] for at in range(*position.indices(len(self)))]
-        block = self._blocks[position]
-        card = card_from(block.facts[0]) if block.facts else None
-        covered = used(block, block.facts)
-        return StorageRow(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
+def _bare(block: StorageRegion) -> StorageRow:
+    """Return a row without names, from the first tensor of a block."""
+    card = card_from(block.facts[0]) if block.facts else None
+    covered = used(block, block.facts)
+    return StorageRow(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
 
 
 _NAMELESS = unnamed()

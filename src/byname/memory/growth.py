@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from types import TracebackType
@@ -25,11 +25,11 @@ from byname.memory.patterns import Extent, Group, Key, Size, groups_of, joined, 
 from byname.memory.snapshot import HeapSnapshot, looking
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE
-from byname.table import Rows, bytes_text, counted
+from byname.table import Column, Rows, Tabled, bytes_text, counted
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(Tabled):
     """Tensors of one pattern that have become more, or larger.
 
     Attributes:
@@ -66,18 +66,16 @@ class Grown:
         """The increase from mark to mark, or step to step: ``+1``, the average as ``+1.5``; empty without marks."""
         return _pace(self.marks, self.at) if self.count else ""
 
-    def row(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return {
-            "name": self.name,
-            "count": self.count,
-            "bytes": self.bytes,
-            "each": self.each,
-            "a mark": self.a_mark,
-            "holder": self.holder,
-            "cause": self.cause,
-            "remedy": self.remedy,
-        }
+    columns = (
+        Column("name"),
+        Column("count"),
+        Column("bytes"),
+        Column("each", spare=2),
+        Column("a_mark", spare=1),
+        Column("holder", spare=3),
+        Column("cause"),
+        Column("remedy", printed=False),
+    )
 
 
 def _pace(marks: Sequence[int], at: Sequence[int]) -> str:
@@ -178,9 +176,6 @@ class Growth(Rows[Grown]):
             raise BadArgumentError(_NOT_ENTERED)
         return self._found
 
-    def __iter__(self) -> Iterator[Grown]:
-        return iter(self.items)
-
     def __reversed__(self) -> Iterator[Grown]:
         return reversed(self.items)
 
@@ -188,18 +183,11 @@ class Growth(Rows[Grown]):
         """Return the position of a row, by one snapshot."""
         return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per pattern; inside the block as of now.
-
-        Raises:
-            BadArgumentError: the block was never entered.
-        """
-        return [one.row() for one in self.items]
+    def _columns(self) -> Sequence[Column]:
+        return [replace(one, title=f"a {self._unit}") if one.key == "a_mark" else one for one in Grown.columns]
 
     def _shown(self) -> list[dict[str, Any]]:
-        names = {"a mark": f"a {self._unit}"}
-        rows = self.rows() if self._marks else []
-        return [{names.get(key, key): value for key, value in row.items() if key != "remedy"} for row in rows]
+        return super()._shown() if self._marks else []
 
     def _title(self) -> str:
         found = self._found  # as the rows above the title's table are: `_shown` has just taken them
@@ -213,9 +201,6 @@ class Growth(Rows[Grown]):
 
     def _notes(self) -> Sequence[str]:
         return list(dict.fromkeys(f"{one.cause}: {one.remedy}" for one in self._found if one.remedy))
-
-    def _spare(self) -> Sequence[str]:
-        return (f"a {self._unit}", "each", "holder")
 
 
 def growth(*, collect: bool = False) -> Growth:

@@ -120,6 +120,11 @@ class Carded:
         """The tensor's dtype, such as ``torch.float32``."""
         return None if self.card is None else self.card.dtype
 
+    @property
+    def device(self) -> torch.device | None:
+        """The tensor's device, such as ``cuda:0``."""
+        return None if self.card is None else self.card.device
+
 
 def _without_tensor(*facts: Any) -> Card:
     return card_from((*facts, _gone))

@@ -16,12 +16,12 @@ from byname.memory.growth import Grown, Growth
 from byname.reporting.draft import PageDraft
 from byname.reporting.panels import AreaPanel, Panel, PlotPanel, Section, TablePanel
 from byname.reporting.thinning import of_numbers
-from byname.table import Rows, bytes_text
+from byname.table import Row, Rows, Tabled, bytes_text
 
 
 def census_section(census: Census, draft: PageDraft) -> Section:
     """Return the section of a census: a treemap by kind, module and site, and the table."""
-    rows = census.rows()
+    rows = _printed(census)
     ways = {
         way: [(row[way] or without, _called(row), row["bytes"]) for row in rows]
         for way, without in (("kind", ""), ("module", "no module"), ("dtype", "no tensor"), ("site", "not tracked"))
@@ -38,7 +38,7 @@ def _called(row: dict[str, Any]) -> str:
 
 def saved_section(saved: Saved, draft: PageDraft) -> Section:
     """Return the section of the tensors that autograd saved."""
-    rows = saved.rows()
+    rows = _printed(saved)
     storages: dict[Any, tuple[Any, Any]] = {}
     for one, row in zip(saved, rows, strict=True):
         if one.card is not None:
@@ -58,14 +58,14 @@ def _saved_as(row: dict[str, Any]) -> str:
 
 def leaves_section(leaves: Leaves, draft: PageDraft) -> Section:
     """Return the section of the leaves of a graph."""
-    return _section("Leaves", leaves, leaves.rows(), {}, [])
+    return _section("Leaves", leaves, _printed(leaves), {}, [])
 
 
 def growth_section(growth: Growth, draft: PageDraft) -> Section:
     """Return the section of what grew."""
     found = [*growth]
     ways = {"cause": [(one.cause, one.name, one.bytes) for one in found]} if len(found) > 1 else {}
-    section = _section("Growth", growth, [one.row() for one in found], ways, [])
+    section = _section("Growth", growth, _printed(found), ways, [])
     marked = [_marks(one, draft) for one in found if len(one.marks) > 1]
     return replace(section, panels=[*section.panels, *marked[:MARKED]])
 
@@ -99,7 +99,11 @@ def summary_section(summary: Summary, draft: PageDraft) -> Section:
 
 def rows_section(found: Rows[Any], draft: PageDraft) -> Section:
     """Return the section of any other result of byname that is a table."""
-    return _section(type(found).__name__, found, found.rows(), {}, [])
+    return _section(type(found).__name__, found, _printed(found) if found._columns() else found.rows(), {}, [])
+
+
+def _printed(rows: Iterable[Tabled]) -> list[Row]:
+    return [one.shown() for one in rows]
 
 
 def _section(

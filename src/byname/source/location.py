@@ -79,6 +79,11 @@ class Located:
     site: Site | None
 
     @property
+    def made_at(self) -> Site | None:
+        """The site, under the name of the table's column."""
+        return self.site
+
+    @property
     def caller(self) -> str | None:
         """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
         return None if self.site is None else self.site.called_by
