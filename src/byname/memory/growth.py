@@ -176,13 +176,6 @@ class Growth(Rows[Grown]):
             raise BadArgumentError(_NOT_ENTERED)
         return self._found
 
-    def __reversed__(self) -> Iterator[Grown]:
-        return reversed(self.items)
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the position of a row, by one snapshot."""
-        return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
-
     def _columns(self) -> Sequence[Column]:
         return [replace(one, title=f"a {self._unit}") if one.key == "a_mark" else one for one in Grown.columns]
 
