@@ -19,9 +19,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion
-from byname.memory.graphs import GrowingGraph, growing_graph
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.patterns import Extent, Group, Key, Size, groups_of, joined, widened
+from byname.memory.patterns import (
+    Extent,
+    Group,
+    GrowingGraph,
+    Key,
+    Size,
+    groups_of,
+    growing_graph,
+    joined,
+    widened,
+)
 from byname.memory.snapshot import HeapSnapshot, looking
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE

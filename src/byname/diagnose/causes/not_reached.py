@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.autograd.no_graph import why_no_graph
 from byname.autograd.slots import slots_of
-from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
 from byname.diagnose.causes.awaited import awaited, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
