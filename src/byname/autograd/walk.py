@@ -7,8 +7,8 @@ a `Walk` before they return; their results keep only numbers and text.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, MutableSequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import chain, compress, count, islice, repeat
@@ -47,36 +47,14 @@ class Walk:
     def __init__(self, root: Any) -> None:
         given = as_sequence(root)
         self.tensors: list[torch.Tensor] = [one for one in given if is_tensor(one)]
-        start = list(dict.fromkeys(root_node(one) for one in given))
-        self.nodes: list[Node] = [None, *start]
+        start = list(dict.fromkeys(map(root_node, given)))
         self.roots: list[int] = list(range(1, len(start) + 1))
         # The edges of all nodes, node after node, in one flat list; `_inputs` counts the edges of each node.
         self._inputs: list[int] = [0]
         self._below: list[Node] = []
-        self._names: dict[type, str] = {}
         with collection_paused():
-            self._walk()
-
-    def _walk(self) -> None:
-        """Fill the lists of nodes and edges, in one loop: a call per node would cost as much as PyTorch's own work."""
-        nodes, seen = self.nodes, set(self.nodes)
-        add, see, add_inputs, add_below = nodes.append, seen.add, self._inputs.append, self._below.append
-        waiting = islice(nodes, 1, None)  # grows while it is walked
-        edges: Edges = ()
-        for gap in gaps():
-            node = None
-            for node in islice(waiting, gap):
-                edges = node.next_functions
-                add_inputs(len(edges))
-                for below, _ in edges:
-                    add_below(below)
-                    if below not in seen:
-                        see(below)
-                        add(below)
-            if node is None:
-                return
-            if edges:
-                mark(node, edges)
+            self.nodes: list[Node] = [None, *nodes_from(start, set(), self._inputs, self._below)]
+        self._names: dict[type, str] = {}
 
     @cached_property
     def numbers(self) -> dict[Node, int]:
@@ -206,18 +184,39 @@ def nodes_behind(roots: Iterable[Any]) -> list[Node]:
     return nodes_from(map(root_node, roots), set())
 
 
-def nodes_from(roots: Iterable[Node], seen: set[Node]) -> list[Node]:
-    """Return the nodes reachable from some nodes, except those in `seen`, and add the new ones to `seen`."""
+_UNKEPT: deque[Any] = deque(maxlen=0)
+"""A list that keeps nothing."""
+
+
+def nodes_from(
+    roots: Iterable[Node],
+    seen: set[Node],
+    inputs: MutableSequence[int] = _UNKEPT,
+    targets: MutableSequence[Node] = _UNKEPT,
+) -> list[Node]:
+    """Return the nodes reachable from some nodes, except those in `seen`, and add the new ones to `seen`.
+
+    It is one loop: a call per node would cost as much as PyTorch's own work.
+
+    Args:
+        roots: the nodes to start from.
+        seen: the nodes to leave out.
+        inputs: gets the number of edges of each node.
+        targets: gets the node at the end of each edge; None for an input that needs no gradient.
+    """
     nodes = [node for node in dict.fromkeys(roots) if node not in seen]
     seen.update(nodes)
     seen.add(None)
     add, append, waiting = seen.add, nodes.append, iter(nodes)  # grows while it is walked
+    add_inputs, add_target = inputs.append, targets.append
     edges: Edges = ()
     for gap in gaps():
         node = None
         for node in islice(waiting, gap):
             edges = node.next_functions
+            add_inputs(len(edges))
             for below, _ in edges:
+                add_target(below)
                 if below not in seen:
                     add(below)
                     append(below)
