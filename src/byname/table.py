@@ -17,7 +17,6 @@ from byname.text import WIDE, printable, table_width
 
 if TYPE_CHECKING:
     import pandas
-    from rich.table import Table as RichTable
 
     from byname.source.location import Site
 
@@ -273,32 +272,26 @@ def text(
         width: in characters; by default the terminal's, or 160 where the text goes to no terminal.
         most: number of rows shown.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     if width is None:
         width = table_width(sys.stdout) if sys.stdout.isatty() else WIDE
     columns, left_out = _fitting(rows[:most], _columns(rows), spare, width)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(Text(column), justify="right" if _numeric(rows, column) else "left", no_wrap=True)
-    for row in rows[:most]:
-        table.add_row(*(Text(cell(column, row.get(column))) for column in columns))
-    lines = [line.rstrip() for line in _rendered(table).splitlines()] if rows else []
+    lines = _laid_out(rows, columns, most) if columns else [""] * bool(rows)
     below = [*_more(rows, most), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
     return "\n".join([printable(title), *lines, *map(printable, below)])
 
 
-def _rendered(table: RichTable) -> str:
-    import io
+def _laid_out(rows: Sequence[Row], columns: Sequence[str], most: int) -> list[str]:
+    """Return the lines of a table: the headings, a rule, and the rows."""
+    from rich.cells import cell_len
 
-    from rich.console import Console
-
-    page = io.StringIO()
-    # In Jupyter, rich would display the table instead of writing it to the file that it was given.
-    Console(file=page, width=10_000, color_system=None, legacy_windows=False, force_jupyter=False).print(table)
-    return page.getvalue()
+    padded = []
+    for column in columns:
+        cells = [printable(column), *(cell(column, row.get(column)) for row in rows[:most])]
+        width, right = max(map(cell_len, cells)), _numeric(rows, column)
+        spaces = [" " * (width - cell_len(one)) for one in cells]
+        padded.append([space + one if right else one + space for one, space in zip(cells, spaces, strict=True)])
+    head, *lines = ["   ".join(cells) for cells in zip(*padded, strict=True)]
+    return [head.rstrip(), "─" * cell_len(head), *map(str.rstrip, lines)]
 
 
 def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], width: int) -> tuple[list[str], list[str]]:
