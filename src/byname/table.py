@@ -200,8 +200,8 @@ class Rows(Sequence[R], Generic[R]):
             most: number of rows.
             width: in characters; by default that of the terminal on standard output, or 160 where that is no terminal.
         """
-        rows = self._shown()
-        return text(rows, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
+        shown = self._shown()  # before the title, which a look that this takes may change
+        return text(shown, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
 
     def __repr__(self) -> str:
         return str(self)

@@ -174,11 +174,7 @@ def saved(root: Any) -> Saved:
     >>> byname.saved(loss).bytes
     24
     """
-    return saved_of(Walk(root))
-
-
-def saved_of(walk: Walk) -> Saved:
-    """Return the saved tensors of an existing walk."""
+    walk = Walk(root)
     with backward_paused(), DisableTorchFunction(), collection_paused():
         slots = slots_now(walk)
         return rows_among(walk, slots, find_saved(slots or (), Question()))

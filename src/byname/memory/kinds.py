@@ -16,9 +16,6 @@ from byname.reading.modules import registered, state_of
 from byname.reading.objects import attributes_of, snapshot
 from byname.reading.tensor import fact, facts_of, is_tensor
 
-KINDS = ("parameter", "buffer", "gradient", "optimizer", "saved", "input", "other")
-"""Every kind; if several fit, the first counts."""
-
 
 class Kinds:
     """The kinds of a snapshot's tensors. Registries of modules and optimizers decide, even without names."""
