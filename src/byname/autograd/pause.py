@@ -89,7 +89,7 @@ def _hooks_stop_backward() -> bool:
 
 
 def not_ended(left_out: str) -> str:
-    """Return a note for when the patience was over."""
+    """Return a note that another thread's backward had not ended in time."""
     ended = f"a backward in another thread had not ended after {PATIENCE:.0f} seconds"
     return f"{ended}, and what nodes save cannot be read meanwhile: {left_out}"
 
@@ -108,7 +108,7 @@ class _Turn:
 
 
 class _Gate:
-    """What stands in for the code of PyTorch's function while it is closed; who is in a backward already passes.
+    """Stand-in for the code of PyTorch's engine function while it is closed. A thread that is in a backward passes.
 
     The code is replaced and not the function, since other modules and wrappers have the function.
 
@@ -123,7 +123,7 @@ class _Gate:
         self.renew()
 
     def renew(self) -> None:
-        """Open it for good, as after a fork: the threads that had closed it are gone."""
+        """Open the gate, as after a fork, in which the threads that had closed it are gone."""
         self._lock = threading.RLock()  # a look may go, and say so, wherever memory is given back
         self._turns = {kind: weakref.WeakSet[_Turn]() for kind in ("looks", "waiting", "passed")}
         self._closed = Shared(self._replace, self._restore)
@@ -138,7 +138,7 @@ class _Gate:
             self._function.__code__ = self.code
 
     def close(self, look: _Turn) -> bool:
-        """Close it, if it is this thread's turn, until the look is over, or gone, should nobody say that it is over."""
+        """Close the gate, in this thread's turn, until `open(look)`, or until `look` is freed if nobody opens it."""
         with self._lock:
             others, looking = self._others("looks"), self.threads("looks")
             # who looks may wait for the backward that this thread is in, which so must not wait for the look
@@ -151,7 +151,7 @@ class _Gate:
         return True
 
     def open(self, look: _Turn) -> None:
-        """Say that a look is over; a second time does nothing. A backward that stood still goes on in its turn."""
+        """Open the gate after a look; a second call does nothing. A backward that stood still goes on in its turn."""
         with self._lock:
             self._turns["looks"].discard(look)
         self._closed.release(look.token)

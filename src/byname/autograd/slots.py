@@ -185,7 +185,7 @@ def _was_modified(node: Node, getter: str) -> bool:
 
 
 def _custom_slots(number: int, node: Node) -> Iterator[Slot]:
-    """What a custom function saved: its ``save_for_backward`` and the tensors it put on ``ctx``."""
+    """Yield what a custom function saved, by ``save_for_backward`` or on its ``ctx``."""
     try:
         raws = node._raw_saved_tensors
     except RuntimeError:
@@ -204,9 +204,9 @@ def _custom_slots(number: int, node: Node) -> Iterator[Slot]:
 
 
 def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
-    """Which tensor of a custom function was changed since it was saved; asked only where no hook would run.
+    """Return the position of the tensor of a custom function that was changed since, unless a hook would run.
 
-    PyTorch's error tells the version that the first changed one has now; only where one alone fits is it called so.
+    PyTorch's error has the present version of the first one that changed; if several tensors fit it, none is returned.
     """
     if any(raw is not None and raw.unpack_hook is not None for raw in raws):
         return ()

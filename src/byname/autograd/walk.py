@@ -139,7 +139,6 @@ class Walk:
 
     @cached_property
     def _kinds(self) -> list[type]:
-        """The class of each node."""
         return list(map(type, self.nodes))
 
     def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:

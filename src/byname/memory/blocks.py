@@ -81,12 +81,12 @@ def _new_block(tensor: torch.Tensor, facts: Facts) -> StorageRegion:
 
 
 def _opaque_bytes(tensor: torch.Tensor, facts: Facts) -> int:
-    """The bytes of a tensor without a storage: of a dense one in MKL-DNN's layout its own; sparse ones have parts."""
+    """Return the bytes of a tensor without a storage: its own in MKL-DNN's layout; a sparse one has parts."""
     return facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]
 
 
 def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-    """Where a storage begins. To ask a lazily cloned one itself would make it copy its memory."""
+    """Return the address of a tensor's storage. A lazily cloned storage would copy its memory if it were asked."""
     if core._is_cow_tensor(tensor):
         offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
         return int(core._data_address(tensor) - offset)
@@ -139,7 +139,7 @@ def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
 
 
 def _span(facts: Facts) -> tuple[int, int] | None:
-    """The first byte of a tensor in its storage, and the one after its last; None where sizes are no plain numbers."""
+    """Return a tensor's first byte in its storage, and the one after its last; None if sizes are no plain numbers."""
     shape, dtype, _, own, _, _, offset, strides, *_ = facts
     if shape is None or strides is None or not own or any(type(one) is not int for one in (*shape, *strides)):
         return None

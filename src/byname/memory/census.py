@@ -80,8 +80,7 @@ class Census(Totals[StorageRow]):
     """Every living tensor at one moment, a row a storage, the largest first. It keeps none of them alive.
 
     Attributes:
-        unattributed: bytes that the allocators of accelerators have given out and that were not found in any tensor;
-            None where there is no accelerator, and nobody counts.
+        unattributed: bytes allocated on accelerators that belong to no tensor found; None without an accelerator.
         notes: what the census could not see.
     """
 
@@ -247,7 +246,6 @@ class _Described:
         return site or next((one.site for one in seen if one is not None), None)
 
     def _name_of_storage(self, block: StorageRegion) -> Name:
-        """Return the name of a storage without tensors."""
         path = self._look.findings.path_of(block.storage)
         return Name(path, "attribute") if path else _NAMELESS
 

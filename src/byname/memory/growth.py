@@ -44,8 +44,8 @@ class Grown(Tabled):
     Attributes:
         name: the pattern of their names, such as ``trainer.history[*]['loss']``.
         count: the increase in the number of tensors; if that did not grow, the increase in the number of memory blocks
-            that they keep alive. It is 0 where the same tensors and blocks became larger, and for a graph that became
-            longer by nodes alone, of which `bytes` is 0 too.
+            that they keep alive. 0 if existing tensors grew, or if only a graph's nodes became more (then `bytes` is 0
+            as well).
         bytes: the increase in the memory that they keep alive, including the graphs behind them; each storage counts
             once, in the largest row that holds it.
         marks: the count at entry and at each mark(), including what a larger row also accounts for; empty without
@@ -106,7 +106,7 @@ class Growth(Rows[Grown]):
 
     Args:
         collect: whether to collect garbage before each snapshot.
-        enough: with so many snapshots, what has stopped growing is no row.
+        enough: the number of snapshots from which on what has stopped growing is no row.
         clock: returns the step of a snapshot, where they are at unequal distances; by default they count themselves.
         unit: the word for a step of that clock.
     """

@@ -72,7 +72,7 @@ class Evidence:
 
     @cached_property
     def context_cycle(self) -> str:
-        """Which custom function, of those that are garbage, keeps its own result on its ``ctx``; empty if none does."""
+        """A sentence about a custom function, itself garbage, that keeps its own result on its ``ctx``; else empty."""
         custom = torch.autograd.function.BackwardCFunction
         nodes = self.look.living.nodes if self.group.key == LOST else ()
         for node in nodes:

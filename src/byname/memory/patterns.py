@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How far a graph goes: the number of its nodes, and the sequence numbers of the oldest and the newest.
+    """The size of a graph: the number of its nodes, and the sequence numbers of the oldest and the newest.
 
     PyTorch numbers the nodes of a thread in the order in which they are made; those of leaves have the largest number.
     """
@@ -233,7 +233,7 @@ class GrowingGraph(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to write instead."""
+        """The change to the program that avoids the growth."""
         return (
             f"its graph became longer by {counted(self.nodes[-1] - self.nodes[0], 'node')} and still began where it "
             "had begun: for a running total, add loss.item() or loss.detach(); for a state that is carried over, "

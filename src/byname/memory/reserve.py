@@ -1,4 +1,4 @@
-"""Reserve: address space that nobody uses, to give back when memory has ended: to say why takes some."""
+"""Reserve: address space held back, and released when an allocation fails, so that the explanation can allocate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from byname.undo import Shared
 
 
 class _Reserve:
-    """Address space of the process, held while somebody may need it. It takes no memory, for nothing is written there.
+    """Address space of the process, held while a block may need it. It takes no memory, as nothing is written there.
 
     Attributes:
         size: in bytes.
