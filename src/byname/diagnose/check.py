@@ -11,9 +11,8 @@ from torch import nn
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.autograd.slots import doubtful
 from byname.autograd.walk import as_sequence, by_kind, has_graph, is_node, leaf_tensors, nodes_behind, opaque_reason
-from byname.diagnose.causes.freed import backward_twice
-from byname.diagnose.causes.growing import graph_grows, graph_in_grad
 from byname.diagnose.causes.in_place import modified
+from byname.diagnose.causes.iterations import backward_twice, graph_grows, graph_in_grad
 from byname.diagnose.causes.not_reached import no_grad_path, unreached
 from byname.diagnose.causes.ownership import free_leaves, left_out, orphaned, sharing_memory
 from byname.diagnose.context import FailureContext

@@ -11,28 +11,29 @@ from typing import Any
 
 import torch
 
-from byname.diagnose.causes.awaited import ddp_unused
 from byname.diagnose.causes.checkpoint import checkpoint_mismatch
-from byname.diagnose.causes.forbidden import batch_norm_in_vmap, hooked_in_place, inference_tensor, view_in_place
-from byname.diagnose.causes.freed import backward_twice
 from byname.diagnose.causes.in_place import leaf_in_place, modified
-from byname.diagnose.causes.misused import (
+from byname.diagnose.causes.iterations import backward_twice
+from byname.diagnose.causes.not_reached import no_grad_path
+from byname.diagnose.causes.raised import (
+    batch_norm_in_vmap,
     copy_of_graph,
     ddp_ready_twice,
+    ddp_unused,
+    empty_optimizer,
     gradient_count,
     gradient_shape,
     graph_in_worker,
-    scaler_order,
-)
-from byname.diagnose.causes.non_leaf import non_leaf_grad
-from byname.diagnose.causes.not_reached import no_grad_path
-from byname.diagnose.causes.refused import (
-    empty_optimizer,
+    hooked_in_place,
+    inference_tensor,
     input_without_grad,
     no_derivative,
+    non_leaf_grad,
     non_scalar_backward,
     numpy_of_graph,
+    scaler_order,
     unused_input,
+    view_in_place,
 )
 from byname.diagnose.context import FailureContext, context_of, message_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from byname.diagnose.causes.never_learns import MOVED, PUT_BACK, Flat
 from byname.diagnose.causes.not_reached import Use
+from byname.diagnose.causes.training import MOVED, PUT_BACK, Flat
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking

@@ -11,8 +11,18 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.walk import leaf_tensors, nodes_behind
-from byname.diagnose.causes.misused import clipped_too_soon
-from byname.diagnose.causes.never_learns import (
+from byname.diagnose.causes.losses import (
+    constant_term,
+    edited_past_autograd,
+    leaf_loss,
+    not_frozen,
+    same_module,
+    suspicious_losses,
+)
+from byname.diagnose.causes.not_reached import last_use
+from byname.diagnose.causes.ownership import reads_gradients
+from byname.diagnose.causes.raised import clipped_too_soon
+from byname.diagnose.causes.training import (
     Flat,
     Rebinding,
     Steps,
@@ -25,16 +35,6 @@ from byname.diagnose.causes.never_learns import (
     never_zeroed,
     nothing_learnt,
     rebinding_in,
-)
-from byname.diagnose.causes.not_frozen import not_frozen
-from byname.diagnose.causes.not_reached import last_use
-from byname.diagnose.causes.ownership import reads_gradients
-from byname.diagnose.causes.suspicious import (
-    constant_term,
-    edited_past_autograd,
-    leaf_loss,
-    same_module,
-    suspicious_losses,
 )
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely

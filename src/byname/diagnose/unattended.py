@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
-from byname.diagnose.causes.growing import graph_grows, graph_in_grad
+from byname.diagnose.causes.iterations import graph_grows, graph_in_grad
 from byname.diagnose.causes.not_reached import MAY_BE, CutOff, cut_off
 from byname.diagnose.check import check
 from byname.diagnose.context import FailureContext

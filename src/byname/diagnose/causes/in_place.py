@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
-from byname.diagnose.causes.carrier import Carrier, carrier_of, letting_go
+from byname.diagnose.causes.iterations import Carrier, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, base_name, message_of
 from byname.diagnose.engine import first_run

@@ -16,7 +16,7 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
-from byname.diagnose.causes.awaited import awaited, reduced_by
+from byname.diagnose.causes.raised import awaited, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites

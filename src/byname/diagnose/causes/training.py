@@ -1,8 +1,4 @@
-"""Never learns: never-learns, zero-gradient, zeroed-before-step, zero-learning-rate, left-in-evaluation, ….
-
-Also optimizer-anew, which loses the state of an optimizer. These findings tell what was so in every step of an
-optimizer, or in every backward call, of a program that runs.
-"""
+"""Training: what was so in every step of an optimizer, or in every backward call, of a program that runs."""
 
 from __future__ import annotations
 

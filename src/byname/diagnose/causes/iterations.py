@@ -1,0 +1,420 @@
+"""Iterations: backward-twice, graph-grows, graph-in-grad, and the variable that carries an earlier graph on."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from byname.autograd.slots import slots_of
+from byname.autograd.walk import Node
+from byname.diagnose.context import FailureContext
+from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
+from byname.diagnose.failing_expression import value_at
+from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.naming.name import Name, at, quote, quote_all
+from byname.reading.frames import locals_of
+from byname.reading.modules import modules_in, registered
+from byname.reading.objects import attributes_of, found_in, snapshot
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact
+from byname.source.location import Site, assignments_calling, is_kept, returns
+from byname.table import counted
+from byname.tracking.call import Call
+from byname.tracking.tracker import logs
+
+
+class Carrier(NamedTuple):
+    """A variable whose value has a graph that an earlier backward call has run.
+
+    Attributes:
+        name: the variable.
+        made: the line that made its value, if known.
+        join: the line that wrote a part of it in place, and so joined the graph of this iteration to it; else None.
+    """
+
+    name: Name
+    made: Site | None
+    join: Site | None
+
+
+def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> Carrier | None:
+    """Return the variable by which the graph gets at a node of an earlier backward call.
+
+    Args:
+        context: the graph.
+        number: the node.
+        earlier: the nodes that an earlier backward call has run.
+    """
+    describer, written = context.describer, None
+    with DisableTorchFunction():
+        for node in _upwards(context, number, earlier):
+            later = [user for user in context.walk.users[node] if user and user not in earlier]
+            name = describer.living_result(node) if later else None
+            if name is not None and not name.relation:
+                return Carrier(name, context.site(node), None)
+            changed = next((user for user in later if context.walk.name(user).startswith("CopySlices")), None)
+            name = None if changed is None else describer.living_result(changed)
+            if changed is not None and name is not None:
+                written = written or Carrier(name, None, context.site(changed))
+            if later and written is None:
+                written = _rebound(context, node, later[0]) or _passed_back(context, node, later[0])
+    return written
+
+
+def _rebound(context: FailureContext, node: int, user: int) -> Carrier | None:
+    """Return what one statement reads and binds again, if it made both a node and its user: ``h = cell(x, h)``."""
+    spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
+    made = context.site(node)
+    if spot is None or made != spot.site:
+        return None
+    return _carrier(context, node, _carried(spot.site.statement), made)
+
+
+def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Site | None) -> Carrier | None:
+    known = context.variable(node)
+    carried = replace(known, path=", ".join(paths), how="local", exact=False, relation="", distance=0)
+    return Carrier(carried, made, None) if paths else None
+
+
+def _passed_back(context: FailureContext, node: int, user: int) -> Carrier | None:
+    """Return what a statement passes to a module and binds again, if the module returned a node's result.
+
+    Of ``self.h = self.cell(x, self.h)`` in a ``forward`` it is ``self.h``. It is surely carried over: the module
+    returned the result as it is, and nothing else binds the variable in between. There is none if several statements
+    may be the one. The local variables of a ``forward`` end with it, so of its statements only those count that bind
+    an attribute.
+    """
+    made, used = _call(context, node), _call(context, user)
+    module, inner = (None if one is None or one.module is None else one.module() for one in (made, used))
+    site = context.site(node)
+    if made is None or module is None or site is None or not any(one is inner for one in modules_in(module)):
+        return None
+    forward = _forward_of(module)
+    if forward is None or made.code is not forward or not returns(forward, site.target, site.line):
+        return None
+    found = {
+        site: paths
+        for code, function, called in _calls_of_modules(context)
+        if called is module
+        or (type(called).__module__.startswith("torch.") and registered(called, "_modules") == [module])
+        for site in assignments_calling(code, function)
+        if (paths := [one for one in _carried(site.statement) if is_kept(code, one, site.line)])
+        and all(one.startswith("self.") or _runs(context, code) for one in paths)
+    }
+    return _carrier(context, node, *found.popitem()[::-1]) if len(found) == 1 else None
+
+
+def _call(context: FailureContext, number: int) -> Call | None:
+    """Return the call that made a node, if it is known."""
+    return context.lookup.call(context.walk.nodes[number]) if context.lookup else None
+
+
+def _forward_of(module: nn.Module) -> CodeType | None:
+    forward = found_in(type(module), "forward")
+    return forward.__code__ if type(forward) is FunctionType else None
+
+
+def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, nn.Module]]:
+    """Yield modules, each with the code of a function that may call it and the name that it has there."""
+    roots: dict[int, nn.Module] = {}
+    for place in context.places:
+        variables = dict(locals_of(place.frame))
+        attributes = attributes_of(variables.get("self"))
+        for name, value in [*variables.items(), *((f"self.{name}", value) for name, value in attributes.items())]:
+            if issubclass(type(value), nn.Module):
+                roots[id(value)] = value
+                yield place.frame.f_code, name, value
+    for module in {id(one): one for root in roots.values() for one in modules_in(root)}.values():
+        code = _forward_of(module)
+        children = snapshot(attributes_of(module)["_modules"]) if code is not None else []
+        yield from ((code, f"self.{name}", child) for name, child in children if code is not None and child is not None)
+
+
+def _runs(context: FailureContext, code: CodeType) -> bool:
+    return any(place.frame.f_code is code for place in context.places)
+
+
+def _carried(statement: str) -> list[str]:
+    """Return the variables that a statement reads and binds: of ``out, (h, c) = rnn(x, (h, c))`` these are h and c."""
+    try:
+        parsed = ast.parse(statement).body[0]
+    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+        return []
+    if not isinstance(parsed, ast.Assign):
+        return []
+    read = {ast.unparse(part) for part in ast.walk(parsed.value) if isinstance(part, ast.expr)}
+    bound = [part for target in parsed.targets for part in _bound(target) if ast.unparse(part) in read]
+    lasting = [part for part in bound if not isinstance(part, ast.Name)]  # x = states[k] = cell(x, states[k])
+    return [ast.unparse(part) for part in lasting or bound]
+
+
+def _bound(target: ast.expr) -> list[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [one for part in target.elts for one in _bound(part)]
+    return [target]
+
+
+def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> Iterator[int]:
+    """Yield a node and those of the earlier call that use it, the nearest first."""
+    waiting, seen = [number], {number}
+    for node in waiting:
+        yield node
+        users = [user for user in context.walk.users[node] if user in earlier and user not in seen]
+        seen.update(users)
+        waiting += users
+
+
+def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
+    """Return how a value that is carried over loses its graph, with a line for the place after the backward."""
+    paths = [_from_outside(context, path) for path in name.path.split(", ")]
+    if len(paths) > 1 and all(paths):
+        return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"
+    if not name.path or not paths[0]:
+        return "detach it at the beginning of each iteration"
+    path = paths[0]
+    holder = path[: path.rindex("[")] if path.endswith("]") else path
+    kind = type(value_at(context, holder))
+    if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
+        return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
+    if kind in (list, tuple):
+        parts = f"one.detach() for one in {holder}"
+        return f"put `{holder} = {f'[{parts}]' if kind is list else f'tuple({parts})'}` after the backward"
+    return f"put `{path} = {path}.detach()` after the backward"
+
+
+def _from_outside(context: FailureContext, path: str) -> str:
+    """Return a path as the line that called backward can write it; empty if that is unknown."""
+    here, root = context.variables(), path.split(".")[0].split("[")[0]
+    if root in here:
+        return path
+    names = filter(None, map(context.describer.living_result, context.describer.numbers()))
+    ending = path.removeprefix("self")
+    return next((name.path for name in names if path.startswith("self.") and name.path.endswith(ending)), "")
+
+
+_SAME_LINE = (
+    "if {it} is carried over from an earlier iteration, {detach}; if it depends on parameters, compute it inside the "
+    "iteration. retain_graph=True would keep every earlier iteration in memory"
+)
+_SAME_ROOT = (
+    "compute {it} anew before this backward, in a forward of its own: an earlier backward has already gone through it. "
+    "retain_graph=True in that one is right only if nothing that the graph needs is changed in between, as by a step"
+)
+_OTHER_LINE = (
+    "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
+    "in the first backward keeps all saved tensors in memory until the second, and allows no optimizer step in between"
+)
+
+
+def backward_twice(context: FailureContext, error: BaseException | None = None) -> Finding | None:
+    """Return a finding about the first node, in engine order, that cannot run because its saved tensors are freed.
+
+    If several nodes may be the one that failed, the finding names each of their variables.
+    """
+    if not context.has_graph:
+        return None
+    with DisableTorchFunction():
+        gone = {slot.number for slot in slots_of(context.walk) if slot.state == "freed"}
+        gone = {number for number in gone if context.can_fail_at(number)}
+        if not gone:
+            return None
+        stamped = {number for number, node in enumerate(context.walk.nodes[1:], 1) if freed_by(node) is not None}
+        if not context.places:  # nothing has run yet: the first freed node is the one that will fail
+            possible = [number for number in context.order() if number in gone][:1]
+        else:
+            possible = list(_possible(context, gone, stamped))
+    return _known(context, possible[-1], stamped) if len(possible) == 1 else _uncertain(context, possible)
+
+
+def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Iterator[int]:
+    """Yield the nodes that may be the one that failed.
+
+    The engine stops at the first node that was freed before this backward call. It has run the nodes before that one,
+    and freed them itself. A node that was made under a tracker and has no mark of an earlier call can only have been
+    freed in this way; for any other node that is not known.
+    """
+    live = {slot.number for slot in slots_of(context.walk) if slot.state != "freed"}
+    for number in context.order():
+        if number in gone and number in stamped:
+            yield number
+            return
+        if number in gone and (not context.lookup or context.lookup.call(context.walk.nodes[number]) is None):
+            yield number
+        elif number in live:
+            return
+
+
+def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
+    carrier = carrier_of(context, number, stamped)
+    if carrier is None:
+        carrier = Carrier(context.variable(number, stamped), context.site(number), None)
+    variable, made = carrier.name, carrier.made
+    run = freed_by(context.walk.nodes[number])
+    freed = None if run is None else run.site
+    where = f", made at {made}," if made is not None and variable.path else ""
+    where = where or ("" if carrier.join is None else f", which is written{at(carrier.join)} and carries the graph on,")
+    by = f"the backward{at(freed)} freed them" if run is not None else "an earlier backward freed them"
+    message = (
+        f"this backward{at(context.noticed)} goes through {quote(variable)}{where} but the tensors that autograd "
+        f"saved there are gone: {by}"
+    )
+    remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
+    if stamped.issuperset(context.walk.roots):
+        remedy = _SAME_ROOT
+    name = f"`{variable.path}`" if variable.path else "it"
+    sites = known_sites(made, carrier.join, freed, context.noticed)
+    detach = letting_go(context, variable, made)
+    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name, detach=detach))
+
+
+def _each(variable: Name) -> tuple[Name, ...]:
+    """Return the variable, or each variable if one statement assigns several."""
+    return culprits_of(*(replace(variable, path=path) for path in variable.path.split(", ")))
+
+
+def _uncertain(context: FailureContext, numbers: Sequence[int]) -> Finding:
+    """Return a finding that names every variable whose node may be the one that failed."""
+    possible = list(_first_of_each_name(context, numbers))
+    names = tuple([name for name, _ in possible])
+    sites = [made for _, made in possible] if len(possible) == 1 else []
+    who = quote_all(names) or "a tensor without a name"
+    message = (
+        f"this backward{at(context.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, but an "
+        "earlier backward freed the tensors that autograd saved there. byname.explaining() around the program "
+        "remembers which backward that was"
+    )
+    remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")
+    return Finding("backward-twice", message, names, known_sites(*sites, context.noticed), remedy)
+
+
+def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
+    seen: set[str] = set()
+    with DisableTorchFunction():
+        for number in numbers:
+            name = context.variable(number, range(len(context.walk.nodes)))
+            if name.path and name.path not in seen:
+                seen.add(name.path)
+                yield name, context.site(number)
+
+
+def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]:
+    """Return a finding if a graph reaches back through several iterations, each with a backward call of its own.
+
+    Args:
+        context: the context of the question.
+        nodes: the nodes of the graph.
+    """
+    with DisableTorchFunction():
+        earlier = list(map(first_run, nodes))
+        is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
+        if is_iteration is None:
+            return []
+        passed = is_iteration(earlier)
+        runs = [None, *map(first_run, context.walk.nodes[1:])]
+        joins = list(_joins(context, runs, is_iteration))
+    join = max(joins, key=lambda one: one.spans, default=None)
+    if join is None or join.spans < 2:
+        return []
+    variable = context.variable(join.carrier)
+    unit = "iteration" if is_iteration is _iterations else "backward call"
+    longer = "with every iteration" if unit == "iteration" else "with each of them, until that is detached"
+    message = f"the graph of this loss reaches back through {counted(len(passed), f'earlier {unit}')}: " + (
+        f"{quote(variable)} carries it from one {unit} to the next{at(join.site)}, so the graph takes "
+        f"more memory and more time {longer}"
+        if join.is_chain
+        else f"{quote(variable)} joins them{at(join.site)}. If every {unit} adds one, the graph grows without end"
+    )
+    remedy = (
+        "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
+        "beginning of each iteration"
+    )
+    return [Finding("graph-grows", message, culprits_of(variable), known_sites(join.site), remedy)]
+
+
+class _Join(NamedTuple):
+    """A line at which nodes of one iteration use nodes of earlier iterations.
+
+    Attributes:
+        site: the line.
+        carrier: the node whose result is carried over.
+        spans: number of earlier iterations that are reached there.
+        is_chain: whether each iteration has used the one before it in this way.
+    """
+
+    site: Site | None
+    carrier: int
+    spans: int
+    is_chain: bool
+
+
+def _joins(context: FailureContext, runs: Sequence[BackwardCall | None], iterations: _Iterations) -> Iterator[_Join]:
+    found: dict[Site | None, list[int]] = {}
+    reached: dict[Site | None, set[BackwardCall | None]] = {}
+    chains: dict[Site | None, bool] = {}
+    for user, row in enumerate(context.walk.rows):
+        older = [below for below in row if below and _is_older(runs[below], runs[user])]
+        if older:
+            site = context.site(user)
+            adds_up = site is not None and any(context.site(below) == site for below in row if below)
+            chains[site] = chains.get(site, False) or adds_up or (runs[user] is not None)
+            found.setdefault(site, []).append(user if adds_up else older[0])
+            reached.setdefault(site, set()).update(runs[below] for below in older)
+    for site, carriers in found.items():
+        yield _Join(site, carriers[0], len(iterations(reached[site])), chains[site])
+
+
+def _iterations(runs: Iterable[BackwardCall | None]) -> set[Any]:
+    """Return the iterations that some backward calls belong to; a step of an optimizer separates two iterations."""
+    found = set()
+    for run in {run for run in runs if run is not None}:
+        steps = [step.number for log in logs() if log.thread == run.thread for step in log.steps]
+        found.add((run.thread, bisect.bisect_left(steps, run.sequence)))
+    return found
+
+
+def _repetitions(runs: Iterable[BackwardCall | None]) -> set[Any]:
+    """Return the backward calls of the line that made most of them; those for some inputs, as in MAML, do not count."""
+    lines: dict[Any, set[int]] = {}
+    for run in runs:
+        if run is not None and run.code is not None and not (run.partial or run.creates):
+            lines.setdefault((id(run.code), run.instruction), set()).add(run.number)
+    return set(max(lines.values(), key=len, default=()))
+
+
+_Iterations = Callable[[Iterable[BackwardCall | None]], set[Any]]
+
+
+def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:
+    """Return whether a node was run by an earlier backward call than its user; a node not yet run counts as latest."""
+    return one is not None and (other is None or one.number < other.number)
+
+
+def graph_in_grad(context: FailureContext, leaves: Sequence[torch.Tensor]) -> list[Finding]:
+    """Return a finding about the leaves whose ``.grad`` is itself part of a graph."""
+    with DisableTorchFunction():
+        held = []
+        for leaf in leaves:
+            gradient = fact(leaf, "grad")
+            if gradient is not None and fact(gradient, "grad_fn") is not None:
+                held.append(leaf)
+        if not held:
+            return []
+        runs = [creating_run(fact(leaf, "grad")) for leaf in held]
+    names = tuple(context.names(held[::-1]))
+    sites = dict.fromkeys(run.site for run in runs if run is not None)
+    message = (
+        f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True left it "
+        "there, and parameter and gradient keep each other alive"
+    )
+    remedy = (
+        "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
+        "(optimizer.zero_grad() does)"
+    )
+    return [Finding("graph-in-grad", message, names, known_sites(*sites), remedy)]
