@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +27,8 @@ from byname.reading.tensor import fact
 from byname.source.location import Instruction, Site, is_library, is_torch, locate
 from byname.tracking.lookup import site_of_tensor
 
+T = TypeVar("T")
+
 
 class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.
@@ -36,8 +39,12 @@ class FailureContext:
         roots: the tensors that backward is or will be called on.
         inputs: the inputs that gradients are asked for; empty for all leaves.
         models, optimizers: those that the user gave.
+        error: the error, if there is one.
         places: the frames and instructions that the error passed, innermost first; empty without an error.
+        told: what the pattern of a cause found in the message of the error.
     """
+
+    told: re.Match[str]
 
     def __init__(
         self,
@@ -45,13 +52,28 @@ class FailureContext:
         inputs: Sequence[Any] = (),
         models: Sequence[nn.Module] = (),
         optimizers: Sequence[Any] = (),
-        places: Sequence[Place] = (),
+        error: BaseException | None = None,
     ) -> None:
         self.roots = roots
         self.inputs = inputs
         self.models = models
         self.optimizers = optimizers
-        self.places = places
+        self.error = error
+        self.places = [] if error is None else places_of(error)
+        self._evidence: dict[Any, Any] = {}
+
+    def once(self, find: Callable[[FailureContext], T]) -> T:
+        """Return what a function finds in this context; several causes that ask for the same share it."""
+        if find not in self._evidence:
+            self._evidence[find] = find(self)
+        found: T = self._evidence[find]
+        return found
+
+    @cached_property
+    def message(self) -> str:
+        """The text of the error, read without running its class's ``__str__``."""
+        parts = () if self.error is None else self.error.args
+        return " ".join(part for part in parts if type(part) is str)
 
     @cached_property
     def walk(self) -> Walk:
@@ -86,6 +108,12 @@ class FailureContext:
         """Return the variables that the line which called backward can read; none without an error."""
         place = self.users_place
         return {} if place is None else {**place.frame.f_globals, **dict(locals_of(place.frame))}
+
+    def frames(self, function: str) -> Iterator[dict[str, Any]]:
+        """Yield the variables of each frame of this function that the error passed."""
+        for place in self.places:
+            if place.frame.f_code.co_name == function:
+                yield dict(locals_of(place.frame))
 
     @cached_property
     def users_place(self) -> Place | None:
@@ -208,13 +236,8 @@ def _is_torch(frame: FrameType) -> bool:
     return is_torch(file) or file.startswith("<frozen") or file == contextlib.__file__
 
 
-def message_of(error: BaseException) -> str:
-    """Return the text of an error, without running its class's ``__str__``."""
-    return " ".join(part for part in error.args if type(part) is str)
-
-
 def context_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> FailureContext:
-    """Return the scene of an error, with the graph that the engine was working on, as read from the traceback."""
-    places = places_of(error)
-    called = next((call for place in places if (call := engine_call(place.frame)) is not None), ((), ()))
-    return FailureContext(called[0], called[1], models, optimizers, places)
+    """Return the context of an error, with the graph that the engine was working on, as read from the traceback."""
+    calls = (engine_call(place.frame) for place in places_of(error))
+    roots, inputs = next((call for call in calls if call is not None), ((), ()))
+    return FailureContext(roots, inputs, models, optimizers, error)

@@ -21,13 +21,13 @@ from byname.diagnose.causes.losses import (
 )
 from byname.diagnose.causes.not_reached import last_use
 from byname.diagnose.causes.ownership import reads_gradients
-from byname.diagnose.causes.raised import clipped_too_soon
 from byname.diagnose.causes.training import (
     Flat,
     Rebinding,
     Steps,
     all_frozen,
     cleared_between,
+    clipped_too_soon,
     left_in_evaluation,
     made_anew,
     never_changed,

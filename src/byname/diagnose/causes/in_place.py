@@ -17,7 +17,7 @@ from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
 from byname.diagnose.causes.iterations import Carrier, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailureContext, base_name, message_of
+from byname.diagnose.context import FailureContext, base_name
 from byname.diagnose.engine import first_run
 from byname.diagnose.failing_expression import FailingExpression, failing_expression
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -206,7 +206,7 @@ def leaf_in_place(context: FailureContext, error: BaseException) -> Finding | No
     what = (
         f"{quote(name)} is a leaf that requires grad, and{at(context.noticed)} it"
         if name.path
-        else (f"{'a view of ' * ('view of a leaf' in message_of(error))}a leaf that requires grad{at(context.noticed)}")
+        else (f"{'a view of ' * ('view of a leaf' in context.message)}a leaf that requires grad{at(context.noticed)}")
     )
     message = f"{what} is changed in place"
     remedy = (

@@ -16,7 +16,8 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
-from byname.diagnose.causes.raised import awaited, reduced_by
+from byname.diagnose.cause import Cause, always
+from byname.diagnose.causes.raised import AWAITED, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding, culprits_of, known_sites
@@ -440,4 +441,10 @@ def unreached(context: FailureContext, missing: Sequence[torch.Tensor], wrappers
     reduced = {id(one) for wrapper in waiting for one in reduced_by(wrapper)}
     theirs = [one for one in missing if id(one) in reduced]
     found = [group.finding(context) for group in cut_off(context, [one for one in missing if id(one) not in reduced])]
-    return [*([awaited(tuple(context.names(theirs)), context, "the")] if theirs else []), *found]
+    return [*_awaited(context, theirs), *found]
+
+
+def _awaited(context: FailureContext, parameters: Sequence[torch.Tensor]) -> list[Finding]:
+    names = tuple(context.names(parameters))
+    cause: Cause[Any] = Cause("ddp-unused", always, lambda _: (), *AWAITED)
+    return [cause.finding({"names": names, "which": "the", "noticed": context.noticed})] if names else []

@@ -6,13 +6,11 @@ import ast
 import dis
 import itertools
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from inspect import Parameter, signature
-from itertools import pairwise
-from types import CodeType, FrameType, FunctionType, GeneratorType
-from typing import Any, TypeGuard
+from types import CodeType, FunctionType, GeneratorType
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,71 +18,64 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from byname.autograd.order import node_of_input
 from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
+from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailureContext, made_at, message_of
+from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import engine_call
 from byname.diagnose.failing_expression import FailingExpression, failing_expression, value_at
-from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import Name, at, quote, quote_all, unnamed
+from byname.memory.oom import what_fills_the_memory
+from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.arguments import parameters_of
-from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.frames import locals_of
 from byname.reading.modules import plain_containers
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression, Site, is_library, is_torch, locate, statements_binding
-from byname.table import counted
-from byname.tracking.functions import UNSCALE, memory_of
-from byname.tracking.log import Change
+from byname.source.location import Expression, Site, is_torch, locate, statements_binding
+from byname.table import bytes_text, counted
 from byname.tracking.tracker import logs
 
 
-def non_scalar_backward(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the tensor of several elements on which backward was called."""
-    outputs = next((found["outputs"] for found in _variables_of(context, "_make_grads") if "outputs" in found), ())
+def _several_elements(context: FailureContext) -> Iterator[Facts]:
+    outputs = next((found["outputs"] for found in context.frames("_make_grads") if "outputs" in found), ())
     with DisableTorchFunction():
         several = (one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1)
         root = next(several, None)
-    if root is None:
-        return None
-    name, made = context.name(root), made_at(root)
-    it = name.path if name.exact and name.path else "loss"
-    message = (
-        f"backward{at(context.noticed)} starts from {quote(name)}, which has {counted(root.numel(), 'element')} (shape "
-        f"{tuple(root.shape)}): it starts from a single number, unless it is given a gradient for each element"
-    )
-    remedy = (
-        f"make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
-        "reduction='mean'"
-    )
-    return Finding("non-scalar-backward", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+    if root is not None:
+        loss, elements = context.name(root), counted(root.numel(), "element")
+        facts = {"loss": loss, "made": made_at(root), "elements": elements, "shape": str(tuple(root.shape))}
+        yield {**facts, "it": _variable(loss) or "loss"}
 
 
-def unused_input(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the inputs of ``autograd.grad`` that the outputs do not depend on."""
+def _variable(name: Name) -> str:
+    """Return the variable that holds a tensor; empty if none does."""
+    return name.path if name.exact else ""
+
+
+def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
     with DisableTorchFunction():
         unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
-        if not unused:
-            return None
-        names = tuple(context.names(unused))
-        named = context.names([root for root in context.roots if is_tensor(root)])
-    outputs = quote_all([name for name in named if name.path]) or "the outputs"
-    message = f"{quote_all(names)} {'is' if len(names) == 1 else 'are'} not used in computing {outputs}"
+        named = context.names([root for root in context.roots if is_tensor(root)]) if unused else []
+    if not unused:
+        return
+    names, outputs = tuple(context.names(unused)), quote_all([name for name in named if name.path]) or "the outputs"
+    whole = _used_whole(context, unused[0]) if len(unused) == 1 else None
+    if whole is None:
+        yield {"names": names, "unnamed": names, "outputs": outputs, "beside": "", "remedy": _UNUSED}
+        return
+    it, part, made = context.name(whole), quote(names[0]), made_at(unused[0])
+    beside = tell(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
     remedy = (
-        "pass materialize_grads=True (their gradient is then zeros), or leave them out; with allow_unused=True alone "
-        "it is None, which arithmetic refuses"
+        f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from {part}, as by "
+        "torch.cat of the slices"
     )
-    part = unused[0] if len(unused) == 1 else None
-    whole = None if part is None else _used_whole(context, part)
-    if part is None or whole is None:
-        return Finding("unused-input", message, names, known_sites(context.noticed), remedy)
-    it, made, made_part = context.name(whole), made_at(part), quote(names[0])
-    message += f": {quote(it)} is, and {made_part} was computed from it{at(made)} beside that"
-    remedy = (
-        f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from "
-        f"{made_part}, as by torch.cat of the slices"
-    )
-    return Finding("unused-input", message, culprits_of(*names, it), known_sites(made, context.noticed), remedy)
+    yield {"names": names, "unnamed": (), "outputs": outputs, "beside": beside, "remedy": remedy}
+
+
+_UNUSED = (
+    "pass materialize_grads=True (their gradient is then zeros), or leave them out; with allow_unused=True alone it is "
+    "None, which arithmetic refuses"
+)
 
 
 def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | None:
@@ -97,111 +88,35 @@ def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | N
         return behind[0] if len(behind) == 1 and id(behind[0]) in used else None
 
 
-def input_without_grad(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the input of ``autograd.grad`` that does not require grad."""
+def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
     with DisableTorchFunction():
         asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
-    if asked is None:
-        return None
-    name, made = context.name(asked), made_at(asked)
-    it = name.path if name.exact and name.path else "it"
-    message = (
-        f"a gradient{at(context.noticed)} is asked for {quote(name)}, which does not require grad: nothing that it was "
-        "computed from does, or it was detached or made under torch.no_grad()"
-    )
-    remedy = f"call {it}.requires_grad_() when it is made, before it is used" if it != "it" else _REQUIRE_FIRST
-    return Finding("input-without-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+    if asked is not None:
+        name = context.name(asked)
+        path = _variable(name)
+        call = f"{path}.requires_grad_()" if path else "requires_grad_() on it"
+        yield {"asked": name, "made": made_at(asked), "call": call}
 
 
-_REQUIRE_FIRST = "call requires_grad_() on it when it is made, before it is used"
-
-
-def numpy_of_graph(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the tensor with a graph whose values were asked for as a NumPy array."""
-    asked = (found["self"] for found in _variables_of(context, "__array__") if is_tensor(found.get("self")))
-    tensor = next(asked, None)
-    if tensor is None:
-        tensor = next(_receivers(context, "numpy"), None)
-    if tensor is None:
-        return None
-    name, made = context.name(tensor), made_at(tensor)
-    behind = _parameters_behind(context, tensor)
-    lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
-    message = f"NumPy{at(context.noticed)} is to read {quote(name)}, which requires grad; an array has no graph{lost}"
-    it = name.path if name.exact and name.path else "x"
-    remedy = (
-        "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
-        f"with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"
-    )
-    return Finding("numpy-of-graph", message, culprits_of(name), known_sites(made, context.noticed), remedy)
-
-
-def empty_optimizer(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about an optimizer that was given no parameters, and the module or generator that gave none."""
-    failing = failing_expression(context)
-    if failing is None:
-        return None
-    for node in ast.walk(failing.node):
-        if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
-            module = failing.value(node.value)
-            if issubclass(type(module), nn.Module):
-                return _without_parameters(context, ast.unparse(node.value), module)
-        if isinstance(node, ast.Name) and _is_exhausted(failing.variables.get(node.id)):
-            return _exhausted(context, node.id)
-    return None
-
-
-def _without_parameters(context: FailureContext, path: str, module: nn.Module) -> Finding:
-    """Return a finding about a module that has no parameters, with the containers that hide some from PyTorch."""
-    hidden = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
-    whose = f"the optimizer{at(context.noticed)} got no parameters: `{path}` ({type(module).__name__})"
-    culprits: tuple[Name, ...]
-    if not hidden:
-        message = f"{whose} has none, and none of its modules has any"
-        culprits = (Name(path, "local", exact=False),)
-        remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
-    else:
-        words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in hidden)
-        message = f"{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}"
-        culprits = tuple(Name(where, "attribute", exact=False) for where, _, _, _ in hidden)
-        remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in hidden))
-    return Finding("empty-optimizer", message, culprits, known_sites(context.noticed), remedy)
-
-
-def _is_exhausted(value: object) -> bool:
-    return type(value) is GeneratorType and value.gi_frame is None
-
-
-def _exhausted(context: FailureContext, variable: str) -> Finding:
-    whose = f"the optimizer{at(context.noticed)} got no parameters"
-    message = f"{whose}: `{variable}` is a generator that was read to its end before"
-    remedy = f"make it a list when it is made, {variable} = list(...), or call .parameters() anew"
-    culprits = (Name(variable, "local", exact=False),)
-    return Finding("empty-optimizer", message, culprits, known_sites(context.noticed), remedy)
-
-
-def _variables_of(context: FailureContext, function: str) -> Iterator[dict[str, Any]]:
-    """Yield the variables of each of PyTorch's frames of this function that the error passed."""
-    for place in context.places:
-        if place.frame.f_code.co_name == function:
-            yield dict(locals_of(place.frame))
+def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
+    asked = (found["self"] for found in context.frames("__array__") if is_tensor(found.get("self")))
+    tensor = next(itertools.chain(asked, _receivers(context, "numpy")), None)
+    if tensor is not None:
+        name, behind = context.name(tensor), _parameters_behind(context, tensor)
+        lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
+        yield {"tensor": name, "made": made_at(tensor), "lost": lost, "it": _variable(name) or "x"}
 
 
 def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose method of this name the failing expression calls."""
+    """Yield the tensors that require grad and whose method of this name the failing expression calls."""
     failing = failing_expression(context)
-    if failing is None:
-        return
-    for node in ast.walk(failing.node):
-        if isinstance(node, ast.Attribute) and node.attr == method:
+    for node in () if failing is None else ast.walk(failing.node):
+        if failing is not None and isinstance(node, ast.Attribute) and node.attr == method:
             value = failing.value(node.value)
-            if is_tensor(value) and _asks_for_grad(value):
+            with DisableTorchFunction():
+                wanted = is_tensor(value) and fact(value, "requires_grad")
+            if wanted:
                 yield value
-
-
-def _asks_for_grad(tensor: torch.Tensor) -> bool:
-    with DisableTorchFunction():
-        return bool(fact(tensor, "requires_grad"))
 
 
 def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
@@ -215,137 +130,135 @@ def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Na
     return [name for name in names if name.path]
 
 
-def no_derivative(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the call of an operation of which PyTorch has no derivative."""
-    told = re.search(r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented", message_of(error))
-    if told is None or not context.has_graph:
-        return None
-    operation, argument = told[1], told[2]
-    walk = context.walk
-    with DisableTorchFunction():
-        kinds = [(node, type(node).__name__) for node in walk.nodes[1:]]
-    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
-    numbers = [walk.numbers[node] for node, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
-    site = context.site(numbers[0]) if len(numbers) == 1 else None
-    given = f" by its argument `{argument}`" if argument else ""
-    message = f"PyTorch has no derivative of {operation}(){given}{at(site)}, through which this gradient has to pass"
-    remedy = (
-        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
-        "to pass; or write a torch.autograd.Function with its derivative"
+def _no_parameters(context: FailureContext) -> Iterator[Facts]:
+    """Yield the module or the exhausted generator that gave an optimizer no parameters."""
+    failing = failing_expression(context)
+    for node in () if failing is None else ast.walk(failing.node):
+        assert failing is not None
+        if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+            module = failing.value(node.value)
+            if issubclass(type(module), nn.Module):
+                yield _without_parameters(ast.unparse(node.value), module)
+        if isinstance(node, ast.Name) and _is_exhausted(failing.variables.get(node.id)):
+            generator = Name(node.id, "local", exact=False)
+            why = tell(": {generator} is a generator that was read to its end before", generator=generator)
+            remedy = f"make it a list when it is made, {node.id} = list(...), or call .parameters() anew"
+            yield {"why": why, "remedy": remedy}
+
+
+def _is_exhausted(value: object) -> bool:
+    return type(value) is GeneratorType and value.gi_frame is None
+
+
+def _without_parameters(path: str, module: nn.Module) -> Facts:
+    """Return the facts of a module that has no parameters, with the containers that hide some from PyTorch."""
+    whose = f": `{path}` ({type(module).__name__})"
+    found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
+    if not found:
+        whole = Name(path, "local", exact=False)
+        why = tell("{whose} has none, and none of its modules has any{whole:-}", whose=whose, whole=whole)
+        remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
+        return {"why": why, "remedy": remedy}
+    words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in found)
+    why = tell(
+        "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}",
+        whose=whose,
+        words=words,
+        hidden=[Name(where, "attribute", exact=False) for where, _, _, _ in found],
     )
-    return Finding("no-derivative", message, (), known_sites(site, context.noticed), remedy)
+    remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in found))
+    return {"why": why, "remedy": remedy}
 
 
-def batch_norm_in_vmap(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
+def _without_derivative(context: FailureContext) -> Iterator[Facts]:
+    if not context.has_graph:
+        return
+    operation, argument = context.told[1], context.told[2]
+    with DisableTorchFunction():
+        kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
+    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
+    numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
+    given = f" by its argument `{argument}`" if argument else ""
+    yield {"operation": operation, "given": given, "called": context.site(numbers[0]) if len(numbers) == 1 else None}
+
+
+def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
+    """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
     found = (dict(locals_of(place.frame)).get("self") for place in context.places)
     norm = next((one for one in found if issubclass(type(one), nn.modules.batchnorm._NormBase)), None)
     if norm is None:
-        return None
+        return
     part = "running_mean" if norm.weight is None else "weight"
     name = context.name(getattr(norm, part))
     outwards = itertools.dropwhile(lambda place: place.frame.f_code.co_name != "vmap_impl", context.places)
     outside = next((place for place in outwards if not is_torch(place.frame.f_code.co_filename)), None)
-    mapped = None if outside is None else locate(outside.frame.f_code, outside.instruction).site
-    name = replace(name, path=name.path.removesuffix(f".{part}"))
-    message = (
-        f"the {type(norm).__name__} {quote(name)} updates its running statistics in place{at(context.noticed)}, and "
-        f"vmap{at(mapped)} gives it other values for each sample"
-    )
-    remedy = (
-        "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
-        "which drops the running statistics"
-    )
-    return Finding("batch-norm-in-vmap", message, culprits_of(name), known_sites(context.noticed, mapped), remedy)
+    yield {
+        "kind": type(norm).__name__,
+        "norm": replace(name, path=name.path.removesuffix(f".{part}")),
+        "updated": context.noticed,
+        "mapped": None if outside is None else locate(outside.frame.f_code, outside.instruction).site,
+        "noticed": None,
+    }
 
 
-def view_in_place(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about one of several views made by one call, such as ``unbind``, that is changed in place."""
+def _changed_view(context: FailureContext) -> Iterator[Facts]:
+    """Yield one of several views made by one call, such as ``unbind``, that is changed in place."""
     failing, site = failing_expression(context), context.noticed
-    if failing is None or site is None:
-        return None
-    target = _target(failing.node)
-    view: Any = None if target is None else failing.value(target)
-    if target is None or not is_tensor(view):
-        return None
-    name = Name(ast.unparse(target), "local", site.function, exact=False)
-    told = re.search(r"of (\w+) is a view", message_of(error))
-    maker = "one call" if told is None else f"one call of `{told[1].removesuffix('Backward0').lower()}`"
-    made = made_at(view)
-    message = (
-        f"{quote(name)} is one of the views of a tensor that {maker} made{at(made)} (chunk, split, unbind and a loop "
-        f"over a tensor make several), and it is changed in place{at(site)}: autograd allows that for single views only"
-    )
-    operation = failing.node.func.attr if isinstance(failing.node, ast.Call) and _is_method(failing.node.func) else ""
-    advice = instead_of(site.statement, operation, name.path, reads_it=False, keeps_graph=False)
-    remedy = (
-        f"{advice}. The tensor that {name.path} is a part of then keeps its values: collect the new parts and join "
-        "them with torch.stack or torch.cat"
-    )
-    return Finding("view-in-place", message, culprits_of(name), known_sites(made, site), remedy)
+    target = None if failing is None else _target(failing.node)
+    view: Any = None if failing is None or target is None else failing.value(target)
+    if failing is None or site is None or target is None or not is_tensor(view):
+        return
+    name, maker = Name(ast.unparse(target), "local", site.function, exact=False), context.told[1]
+    advice = instead_of(site.statement, _method(failing.node), name.path, reads_it=False, keeps_graph=False)
+    called = f"one call of `{maker.removesuffix('Backward0').lower()}`" if maker else "one call"
+    yield {"view": name, "made": made_at(view), "maker": called, "advice": advice}
 
 
 def _target(node: ast.AST) -> ast.expr | None:
     """Return the variable that an expression changes: of ``t.sub_(m)``, ``t += m`` and ``t[0] = m`` this is t."""
     changed = node.target if isinstance(node, ast.AugAssign) else node
     if isinstance(node, ast.Call):
-        changed = node.func.value if _is_method(node.func) else node
+        changed = node.func.value if isinstance(node.func, ast.Attribute) else node
     while isinstance(changed, ast.Subscript):
         changed = changed.value
     return changed if isinstance(changed, ast.Name | ast.Attribute) else None
 
 
-def _is_method(function: ast.expr) -> TypeGuard[ast.Attribute]:
-    return isinstance(function, ast.Attribute)
+def _method(node: ast.AST) -> str:
+    """Return the name of the method that an expression calls; empty if it calls none."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
 
 
-def hooked_in_place(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a change in place of what a module with a full backward hook has returned."""
+def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
+    """Yield the layer or the line that changes in place what a module with a full backward hook has returned."""
     failing, site = failing_expression(context), context.noticed
     if failing is None or site is None:
-        return None
-    frames = (dict(locals_of(place.frame)).get("self") for place in context.places)
-    layer = next(
-        (one for one in frames if issubclass(type(one), nn.Module) and attributes_of(one).get("inplace")), None
-    )
+        return
+    held = (dict(locals_of(place.frame)).get("self") for place in context.places)
+    modules = (one for one in held if issubclass(type(one), nn.Module))
+    layer = next((one for one in modules if attributes_of(one).get("inplace")), None)
     target = _target(failing.node)
     if layer is not None:
-        name, what = unnamed(), f"a {type(layer).__name__} with inplace=True"
-        advice = f"build the {type(layer).__name__} with inplace=False"
+        kind = type(layer).__name__
+        what, advice = f"a {kind} with inplace=True", f"build the {kind} with inplace=False"
+        yield {"target": (), "what": what, "advice": advice}
     elif target is not None:
         name = Name(ast.unparse(target), "local", site.function, exact=False)
-        operation = (
-            failing.node.func.attr if isinstance(failing.node, ast.Call) and _is_method(failing.node.func) else ""
-        )
-        what, advice = "this line", instead_of(site.statement, operation, name.path, reads_it=False, keeps_graph=False)
-    else:
-        return None
-    message = (
-        f"{what}{at(site)} changes in place what a module with a full backward hook has returned: the hook needs a "
-        "view there, and autograd does not allow to change that one in place"
-    )
-    remedy = f"{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"
-    return Finding("view-in-place", message, culprits_of(name), known_sites(site), remedy)
+        advice = instead_of(site.statement, _method(failing.node), name.path, reads_it=False, keeps_graph=False)
+        yield {"target": name, "what": "this line", "advice": advice}
 
 
-def inference_tensor(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a tensor that was made under ``torch.inference_mode()`` and is used outside of it."""
+def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
     failing = failing_expression(context)
     tensor = None if failing is None else next(_inference_tensors(failing), None)
     if tensor is None:
-        return None
-    name, made = context.name(tensor), made_at(tensor)
-    message = (
-        f"{quote(name)} was made under torch.inference_mode(){at(made)}, and is used outside of "
-        f"it{at(context.noticed)}: autograd can neither save nor change such a tensor"
-    )
-    copy = (
-        f"put `{name.path} = {name.path}.clone()` on the line before this one" if name.path else "use a .clone() of it"
-    )
+        return
+    name = context.name(tensor)
+    line = f"put `{name.path} = {name.path}.clone()` on the line before this one"
+    copy = line if name.path else "use a .clone() of it"
     if issubclass(type(tensor), nn.Parameter):
         copy = "build the module outside of torch.inference_mode()"
-    remedy = f"{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"
-    return Finding("inference-tensor", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+    yield {"tensor": name, "made": made_at(tensor), "copy": copy}
 
 
 def _inference_tensors(failing: FailingExpression) -> Iterator[torch.Tensor]:
@@ -357,43 +270,34 @@ def _inference_tensors(failing: FailingExpression) -> Iterator[torch.Tensor]:
         yield from [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
 
 
-def non_leaf_grad(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
-    asked = _given_to_optimizer(context) if type(error) is ValueError else _asked_for_grad(context)
-    tensor = next(asked, None)
-    if tensor is None:
-        return None
-    name, made = context.name(tensor), made_at(tensor)
-    why = (
-        f"it was made{at(made)} by an operation on another tensor"
-        if made
-        else "it is the result of an operation on another tensor"
-    )
-    wanted = "an optimizer takes only leaves" if type(error) is ValueError else "only leaves get a .grad"
-    it = quote(name)
-    remedy = (
-        f"compute the values first, then make them a leaf: {name.path or 'w'} = (...).detach().requires_grad_() or "
-        "nn.Parameter(...); to see the gradient of a result, call .retain_grad() on it before backward"
-    )
-    message = f"{it} is not a leaf: {why}, and {wanted}"
-    return Finding("non-leaf-grad", message, culprits_of(name), known_sites(made, context.noticed), remedy)
+def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
+    """Yield the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
+    by_optimizer = type(context.error) is ValueError
+    tensor = next(_given_to_optimizer(context) if by_optimizer else _asked_for_grad(context), None)
+    if tensor is not None:
+        name, made = context.name(tensor), made_at(tensor)
+        was_made = tell("it was made{made:at} by an operation on another tensor", made=made)
+        yield {
+            "tensor": name,
+            "why": was_made if made else "it is the result of an operation on another tensor",
+            "wanted": "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad",
+            "it": name.path or "w",
+        }
 
 
 def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors that ``add_param_group`` refused, from the frame that refused them."""
-    for place in context.places:
-        if place.frame.f_code.co_name == "add_param_group":
-            group = dict(locals_of(place.frame)).get("param_group")
-            params = group.get("params", ()) if type(group) is dict else ()
-            yield from (one for one in params if is_tensor(one) and _is_result(one))
+    for found in context.frames("add_param_group"):
+        group = found.get("param_group")
+        params = group.get("params", ()) if type(group) is dict else ()
+        yield from (one for one in params if is_tensor(one) and _is_result(one))
 
 
 def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
     failing = failing_expression(context)
-    if failing is None:
-        return
-    for node in _gradients_in(failing):
+    for node in () if failing is None else _gradients_in(failing):
+        assert failing is not None
         value = failing.value(node.value)
         if value is None:
             yield from _read_there(failing.code, node.lineno)
@@ -437,24 +341,17 @@ def _is_result(tensor: torch.Tensor) -> bool:
         return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
 
 
-def ddp_unused(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the parameters that DistributedDataParallel lacks, by the indices in its error."""
-    told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message_of(error))
-    found = [
-        dict(locals_of(place.frame)).get("self")
-        for place in context.places
-        if "distributed" in place.frame.f_code.co_filename
-    ]
-    wrapper = next((one for one in found if isinstance(one, nn.parallel.DistributedDataParallel)), None)
-    if told is None or wrapper is None:
-        return None
-    every = reduced_by(wrapper)
-    indices = [int(word) for word in told[1].split()]
-    if any(index >= len(every) for index in indices):
-        return None
-    with DisableTorchFunction():
-        names = tuple(context.names([every[index] for index in indices]))
-    return awaited(names, context, "the last")
+def _awaited(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameters that DistributedDataParallel lacks, by the indices in its error."""
+    frames = (place.frame for place in context.places if "distributed" in place.frame.f_code.co_filename)
+    held = (dict(locals_of(frame)).get("self") for frame in frames)
+    wrapper = next((one for one in held if isinstance(one, nn.parallel.DistributedDataParallel)), None)
+    every = [] if wrapper is None else reduced_by(wrapper)
+    indices = [int(word) for word in context.told[1].split()]
+    if wrapper is not None and all(index < len(every) for index in indices):
+        with DisableTorchFunction():
+            names = tuple(context.names([every[index] for index in indices]))
+        yield {"names": names, "which": "the last"}
 
 
 def reduced_by(wrapper: nn.Module) -> list[torch.Tensor]:
@@ -468,43 +365,76 @@ def reduced_by(wrapper: nn.Module) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def awaited(names: tuple[Name, ...], context: FailureContext, which: str) -> Finding:
-    """Return the finding about parameters whose gradients a wrapper waits for."""
-    message = (
-        f"{which} loss of this rank does not reach {quote_all(names)}, and DistributedDataParallel waits for "
-        "the gradient of every parameter before it starts the next iteration"
-    )
-    remedy = (
-        "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
-        "DistributedDataParallel, which costs a walk through the graph each step"
-    )
-    return Finding("ddp-unused", message, names, known_sites(context.noticed), remedy)
+AWAITED = (
+    "{names:-}{which} loss of this rank does not reach {names}, and DistributedDataParallel waits for the gradient of "
+    "every parameter before it starts the next iteration",
+    "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
+    "DistributedDataParallel, which costs a walk through the graph each step",
+)
+"""What is said of parameters whose gradients a wrapper waits for, and the remedy."""
 
 
-def gradient_count(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a custom function whose backward returned another number of gradients than it has inputs.
+def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
+    """Yield the block that runs in several reentrant checkpoints under ``DistributedDataParallel``."""
+    calls = [call for place in context.places if (call := engine_call(place.frame)) is not None]
+    outer = FailureContext(calls[-1][0]) if calls else context
+    with DisableTorchFunction():
+        numbers = _repeated(outer.walk) if outer.has_graph else []
+    if numbers:
+        sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
+        path = context.told[1]
+        yield {
+            "whose": f"`{path}`" if path else "a parameter",
+            "parameter": Name(f"module.{path}", "parameter", exact=False) if path else (),
+            "times": counted(len(numbers), "time"),
+            "where": at(sites[0] if sites else None),
+            "sites": sites,
+            "noticed": outer.noticed,
+        }
 
-    The class is known by the node that ran its backward.
-    """
-    told = re.search(r"function (\w+)Backward returned .* \(expected (\d+), got (\d+)\)", message_of(error))
-    custom = None if told is None else _custom_function(context, told[1])
-    if told is None or custom is None:
-        return None
-    wanted, got = int(told[2]), int(told[3])
-    returned = _return_of(found_in(custom, "backward"))
-    given = _inputs_of(found_in(custom, "forward"))
-    inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
-    message = (
-        f"`{custom.__name__}.backward` returned {counted(got, 'gradient')}{at(returned)}, and its forward has "
-        f"{counted(wanted, 'input')}{inputs}: backward returns one for each, in their order, and None for those that "
-        "need none"
-    )
-    remedy = f"return {wanted} gradients in the order of the inputs{inputs}, None where no gradient is needed"
+
+def _repeated(walk: Walk) -> list[int]:
+    """Return the nodes of the reentrant checkpoints that run a block which another one runs, too."""
+    blocks: dict[int, list[int]] = {}
+    for number, node in enumerate(walk.nodes):
+        if number and getattr(type(node), "_forward_cls", None) is CheckpointFunction:
+            blocks.setdefault(id(node.run_function), []).append(number)
+    return max(blocks.values(), key=len) if any(len(same) > 1 for same in blocks.values()) else []
+
+
+def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
+    """Yield the custom function whose backward returned another number of gradients than it has inputs."""
+    custom = _custom_function(context, context.told[1])
+    if custom is None:
+        return
+    wanted, got = int(context.told[2]), int(context.told[3])
+    returned, given = _return_of(custom), _inputs_of(custom)
+    last = ""
     if got < wanted and returned is not None and returned.statement.startswith("return "):
-        remedy += f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
-        remedy += f"`{returned.statement}{', None' * (wanted - got)}`"
-    culprit = Name(f"{custom.__name__}.backward", "attribute", exact=False)
-    return Finding("gradient-count", message, (culprit,), known_sites(returned, context.noticed), remedy)
+        last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
+        last += f"`{returned.statement}{', None' * (wanted - got)}`"
+    yield {
+        "backward": Name(f"{custom.__name__}.backward", "attribute", exact=False),
+        "returned": returned,
+        "got": counted(got, "gradient"),
+        "asked": counted(wanted, "input"),
+        "wanted": wanted,
+        "inputs": f" ({', '.join(given)})" if len(given) == wanted else "",
+        "last": last,
+    }
+
+
+def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
+    custom = _custom_function(context, context.told[1])
+    if custom is not None:
+        number, given = int(context.told[2]), _inputs_of(custom)
+        yield {
+            "backward": Name(f"{custom.__name__}.backward", "attribute", exact=False),
+            "returned": _return_of(custom),
+            "got": context.told[3],
+            "wanted": context.told[4],
+            "input": f"`{given[number]}`" if number < len(given) else f"number {number + 1}",
+        }
 
 
 def _custom_function(context: FailureContext, name: str) -> Any:
@@ -517,40 +447,15 @@ def _custom_function(context: FailureContext, name: str) -> Any:
     return classes.pop() if len(classes) == 1 else None
 
 
-def gradient_shape(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a custom function whose backward returned a gradient of another shape than its input."""
-    told = re.search(
-        r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but expected shape "
-        r"compatible with (\[.*?\])",
-        message_of(error),
-    )
-    custom = None if told is None else _custom_function(context, told[1])
-    if told is None or custom is None:
-        return None
-    number, got, wanted = int(told[2]), told[3], told[4]
-    given = _inputs_of(found_in(custom, "forward"))
-    which = f"`{given[number]}`" if number < len(given) else f"number {number + 1}"
-    returned = _return_of(found_in(custom, "backward"))
-    message = (
-        f"`{custom.__name__}.backward` returned{at(returned)} a gradient of shape {got} for its input {which}, which "
-        f"has shape {wanted}: a gradient has the shape of its input"
-    )
-    remedy = (
-        f"return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
-        "and where it has broadcast, backward sums (grad.sum_to_size(...))"
-    )
-    culprit = Name(f"{custom.__name__}.backward", "attribute", exact=False)
-    return Finding("gradient-shape", message, (culprit,), known_sites(returned, context.noticed), remedy)
-
-
-def _function(attribute: Any) -> FunctionType | None:
+def _method_of(kind: Any, name: str) -> FunctionType | None:
+    attribute = found_in(kind, name)
     held = getattr(attribute, "__func__", attribute)
     return held if type(held) is FunctionType else None
 
 
-def _return_of(attribute: Any) -> Site | None:
-    """Return the line of the only return statement of a method, or None."""
-    function = _function(attribute)
+def _return_of(custom: Any) -> Site | None:
+    """Return the line of the only return statement of a custom function's backward, or None."""
+    function = _method_of(custom, "backward")
     if function is None:
         return None
     code, before, offsets = function.__code__, 0, []
@@ -562,190 +467,274 @@ def _return_of(attribute: Any) -> Site | None:
     return next(iter(sites.values())) if len(sites) == 1 else None
 
 
-def _inputs_of(attribute: Any) -> list[str]:
-    """Return the names of the inputs of a function's forward, without its context; none if their number varies."""
-    function = _function(attribute)
+def _inputs_of(custom: Any) -> list[str]:
+    """Return the names of the inputs of a custom function's forward, but its context; none if their number varies."""
+    function = _method_of(custom, "forward")
     parameters = [] if function is None else list(signature(function).parameters.values())
     varies = any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in parameters)
     return [] if varies else [one.name for one in parameters if one.name != "ctx"]
 
 
-def copy_of_graph(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the result of an operation that ``copy.deepcopy`` met, and that only a leaf can be."""
-    frames = (place.frame for place in context.places if place.frame.f_code.co_name == "__deepcopy__")
-    tensor = next((found for frame in frames if is_tensor(found := dict(locals_of(frame)).get("self"))), None)
+def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
+    """Yield the result of an operation that ``copy.deepcopy`` met, and that only a leaf can be."""
+    met = (found.get("self") for found in context.frames("__deepcopy__"))
+    tensor = next((one for one in met if is_tensor(one)), None)
     if tensor is None:
-        return None
-    name, made, called = context.name(tensor), made_at(tensor), context.noticed
-    message = (
-        f"copy.deepcopy{at(called)} met {quote(name)}, which belongs to a graph: it was computed{at(made)}, and only "
-        "tensors that the program made itself can be copied so"
-    )
-    path = name.path if not name.relation and value_at(context, name.path) is tensor else ""
+        return
+    name, made = context.name(tensor), made_at(tensor)
     if made is not None and (made.target or "").startswith("self."):  # other objects of the class have one, too
         remedy = (
             f"where it is stored{at(made)}, go on computing with a variable, and store only its values, `{made.target} "
             "= variable.detach()`"
         )
-    elif path:
-        remedy = f"put `{path} = {path}.detach()` before the copy, which drops its graph"
+    elif name.path and not name.relation and value_at(context, name.path) is tensor:
+        remedy = f"put `{name.path} = {name.path}.detach()` before the copy, which drops its graph"
     else:
         remedy = "keep it without its graph, as by .detach(), or drop it before the copy"
-    return Finding("copy-of-graph", message, culprits_of(name), known_sites(made, called), remedy)
+    yield {"tensor": name, "made": made, "remedy": remedy}
 
 
-def scaler_order(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a ``GradScaler`` whose methods are called in a wrong order."""
-    called = next(_calls_of_scaler(context), None)
-    if called is None:
-        return None
-    method, optimizer = called
-    site, message = context.noticed, message_of(error)
-    if "unscale_() has already" in message:
-        what = f"unscale_(){at(site)} is called again for an optimizer without an update() between"
-        once = "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step"
-        return _order(what, (site,), once)
-    if "after step()" in message:
-        what = f"unscale_(){at(site)} comes after step(): gradients are unscaled, and clipped, before the step"
-        return _order(what, (site,), "put unscale_() and what follows it, such as clip_grad_norm_, before the step()")
-    if "step() has already" in message:
-        return _order(
-            f"step(){at(site)} is called again for an optimizer without an update() between", (site,), _UPDATE
-        )
-    if "_scale is None" in message:
-        what = f"{method}(){at(site)} is called before the first scale()"
-        return _order(what, (site,), "call scaler.scale(loss).backward() in place of loss.backward()")
-    return _without_gradients(method, optimizer, site)
-
-
-def _without_gradients(method: str, optimizer: Any, site: Site | None) -> Finding | None:
-    """Return a finding about a step for which the scaler has found no gradients, if there are none."""
-    with DisableTorchFunction():
-        parameters = [] if optimizer is None else parameters_of(optimizer)
-        if not parameters or any(fact(one, "grad") is not None for one in parameters):
-            return None
-    what = (
-        f"{method}(){at(site)} finds no gradient to look at: none of the {counted(len(parameters), 'parameter')} of "
-        f"this {type(optimizer).__name__} has a .grad"
-    )
-    remedy = (
-        "call scaler.scale(loss).backward() before it, for a loss that is computed from these parameters, and "
-        "zero_grad() not between the backward and the step"
-    )
-    return _order(what, (site,), remedy)
-
-
-_UPDATE = "call `scaler.update()` once in each iteration, after the last scaler.step(...)"
-
-
-_CLIPS = re.compile(r"\bclip_grad\w*\(")
-
-
-def clipped_too_soon(optimizer: Any) -> Finding | None:
-    """Return a finding about gradients clipped before the ``GradScaler`` that is about to step divided them."""
-    with DisableTorchFunction():
-        scale = _scale_of_step()
-        clip = None if scale == 1 else _before_unscaling(optimizer)
-    if clip is None or clip.code is None or not {"get_scale", "_scale"}.isdisjoint(clip.code.co_names):
-        return None
-    site = locate(clip.code, clip.instruction, clip.caller).site
-    if is_library(site.file) or not _CLIPS.search(site.statement):
-        return None
-    code, instruction, outer = line_of(programs_frame(caller()))
-    step = None if code is None else locate(code, instruction, outer)
-    beside = step if code is clip.code else None  # its names are known there
-    scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
-    what = f"`{site.statement}`{at(site)} clips gradients that are still multiplied by the scale, {scale:g}"
-    remedy = f"call `{scaler or 'scaler'}.unscale_({given or 'optimizer'})` on the line before it, after the backward"
-    return _order(what, (site, None if step is None else step.site), remedy)
-
-
-def _scale_of_step() -> float:
-    """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
-        frame = frame.f_back
-    scale: Any = None if frame is None else attributes_of(dict(locals_of(frame)).get("self")).get("_scale")
-    return float(scale) if is_tensor(scale) else 1.0
-
-
-def _before_unscaling(optimizer: Any) -> Change | None:
-    """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
-    grads = [fact(one, "grad") for one in parameters_of(optimizer)]
-    memory = {id(one): one for one in [memory_of(grad) for grad in grads if grad is not None]}
-    every = (Change(*raw) for log in logs() if log.of_this_thread() for raw in reversed(log.changes))
-    mine = (one for one in every if any(id(storage()) in memory for storage in one.storages))
-    return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)
-
-
-def _order(message: str, sites: Sequence[Site | None], remedy: str) -> Finding:
-    return Finding("scaler-order", f"GradScaler: {message}", (), known_sites(*sites), remedy)
-
-
-def _calls_of_scaler(context: FailureContext) -> Iterator[tuple[str, Any]]:
+def _calls_of_scaler(context: FailureContext) -> Iterator[Facts]:
     """Yield the methods of a ``GradScaler`` that an error passed, the outermost first, with the optimizer given."""
     for place in reversed(context.places):
         found = dict(locals_of(place.frame)) if place.frame.f_code.co_filename == _SCALERS_FILE else {}
         if issubclass(type(found.get("self")), torch.amp.GradScaler):
-            yield place.frame.f_code.co_name, found.get("optimizer")
+            yield {"method": place.frame.f_code.co_name, "optimizer": found.get("optimizer")}
 
 
 _SCALERS_FILE = torch.amp.grad_scaler.__file__
 
 
-def ddp_ready_twice(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a block that runs in several reentrant checkpoints under ``DistributedDataParallel``."""
-    calls = [call for place in context.places if (call := engine_call(place.frame)) is not None]
-    outer = FailureContext(calls[-1][0]) if calls else context
-    with DisableTorchFunction():
-        numbers = _repeated(outer.walk) if outer.has_graph else []
-    if not numbers:
-        return None
-    sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
-    told = re.search(r"with name ([\w.]+) has been marked", message_of(error))
-    name = Name("" if told is None else f"module.{told[1]}", "parameter", exact=False)
-    whose = f"`{told[1]}`" if told is not None else "a parameter"
-    where = at(sites[0] if sites else None)
-    message = (
-        f"DistributedDataParallel got the gradient of {whose} twice in one backward: a part of the model runs "
-        f"{counted(len(numbers), 'time')} in a reentrant checkpoint{where}, each of which runs a backward of its own"
-    )
-    remedy = (
+def _without_gradients(context: FailureContext) -> Iterator[Facts]:
+    """Yield the step for which the scaler has found no gradients, if there are none."""
+    for called in itertools.islice(_calls_of_scaler(context), 1):
+        optimizer = called["optimizer"]
+        with DisableTorchFunction():
+            parameters = [] if optimizer is None else parameters_of(optimizer)
+            graded = any(fact(one, "grad") is not None for one in parameters)
+        if parameters and not graded:
+            kind, number = type(optimizer).__name__, counted(len(parameters), "parameter")
+            yield {"method": called["method"], "kind": kind, "parameters": number}
+
+
+def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
+    """Yield the data set that gives tensors with a graph to the workers of a ``DataLoader``."""
+    held = (dict(locals_of(place.frame)).get("self") for place in context.places)
+    iterator = next((one for one in held if one is not None and hasattr(one, "_dataset")), None)
+    if iterator is not None:
+        kind = type(iterator._dataset)
+        function = _method_of(kind, "__getitem__")
+        yield {
+            "kind": kind.__name__,
+            "item": Name(f"{kind.__name__}.__getitem__", "attribute", exact=False),
+            "defined": None if function is None else locate(function.__code__, 0).site,
+        }
+
+
+def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
+    """Yield the amount of memory that was asked for, which the message may tell, and the tensors that are alive now."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", context.message)
+    asked = "what was asked for"
+    if found is not None:
+        asked = f"the {bytes_text(int(found[1]))}" if found[2] == "bytes" else f"the {found[1]} {found[2]}"
+    yield {"asked": asked, "details": what_fills_the_memory()}
+
+
+_UPDATE = "call `scaler.update()` once in each iteration, after the last scaler.step(...)"
+
+RAISED: tuple[Cause[FailureContext], ...] = (
+    Cause(
+        "view-in-place",
+        Raised(RuntimeError, r"(?:of (\w+) )?is a view and is being modified inplace.*returns multiple views"),
+        _changed_view,
+        "{view} is one of the views of a tensor that {maker} made{made:at} (chunk, split, unbind and a loop over a "
+        "tensor make several), and it is changed in place{noticed:at}: autograd allows that for single views only",
+        "{advice}. The tensor that {view.path} is a part of then keeps its values: collect the new parts and join them "
+        "with torch.stack or torch.cat",
+    ),
+    Cause(
+        "view-in-place",
+        Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
+        _hooked_in_place,
+        "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
+        "needs a view there, and autograd does not allow to change that one in place",
+        "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook",
+    ),
+    Cause(
+        "inference-tensor",
+        Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
+        _made_in_inference_mode,
+        "{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: autograd can "
+        "neither save nor change such a tensor",
+        "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()",
+    ),
+    Cause(
+        "unused-input",
+        Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
+        _unused_inputs,
+        "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}",
+        "{remedy}",
+    ),
+    Cause(
+        "input-without-grad",
+        Raised(RuntimeError, r"differentiated Tensors does not require grad"),
+        _input_without_grad,
+        "a gradient{noticed:at} is asked for {asked}{made:-}, which does not require grad: nothing that it was "
+        "computed from does, or it was detached or made under torch.no_grad()",
+        "call {call} when it is made, before it is used",
+    ),
+    Cause(
+        "non-scalar-backward",
+        Raised(RuntimeError, r"implicitly created only for scalar outputs"),
+        _several_elements,
+        "backward{noticed:at} starts from {loss}{made:-}, which has {elements} (shape {shape}): it starts from a "
+        "single number, unless it is given a gradient for each element",
+        "make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
+        "reduction='mean'",
+    ),
+    Cause(
+        "numpy-of-graph",
+        Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"),
+        _read_by_numpy,
+        "NumPy{noticed:at} is to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
+        "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
+        "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots",
+    ),
+    Cause(
+        "empty-optimizer",
+        Raised(ValueError, r"optimizer got an empty parameter list"),
+        _no_parameters,
+        "the optimizer{noticed:at} got no parameters{why}",
+        "{remedy}",
+    ),
+    Cause(
+        "ddp-unused",
+        Raised(RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"),
+        _awaited,
+        *AWAITED,
+    ),
+    Cause(
+        "ddp-ready-twice",
+        Raised(RuntimeError, r"mark a variable ready only once(?:.*with name ([\w.]+) has been marked)?"),
+        _reduced_twice,
+        "{parameter:-}{sites:-}DistributedDataParallel got the gradient of {whose} twice in one backward: a part of "
+        "the model runs {times} in a reentrant checkpoint{where}, each of which runs a backward of its own",
         "pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel if every iteration "
-        "computes the same graph"
-    )
-    return Finding("ddp-ready-twice", message, culprits_of(name), known_sites(*sites, outer.noticed), remedy)
-
-
-def _repeated(walk: Walk) -> list[int]:
-    """Return the nodes of the reentrant checkpoints that run a block which another one runs, too."""
-    blocks: dict[int, list[int]] = {}
-    for number, node in enumerate(walk.nodes):
-        if number and getattr(type(node), "_forward_cls", None) is CheckpointFunction:
-            blocks.setdefault(id(node.run_function), []).append(number)
-    return max(blocks.values(), key=len) if any(len(same) > 1 for same in blocks.values()) else []
-
-
-def graph_in_worker(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about a data set that gives tensors with a graph to the workers of a ``DataLoader``."""
-    iterators = (
-        held
-        for place in context.places
-        if (held := dict(locals_of(place.frame)).get("self")) is not None and hasattr(held, "_dataset")
-    )
-    iterator = next(iterators, None)
-    if iterator is None:
-        return None
-    kind = type(iterator._dataset)
-    function = _function(found_in(kind, "__getitem__"))
-    site = None if function is None else locate(function.__code__, 0).site
-    message = (
-        f"`{kind.__name__}` gives the workers of the DataLoader{at(context.noticed)} tensors that require grad, and no "
-        "graph can go from one process to another"
-    )
-    remedy = (
-        f"return them without a graph: .detach() in `{kind.__name__}.__getitem__`, or compute them there under "
-        "torch.no_grad(); if the loss has to reach what computes them, compute it in the training loop"
-    )
-    culprit = Name(f"{kind.__name__}.__getitem__", "attribute", exact=False)
-    return Finding("graph-in-worker", message, (culprit,), known_sites(site, context.noticed), remedy)
+        "computes the same graph",
+    ),
+    Cause(
+        "gradient-count",
+        Raised(RuntimeError, r"function (\w+)Backward returned .* gradients \(expected (\d+), got (\d+)\)"),
+        _gradients_returned,
+        "{backward} returned {got}{returned:at}, and its forward has {asked}{inputs}: backward returns one for each, "
+        "in their order, and None for those that need none",
+        "return {wanted} gradients in the order of the inputs{inputs}, None where no gradient is needed{last}",
+    ),
+    Cause(
+        "gradient-shape",
+        Raised(
+            RuntimeError,
+            r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but expected shape "
+            r"compatible with (\[.*?\])",
+        ),
+        _gradient_of_another_shape,
+        "{backward} returned{returned:at} a gradient of shape {got} for its input {input}, which has shape {wanted}: a "
+        "gradient has the shape of its input",
+        "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
+        "and where it has broadcast, backward sums (grad.sum_to_size(...))",
+    ),
+    Cause(
+        "batch-norm-in-vmap",
+        Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
+        _norm_in_vmap,
+        "the {kind} {norm} updates its running statistics in place{updated:at}, and vmap{mapped:at} gives it other "
+        "values for each sample",
+        "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
+        "which drops the running statistics",
+    ),
+    Cause(
+        "no-derivative",
+        Raised(RuntimeError, r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented"),
+        _without_derivative,
+        "PyTorch has no derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
+        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
+        "to pass; or write a torch.autograd.Function with its derivative",
+    ),
+    Cause(
+        "copy-of-graph",
+        Raised(RuntimeError, r"support the deepcopy protocol"),
+        _copied_with_graph,
+        "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
+        "that the program made itself can be copied so",
+        "{remedy}",
+    ),
+    Cause(
+        "scaler-order",
+        Raised(RuntimeError, r"unscale_\(\) has already been called"),
+        _calls_of_scaler,
+        "GradScaler: unscale_(){noticed:at} is called again for an optimizer without an update() between",
+        "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step",
+    ),
+    Cause(
+        "scaler-order",
+        Raised(RuntimeError, r"(unscale_|step)\(\) is being called after step\(\)"),
+        _calls_of_scaler,
+        "GradScaler: unscale_(){noticed:at} comes after step(): gradients are unscaled, and clipped, before the step",
+        "put unscale_() and what follows it, such as clip_grad_norm_, before the step()",
+    ),
+    Cause(
+        "scaler-order",
+        Raised(RuntimeError, r"step\(\) has already been called"),
+        _calls_of_scaler,
+        "GradScaler: step(){noticed:at} is called again for an optimizer without an update() between",
+        _UPDATE,
+    ),
+    Cause(
+        "scaler-order",
+        Raised(AssertionError, r"_scale is None"),
+        _calls_of_scaler,
+        "GradScaler: {method}(){noticed:at} is called before the first scale()",
+        "call scaler.scale(loss).backward() in place of loss.backward()",
+    ),
+    Cause(
+        "scaler-order",
+        Raised(AssertionError, r"No inf checks were recorded"),
+        _without_gradients,
+        "GradScaler: {method}(){noticed:at} finds no gradient to look at: none of the {parameters} of this {kind} has "
+        "a .grad",
+        "call scaler.scale(loss).backward() before it, for a loss that is computed from these parameters, and "
+        "zero_grad() not between the backward and the step",
+    ),
+    Cause(
+        "graph-in-worker",
+        Raised(RuntimeError, r"DataLoader worker.*(support automatic differentiation|serialize non-leaf)"),
+        _given_to_worker,
+        "{item:-}{defined:-}`{kind}` gives the workers of the DataLoader{noticed:at} tensors that require grad, and "
+        "no graph can go from one process to another",
+        "return them without a graph: .detach() in `{kind}.__getitem__`, or compute them there under torch.no_grad(); if "
+        "the loss has to reach what computes them, compute it in the training loop",
+    ),
+    Cause(
+        "out-of-memory",
+        any_of(
+            Raised((torch.OutOfMemoryError, MemoryError), r""),
+            Raised(RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory"),
+        ),
+        _memory_asked_for,
+        "there was not enough memory left for {asked}{noticed:at}",
+        "let go of what is no longer needed: byname.growth() tells what grows from step to step, "
+        "byname.holders(tensor) what keeps a tensor alive; smaller batches and checkpoints save less for backward",
+    ),
+    Cause(
+        "non-leaf-grad",
+        any_of(
+            Raised(ValueError, r"can't optimize a non-leaf Tensor"),
+            Raised((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf"),
+        ),
+        _not_a_leaf,
+        "{tensor} is not a leaf: {why}, and {wanted}",
+        "compute the values first, then make them a leaf: {it} = (...).detach().requires_grad_() or nn.Parameter(...); "
+        "to see the gradient of a result, call .retain_grad() on it before backward",
+    ),
+)
+"""The causes of errors, in the order in which they are looked for."""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
-from types import CodeType
-from typing import NamedTuple
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
 
 from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.name import Name, at, quote_all
+from byname.reading.arguments import parameters_of
+from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor
 from byname.source.code import source_of
-from byname.source.location import Site
+from byname.source.location import Site, is_library, locate
 from byname.table import counted
+from byname.tracking.functions import UNSCALE, memory_of
+from byname.tracking.log import Change
+from byname.tracking.tracker import logs
 
 
 class Rebinding(NamedTuple):
@@ -344,3 +357,44 @@ def never_changed(rebinding: Rebinding, calls: int, backward: Site | None, names
 
 def _have(names: tuple[Name, ...], one: str, several: str) -> str:
     return one if len(names) == 1 else several
+
+
+_CLIPS = re.compile(r"\bclip_grad\w*\(")
+
+
+def clipped_too_soon(optimizer: Any) -> Finding | None:
+    """Return a finding about gradients clipped before the ``GradScaler`` that is about to step divided them."""
+    with DisableTorchFunction():
+        scale = _scale_of_step()
+        clip = None if scale == 1 else _before_unscaling(optimizer)
+    if clip is None or clip.code is None or not {"get_scale", "_scale"}.isdisjoint(clip.code.co_names):
+        return None
+    site = locate(clip.code, clip.instruction, clip.caller).site
+    if is_library(site.file) or not _CLIPS.search(site.statement):
+        return None
+    code, instruction, outer = line_of(programs_frame(caller()))
+    step = None if code is None else locate(code, instruction, outer)
+    beside = step if code is clip.code else None  # its names are known there
+    scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
+    what = f"`{site.statement}`{at(site)} clips gradients that are still multiplied by the scale, {scale:g}"
+    remedy = f"call `{scaler or 'scaler'}.unscale_({given or 'optimizer'})` on the line before it, after the backward"
+    sites = known_sites(site, None if step is None else step.site)
+    return Finding("scaler-order", f"GradScaler: {what}", (), sites, remedy)
+
+
+def _scale_of_step() -> float:
+    """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
+        frame = frame.f_back
+    scale: Any = None if frame is None else attributes_of(dict(locals_of(frame)).get("self")).get("_scale")
+    return float(scale) if is_tensor(scale) else 1.0
+
+
+def _before_unscaling(optimizer: Any) -> Change | None:
+    """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
+    grads = [fact(one, "grad") for one in parameters_of(optimizer)]
+    memory = {id(one): one for one in [memory_of(grad) for grad in grads if grad is not None]}
+    every = (Change(*raw) for log in logs() if log.of_this_thread() for raw in reversed(log.changes))
+    mine = (one for one in every if any(id(storage()) in memory for storage in one.storages))
+    return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)

@@ -10,7 +10,7 @@ import torch
 
 from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Walk, node_name
-from byname.diagnose.context import FailureContext, message_of
+from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding, culprits_of, known_sites, quote_operation, site_of
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.naming.describe import Describer
@@ -250,7 +250,7 @@ def _leaf_name(walk: Walk, number: int) -> Name | None:
 
 def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
     """Return a finding about the node that anomaly mode names: the last node of that name that the engine has run."""
-    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", message_of(error))
+    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", context.message)
     if told is None or not context.has_graph:
         return None
     with DisableTorchFunction():

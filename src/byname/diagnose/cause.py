@@ -1,0 +1,193 @@
+"""Cause: one way in which a program goes wrong, as a row of a table: when it applies, its facts, sentence and remedy.
+
+A sentence mentions facts in braces. Its culprits are the names that it mentions, and its lines are those that it
+mentions, so that neither is listed anywhere else:
+
+    {loss}             `loss`                     a name, or several: `a`, `b` and 3 more
+    {names:3}          `a`, `b`, `c` and 1 more   at most three of several names
+    {made:at}          at train.py:3              a line; nothing if it is unknown
+    {names:has|have}   has                        by the number of names, or a number
+    {made:-}                                      prints nothing: the line, or all these names, belong to the story, too
+
+The fact ``noticed`` is the line that ends a story, wherever the sentence mentions it.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from byname.diagnose.finding import Finding
+from byname.naming.name import Name, at, quote, quote_all, quote_at
+from byname.source.location import Site
+
+Facts: TypeAlias = dict[str, Any]
+
+
+class Question(Protocol):
+    """What a table of causes is asked about, such as an error or a graph."""
+
+    @property
+    def noticed(self) -> Site | None:
+        """The line at which a problem is noticed, if there is one."""
+
+
+Q = TypeVar("Q", bound=Question)
+
+
+@dataclass(frozen=True)
+class Cause(Generic[Q]):
+    """One way in which a program goes wrong. Several rows may have one identifier, and tell of it in other words.
+
+    Attributes:
+        id: the identifier, as in `Finding.cause`.
+        when: whether the question may be about this cause, which is quick to tell.
+        facts: yields the facts of each problem of this kind; nothing where the evidence is missing.
+        says: the sentence about these facts.
+        remedy: the sentence about what to write instead.
+    """
+
+    id: str
+    when: Callable[[Q], bool]
+    facts: Callable[[Q], Iterable[Facts]]
+    says: str
+    remedy: str
+
+    def findings(self, question: Q) -> Iterator[Finding]:
+        """Yield the findings of this cause."""
+        for facts in self.facts(question) if self.when(question) else ():
+            yield self.finding({"noticed": question.noticed, **facts})
+
+    def finding(self, facts: Facts) -> Finding:
+        """Return the finding that tells some facts; ``details`` among them are further lines of it."""
+        said, remedy = tell(self.says, **facts), tell(self.remedy, **facts)
+        sites = said.sites if facts["noticed"] is None else (*said.sites, facts["noticed"])
+        return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()))
+
+
+def always(question: object) -> bool:
+    """Return True: when a cause is asked about every question."""
+    return True
+
+
+class Told(str):
+    """A sentence, or a part of one, with the names and the lines that it mentions."""
+
+    names: tuple[Name, ...]
+    sites: tuple[Site, ...]
+
+    @classmethod
+    def joined(cls, separator: str, parts: Iterable[Told]) -> Told:
+        """Return several parts as one."""
+        every = list(parts)
+        whole = cls(separator.join(every))
+        whole.names = tuple([name for part in every for name in part.names])
+        whole.sites = tuple([site for part in every for site in part.sites])
+        return whole
+
+
+class Subject(NamedTuple):
+    """A name, and the line that belongs to it."""
+
+    name: Name
+    site: Site | None
+
+
+def tell(words: str, /, **facts: Any) -> Told:
+    """Return a sentence with facts in place of its braces.
+
+    >>> told = tell("{names} {names:has|have} no gradient{made:at}", names=(Name("w", "local"),), made=None)
+    >>> told, [str(name) for name in told.names]
+    ('`w` has no gradient', ['w'])
+    """
+    teller = _Teller()
+    told = Told(teller.vformat(words, (), facts))
+    told.names, told.sites = tuple(teller.names), tuple(teller.sites)
+    return told
+
+
+class _Teller(string.Formatter):
+    """Prints the facts in a sentence, and remembers the names and the lines among them, each fact once."""
+
+    def __init__(self) -> None:
+        self.names: list[Name] = []
+        self.sites: list[Site] = []
+        self._met = {"noticed"}
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        """Return a fact, with its name."""
+        value, _ = super().get_field(field_name, args, kwargs)
+        return (field_name, value), field_name
+
+    def format_field(self, fact: tuple[str, Any], spec: str) -> str:
+        """Return a fact as text."""
+        field, value = fact
+        if "|" in spec:
+            one, several = spec.split("|")
+            return one if (value if type(value) is int else len(value)) == 1 else several
+        if field not in self._met:
+            self._met.add(field)
+            self._remember(value, every=spec == "-")
+        return "" if spec == "-" else _text(value, spec)
+
+    def _remember(self, value: Any, every: bool) -> None:
+        if isinstance(value, Site):
+            self.sites.append(value)
+        elif isinstance(value, Name):
+            if every or (value.path and value not in self.names):
+                self.names.append(value)
+        elif isinstance(value, Told):
+            self._remember([*value.names, *value.sites], every)
+        elif isinstance(value, list | tuple):
+            for one in value:
+                self._remember(one, every)
+
+
+def _text(value: Any, spec: str) -> str:
+    if spec == "at":
+        return at(value)
+    if isinstance(value, Subject):
+        return quote_at(value.name, value.site)
+    if isinstance(value, Name):
+        return quote(value)
+    if isinstance(value, list | tuple) and all(isinstance(one, Name) for one in value):
+        return quote_all(value, most=int(spec or 6))
+    return format(value, spec)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """When an error of some type is raised, with a message that fits a pattern (PyTorch 2.7 to 2.13).
+
+    It leaves the match with the question, so that the facts need not look into the message again.
+    """
+
+    kinds: type[BaseException] | tuple[type[BaseException], ...]
+    pattern: str
+
+    def __call__(self, failure: Failed) -> bool:
+        """Return whether an error is of this kind."""
+        told = re.search(self.pattern, failure.message, re.DOTALL)
+        if told is None or not issubclass(type(failure.error), self.kinds):
+            return False
+        failure.told = told
+        return True
+
+
+def any_of(*whens: Callable[[Q], bool]) -> Callable[[Q], bool]:
+    """Return a condition that holds when one of several does."""
+    return lambda question: any(when(question) for when in whens)
+
+
+class Failed(Protocol):
+    """An error, as `Raised` asks about it."""
+
+    error: BaseException | None
+    told: re.Match[str]
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
