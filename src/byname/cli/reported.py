@@ -1,4 +1,4 @@
-"""Reported: a program that runs in a block, and the HTML page that is written of it at the end."""
+"""Reported: a program that runs, and the HTML page that is written of it at its end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from byname.cli.command import CommandError, say
 from byname.cli.unnoticed import Watcher, failure
@@ -46,23 +45,24 @@ class Reported(Watcher):
         self._before = _stamp(recorded)
 
     def found(self, finding: Finding) -> None:
-        """Takes a finding."""
+        """Note a finding."""
         self._found.append(finding)
 
     def at_end(self, error: BaseException | None) -> None:
         """Write the page, in the first of several processes; torchrun numbers them."""
         if os.environ.get("RANK", "0") not in ("0", "") or rank():
             return None
-        things = [self._outcome(error), [*self._findings(error)], *self._recording()]
+        recorded = [self._recorded] if _stamp(self._recorded) != self._before else []
         try:
-            report(*things, to=self._file)
+            report(self._outcome(error), [*self._findings(error)], *recorded, to=self._file)
         except BynameError as wrong:
             return say(f"no report: {wrong}")
         return say(f"report: {printable(self._to)}")
 
     def _outcome(self, error: BaseException | None) -> Outcome:
+        arguments = getattr(sys, "argv", None)  # which the program may have replaced by anything
         return Outcome(
-            arguments=tuple(map(str, _arguments())),
+            arguments=tuple(map(str, arguments if type(arguments) is list else [])),
             started=self._started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - self._begun,
             ended=_ended(error),
@@ -71,20 +71,15 @@ class Reported(Watcher):
         )
 
     def _findings(self, error: BaseException | None) -> Iterator[Finding]:
-        """Each finding once; what ended the program and was found before is told as its end, which knows more lines."""
-        explanation = None if error is None else explained(error)
-        ended = [] if explanation is None else [explanation]
-        told = {(one.cause, one.message) for one in ended}
-        yield from ended
-        yield from (one for one in self._found if (one.cause, one.message) not in told)
-
-    def _recording(self) -> Sequence[Any]:
-        """The recording, if this run has written it."""
-        return [self._recorded] if self._recorded is not None and _stamp(self._recorded) != self._before else []
+        """Yield each finding once: the error that ended the program as its end, which knows more lines."""
+        end = None if error is None else explained(error)
+        if end is not None:
+            yield end
+        yield from (one for one in self._found if end is None or (one.cause, one.message) != (end.cause, end.message))
 
 
 def _stamp(file: Path | None) -> list[tuple[int, int]]:
-    """What changes when a recording is written, in one file or in those of several ranks."""
+    """Return facts that change when a recording is written, in one file or in those of several ranks."""
     found = []
     for one in [file, *rank_files(file).values()] if file is not None else ():
         with contextlib.suppress(OSError):
@@ -93,14 +88,8 @@ def _stamp(file: Path | None) -> list[tuple[int, int]]:
     return found
 
 
-def _arguments() -> Sequence[object]:
-    """What the program has in ``sys.argv``, which it may have replaced by anything."""
-    found = getattr(sys, "argv", None)
-    return found if type(found) is list else []
-
-
 def _ended(error: BaseException | None) -> str:
-    """In words; only texts and numbers of an error are printed, for others would be asked for their text."""
+    """Return it in words; only texts and numbers of an error are printed, for others would be asked for their text."""
     if error is None:
         return "by itself"
     if isinstance(error, SystemExit):

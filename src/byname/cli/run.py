@@ -13,7 +13,7 @@ from byname.cli.program import Program, ended_with, module, report, script
 
 if TYPE_CHECKING:
     from byname.cli.findings_file import FindingsFile
-    from byname.cli.recorded import Asked
+    from byname.cli.recorded import Recorded
     from byname.cli.reported import Reported
     from byname.diagnose.finding import Finding
 
@@ -42,7 +42,7 @@ class Run:
     name = "run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Which errors to look for, and the program."""
+        """Add what to look for, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
         parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
@@ -56,14 +56,14 @@ class Run:
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        """Runs the program to its end."""
+        """Run the program to its end."""
         return run_program(options, _watchers)
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
     from byname.diagnose.explaining import Explaining
 
-    asked = _asked(options)
+    recorded = _recorded(options)
     files: list[FindingsFile | Reported] = []
     if options.json is not None:
         from byname.cli.findings_file import FindingsFile
@@ -72,7 +72,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
     if options.report is not None:
         from byname.cli.reported import Reported
 
-        files.append(Reported(options.report, None if asked is None else asked.file))
+        files.append(Reported(options.report, None if recorded is None else recorded.file))
 
     def tell(finding: Finding) -> None:
         say(finding)
@@ -84,32 +84,21 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
         from byname.tracking.tracker import track
 
         watchers.append(track(allocations=True))
-    watchers.append(
-        Explaining(checked=tell if options.check else None, non_finite=tell if options.non_finite else None)
-    )
-    if asked is not None:
+    checked, non_finite = (tell if wanted else None for wanted in (options.check, options.non_finite))
+    watchers.append(Explaining(checked=checked, non_finite=non_finite))
+    return watchers if recorded is None else [*watchers, recorded]
+
+
+def _recorded(options: argparse.Namespace) -> Recorded | None:
+    if options.record:
         from byname.cli.recorded import Recorded
 
-        watchers.append(Recorded(asked))
-    return watchers
-
-
-def _asked(options: argparse.Namespace) -> Asked | None:
-    """What is to be recorded, if anything."""
-    if options.record:
-        from byname.cli.recorded import Asked
-
-        how = {name: given for name in _OPTIONS if (given := getattr(options, name))}
-        return Asked.of(options.record, options.to, how)
-    for option in _OF_RECORD:
+        given = {name: value for name in ("every", "mode", "overwrite") if (value := getattr(options, name))}
+        return Recorded(options.record, options.to, given)  # where nothing is given, `record` has its own defaults
+    for option in ("to", "every", "mode", "overwrite"):
         if getattr(options, option):
             raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
     return None
-
-
-_OPTIONS = ("every", "mode", "overwrite")
-"""What is passed on to `byname.record` where it is given; else its own defaults hold."""
-_OF_RECORD = ("to", *_OPTIONS)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
