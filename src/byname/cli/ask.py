@@ -45,9 +45,7 @@ class Status:
 
     def run(self, options: argparse.Namespace) -> int:
         """Ask the process and print its answer."""
-        answer = asked_by(options, "status", 0, facts=options.json)
-        print(json.dumps(answer.facts)) if options.json else show(answer.text)
-        return 0
+        return print_answer(options, "status", 0, in_json=options.json)
 
 
 PAUSE = 0.05
@@ -61,14 +59,14 @@ def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="wait so many seconds for it (30)")
 
 
-def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool = False) -> Answer:
-    """Ask the process that the command line names, and return its answer.
+def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: bool) -> int:
+    """Ask the process that the command line names, print its answer, and return the exit code.
 
     Args:
         options: the process, and how long to wait for it.
         about: ``census`` or ``status``.
         top: the number of rows of a census in words.
-        facts: whether the answer is also wanted as values that JSON has.
+        in_json: whether the answer is printed as JSON.
 
     Raises:
         CommandError: the process cannot be asked, or gives no answer in time; the text says why, and what to do.
@@ -78,7 +76,7 @@ def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool =
     process = options.pid
     reach = _way_to(process)
     try:
-        request = ask(process, about, top, facts=facts, width=table_width(sys.stdout))
+        request = ask(process, about, top, facts=in_json, width=table_width(sys.stdout))
     except OSError as reason:
         raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
     try:
@@ -86,9 +84,10 @@ def asked_by(options: argparse.Namespace, about: str, top: int, *, facts: bool =
         answer = _awaited(process, request, options.timeout)
     finally:
         taken_back(process, request)
-    if facts and answer.facts is None:
+    if in_json and answer.facts is None:
         raise CommandError(answer.text)
-    return answer
+    print(json.dumps(answer.facts)) if in_json else show(answer.text)
+    return 0
 
 
 def _way_to(process: int) -> Callable[[Request], None]:

@@ -1,4 +1,4 @@
-"""Which modules does a program call, until one of them is the one looked for?"""
+"""Calls: show every module call to a function, until it has found the module it wants."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Thread(threading.local):
 
 
 class Calls:
-    """Shows every call of a module to a function before it begins, until that has seen the one it looks for.
+    """Shows every call of a module to a function before it begins, until that has found the module it wants.
 
     It stands in for ``nn.Module.__call__``, as the tracer of `torch.fx` does. A global hook would come too late: hooks
-    that are made inside of it are not run for that call, and `torch.compile` warns of global hooks. Until the one is
-    found compiled functions run eagerly, for nothing could be seen in them.
+    made inside of it are not run for that call, and `torch.compile` warns of global hooks. Until the module is found
+    compiled functions run eagerly, for nothing could be seen in them.
 
     Args:
-        look: is given a module and whether it is an outermost one, called inside no other; True ends the search.
+        look: called with a module and whether no other module calls it; returns True where that is the one.
     """
 
     def __init__(self, look: Callable[[nn.Module, bool], bool]) -> None:
@@ -42,14 +42,14 @@ class Calls:
         self._found = False
 
     def begin(self) -> None:
-        """From now on calls are shown."""
+        """Show calls from now on."""
 
-        def note() -> None:
-            """Nobody wants to know of compiled functions that are called."""
+        def compiled() -> None:
+            """Do nothing when a compiled function is called."""
 
         try:
-            self._undo.add(EAGERLY.release, note)
-            EAGERLY.hold(note)
+            self._undo.add(EAGERLY.release, compiled)
+            EAGERLY.hold(compiled)
             self._undo.add(self._patch.remove)
             self._patch.install()
         except BaseException:
@@ -74,15 +74,16 @@ class Calls:
         return call
 
     def end(self) -> None:
-        """No longer; once more does nothing."""
+        """Show no more calls; a second time does nothing."""
         self._found = True
         self._undo()
 
     def _sees(self) -> bool:
-        """Whether a call that begins now is one of the program's, and not a tracer's or that of a forked process."""
-        if self._found or asleep() or os.getpid() != self._process:
+        """Return whether a call that begins now is the program's, and not a tracer's or that of a forked process."""
+        if self._found or asleep() or os.getpid() != self._process or torch._C._get_tracing_state() is not None:
             return False
-        return torch._C._get_tracing_state() is None and _fake_mode() is None
+        # In `torch.export` tensors have no values.
+        return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
 
     def _show(self, module: nn.Module, outermost: bool) -> None:
         if self._looking.acquire(blocking=False):  # one thread finds it, and none waits
@@ -91,8 +92,3 @@ class Calls:
                     self.end()
             finally:
                 self._looking.release()
-
-
-def _fake_mode() -> Any:
-    """The mode under which tensors have no values, as in `torch.export`; None outside of it."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

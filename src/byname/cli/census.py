@@ -1,13 +1,12 @@
-"""What does ``byname census`` do? It runs a program as Python would, and tells which tensors are alive in it."""
+"""Census command: ``byname census`` runs a program as Python would, and lists the tensors that are alive in it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import AbstractContextManager
 
-from byname.cli.ask import add_pid, asked_by
-from byname.cli.command import CommandError, positive, show
+from byname.cli.ask import add_pid, print_answer
+from byname.cli.command import CommandError, positive
 from byname.cli.run import add_program, run_program
 
 
@@ -34,7 +33,7 @@ class Census:
     name = "census"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """When to look, what to show, and the program."""
+        """Add the times of the looks, what they show, and the program."""
         parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
         parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
         parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
@@ -47,20 +46,12 @@ class Census:
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        """Runs the program to its end, or asks the one that runs."""
-        if options.pid is not None:
-            return _ask(options)
-        return run_program(options, _watchers)
-
-
-def _ask(options: argparse.Namespace) -> int:
-    """Print the census of another process, as JSON after ``--json -``."""
-    if options.json not in (None, "-"):
-        raise CommandError("with --pid the census goes to the standard output: --json -", exit_code=2)
-    as_json = options.json == "-"
-    answer = asked_by(options, "census", options.top, facts=as_json)
-    print(json.dumps(answer.facts)) if as_json else show(answer.text)
-    return 0
+        """Run the program to its end, or ask the one that runs."""
+        if options.pid is None:
+            return run_program(options, _watchers)
+        if options.json not in (None, "-"):
+            raise CommandError("with --pid the census goes to the standard output: --json -", exit_code=2)
+        return print_answer(options, "census", options.top, in_json=options.json == "-")
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:

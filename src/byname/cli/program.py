@@ -19,7 +19,7 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
@@ -107,17 +107,20 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
 
         if users_frame(error) is not None or isinstance(error, SyntaxError):  # otherwise byname itself has failed
             clean(error)
-        error.__traceback__ = _without_runpy(error.__traceback__)
+        while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == _RUNPY:
+            error.__traceback__ = error.__traceback__.tb_next
         return error
 
 
 def report(error: BaseException) -> int:
-    """Ends as Python ends a program that failed: tells `sys.excepthook`, and returns the exit code.
+    """End as Python ends a program that failed: tell `sys.excepthook`, and return the exit code.
 
     Raises:
         KeyboardInterrupt: it was that; Python then ends by the signal, and shells stop their loops.
     """
-    _flush()
+    for stream in (sys.stderr, sys.stdout):
+        with suppress(OSError, ValueError, AttributeError):  # as Python: closed, gone or replaced, the end comes anyway
+            stream.flush()
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -127,20 +130,8 @@ def report(error: BaseException) -> int:
     return 1
 
 
-def _without_runpy(traceback: TracebackType | None) -> TracebackType | None:
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == _RUNPY:
-        traceback = traceback.tb_next
-    return traceback
-
-
-def _flush() -> None:
-    for stream in (sys.stderr, sys.stdout):
-        with suppress(OSError, ValueError, AttributeError):  # as Python: closed, gone or replaced, the end comes anyway
-            stream.flush()
-
-
 def _tell_hook(error: BaseException) -> None:
-    """Calls the program's hook; one that fails is reported with the error, in the words of Python."""
+    """Call the program's hook; one that fails is reported with the error, in the words of Python."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         print("sys.excepthook is missing", file=sys.stderr)
@@ -162,7 +153,7 @@ def _show(error: BaseException) -> None:
 
 
 def _end_interrupted(error: KeyboardInterrupt) -> NoReturn:
-    """Raises the interrupt, which has been reported, past Python's own report."""
+    """Raise the interrupt, which has been reported, past Python's own report."""
     hook, traceback = sys.excepthook, error.__traceback__
 
     def reported(*_: object) -> None:
