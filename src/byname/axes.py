@@ -1,4 +1,4 @@
-"""Axes: what byname's plots have in common: where they are drawn, their colours, and their frame."""
+"""Axes: where byname's plots are drawn, their colours, and their frame."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAP = "viridis"
 
 
 def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
-    """The axes given, or those of a new figure of a size in inches: pyplot's where the program draws by pyplot."""
+    """Return the axes given, or those of a new figure, in inches, which is pyplot's if the program uses that."""
     with needs("plot()", "matplotlib"):
         from matplotlib.figure import Figure as OfNobody
     if axes is not None:
@@ -30,7 +30,7 @@ def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
 
 
 def _draws_by_pyplot() -> bool:
-    """Whether a figure of pyplot's is what the user sees: pyplot is loaded, or this is a notebook, which shows those.
+    """Return whether the user sees figures of pyplot: pyplot is loaded, or this is a notebook, which shows those.
 
     Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
     """
@@ -57,7 +57,7 @@ def short(label: str) -> str:
 
 
 def calm(axes: Axes) -> None:
-    """Leave of the frame the lower line, with grey numbers."""
+    """Hide every spine but the bottom one, and grey the tick labels."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LINES)
@@ -65,7 +65,7 @@ def calm(axes: Axes) -> None:
 
 
 def legend(axes: Axes, count: int) -> None:
-    """The names of the curves at the right; of many the first and last few, in the colours of the order."""
+    """Draw a legend at the right; of more than 24 curves it names 24, evenly spread."""
     handles, labels = axes.get_legend_handles_labels()
     if count > 24:
         kept = sorted({round(number * (count - 1) / 23) for number in range(24)})

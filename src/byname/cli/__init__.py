@@ -22,11 +22,11 @@ from byname.text import printable_lines
 
 COMMANDS: tuple[Command, ...] = (Run(), Census(), Status(), Show(), Report(), Completion())
 FORMER_NAMES = {"explain": "status"}
-"""What commands were called before: these names work, and no help shows them."""
+"""Names that commands had before: they work, and no help shows them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what a command line asks for, and returns the exit code.
+    """Do what a command line asks for, and return the exit code.
 
     >>> from byname.cli import main
     >>> main(["run", "no_such_script.py"])
@@ -56,17 +56,17 @@ def _nobody_reads() -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Ends with the error of a command line, which may hold anything."""
+        """End with the error of a command line, which may hold anything."""
         super().error(printable_lines(message))
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Ends with the error of words that mean nothing here, and the option closest to the first of them."""
+        """End with the error of words that mean nothing here, and the option closest to the first of them."""
         near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
         self.error("; the closest option is ".join([f"unrecognized arguments: {' '.join(unknown)}", *near]))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     whole = _Parser(
         prog="byname",
         description="Explain errors, list live tensors and record values of a PyTorch program, without changing it.",

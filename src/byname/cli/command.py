@@ -1,4 +1,4 @@
-"""What is a command of byname? What the commands share: their shape, their one error, and how they speak."""
+"""Command: the shape, the error and the messages that the commands of byname share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from byname.text import fitted, printable_lines, width_of
 class Command(Protocol):
     """One command of the command line: ``byname NAME ...``.
 
-    A command is a class in a file of its own, and an entry of ``byname.cli.COMMANDS``. The docstring of the class is
-    its help; the first line is the summary in ``byname --help``. A command that cannot do what was asked raises
-    `CommandError`. What is heavy is imported in `run`, so that help comes at once.
+    A command is a class, and an entry of ``byname.cli.COMMANDS``. The docstring of the class is its help; the first
+    line is the summary in ``byname --help``. A command that cannot do what was asked raises `CommandError`. What is
+    heavy is imported in `run`, so that help comes at once.
     """
 
     @property
@@ -22,10 +22,10 @@ class Command(Protocol):
         """The word after ``byname``."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Tells the parser which options the command has."""
+        """Add the options of the command to its parser."""
 
     def run(self, options: argparse.Namespace) -> int:
-        """Does it, and returns the exit code."""
+        """Do it, and return the exit code."""
 
 
 class CommandError(Exception):
@@ -42,14 +42,14 @@ def show(words: str) -> None:
 
 
 def say(message: object) -> None:
-    """Writes a message to the standard error, where it is seen at once and mixes with no output."""
+    """Write a message to the standard error, where it is seen at once and mixes with no output."""
     if sys.stderr is not None:  # print(file=None) would write into the program's output
         words = fitted(f"byname: {printable_lines(str(message))}", width_of(sys.stderr))
         print(words, file=sys.stderr, flush=True)
 
 
 def positive(word: str) -> int:
-    """A whole number from 1 on, as an option has it."""
+    """Return the whole number from 1 on that an option has."""
     if not word.isdecimal() or not int(word):
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
     return int(word)

@@ -14,7 +14,7 @@ from byname.text import printable
 
 
 class JsonLines(Watcher):
-    """A file of lines of JSON, the last of which says how the program ended; a fork of the process writes none.
+    """A file of lines of JSON, the last for the end of the program; a fork of the process writes none.
 
     Args:
         to: the file; what it held before is gone.

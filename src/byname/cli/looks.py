@@ -27,10 +27,10 @@ from byname.undo import Undo
 
 
 class CensusShown(Watcher):
-    """A census when the program ends, and after every so many of its optimizer steps.
+    """A census when the program ends, and after every Nth of its optimizer steps.
 
     Args:
-        every: the number of steps; None for a look at the end only.
+        every: N; None for a look at the end only.
         top: how many rows are shown.
         lines: a file in which every census has a line with all rows.
     """
@@ -55,7 +55,7 @@ class CensusShown(Watcher):
 
 
 class GrowthShown(Watcher):
-    """What grew from the first look after an optimizer step to the last one, told when the program ends.
+    """What grew from the first look after an optimizer step to the last one, reported when the program ends.
 
     A program without steps, such as one that serves a model, is looked at when it calls an outermost module. Compiled
     functions run eagerly until the first step, so that the calls are seen.
@@ -114,7 +114,7 @@ class GrowthShown(Watcher):
 
 
 _LOOKS = 3
-"""Looks after which what has stopped growing is not told: they are far apart, and the first steps fill caches."""
+"""Number of looks after which a row that has stopped growing is left out: the first steps fill caches."""
 _FIRST_CALL = 8
 """The first call to look at: by then most programs that train have made a step."""
 

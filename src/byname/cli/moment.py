@@ -1,4 +1,4 @@
-"""Moment: what is alive in this process, or what its threads are doing, as an answer to another one.
+"""Moment: the tensors alive in this process, or the lines its threads are on, as an answer to another process.
 
 Nothing of the program is run; its frames are only read.
 """

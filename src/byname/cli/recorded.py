@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Recorded(Watcher):
-    """Records a program from the first call of the model that fits; errors are told, and the program goes on.
+    """Records a program from the first call of the model that fits; errors are reported, and the program goes on.
 
     Args:
         words: paths of one model, each perhaps after the name of its class: ``"GPT:blocks.*.attn.forward.scores"``.
@@ -61,7 +61,7 @@ class Recorded(Watcher):
         self._recorder: Recorder | None = None
         self._refused: dict[int, weakref.ref[nn.Module]] = {}
         self._called: dict[str, None] = {}
-        self._told: dict[str, None] = {}
+        self._said: dict[str, None] = {}
 
     def _look(self, module: nn.Module, outermost: bool) -> bool:
         """Return whether a module is the model; then it is recorded from now on."""
@@ -97,8 +97,8 @@ class Recorded(Watcher):
         return self._tell(f"records {type(model).__name__}{where(sys._getframe())} to {self._to}")
 
     def _tell(self, words: str) -> None:
-        if words not in self._told:
-            self._told[words] = None
+        if words not in self._said:
+            self._said[words] = None
             say(printable(words))
 
     def at_end(self, error: BaseException | None) -> None:

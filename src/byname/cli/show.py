@@ -1,4 +1,4 @@
-"""Show and report commands: what is inside of a recording, printed or as one HTML page."""
+"""Show and report commands: the contents of a recording, printed or as one HTML page."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _print_places(recording: Recording, options: argparse.Namespace) -> None:
 
 
 def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and what there is to know of the run; what is not in the file is left out."""
+    """Yield labels and facts of the run, those that the file has."""
     run = recording.run
     state = "complete" if recording.complete else "not complete"
     yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
@@ -121,7 +121,7 @@ def _print_json(recording: Recording, path: str | None, *, ranges: bool) -> None
         facts["places"] = recording.rows(ranges=ranges)
     else:
         facts["records"] = [record for series in _found(recording, path) for record in _records(series)]
-    # Tuples are lists in JSON; tensors become nested lists, and what else it lacks becomes text.
+    # Tuples become lists anyway; here tensors become nested lists, and everything else that JSON lacks text.
     print(json.dumps(facts, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value)))
 
 
@@ -183,12 +183,12 @@ def _follow(file: str, to: str) -> int:
     from byname.reporting.page import ready_to_write, report
 
     ready_to_write(to)
-    told = False
+    printed = False
     try:
         for recording in states(file):
             page = report(recording, to=to, refresh=None if recording.ended else PAUSE)
-            if not told:
-                told = True
+            if not printed:
+                printed = True
                 print(printable(str(page)), flush=True)
             if not recording.ended:
                 time.sleep(PAUSE)

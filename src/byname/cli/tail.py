@@ -1,4 +1,4 @@
-"""Tail: a recording followed while it is written: a line for what comes, and sparklines of the newest values."""
+"""Tail: a recording followed while it is written: a line for each change, and sparklines of the newest values."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PATIENCE = 5.0
 
 
 def tail(name: str, *, in_json: bool = False) -> int:
-    """Print a line for what comes, until the recording is closed or somebody presses Ctrl-C.
+    """Print a line for each change, until the recording is closed or somebody presses Ctrl-C.
 
     Args:
         name: the file, which need not be there yet.
-        in_json: whether each line is a JSON object; else it is in words, and a terminal also shows how values went.
+        in_json: whether each line is a JSON object; else it is in words, and a terminal also shows sparklines.
     """
     before: dict[str, int] = {}
     course = Sparklines() if sys.stdout.isatty() and not in_json else None
@@ -61,11 +61,11 @@ def tail(name: str, *, in_json: bool = False) -> int:
 
 def states(name: str) -> Iterator[Recording]:
     """Yield the recording after each change of its files, the last time when it is closed."""
-    last, told, since = None, False, time.monotonic()
+    last, waiting, since = None, False, time.monotonic()
     while True:
         state = _written(name)
-        if not state and not told:
-            told = True
+        if not state and not waiting:
+            waiting = True
             say(f"waiting for {printable(name)}")
         if not state:
             since = time.monotonic()

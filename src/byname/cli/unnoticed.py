@@ -20,13 +20,13 @@ from byname.text import printable, table_width
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
-    """Looks at a program that must not fail because of it: an error of the look is told, and goes no further.
+    """Look at a program that must not fail because of it: an error of the look is reported, and goes no further.
 
     What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C.
 
     Args:
         look: the look.
-        tell: is given the sentence about an error.
+        tell: called with the sentence about an error.
         also: a kind of errors besides `Exception`.
     """
     try:
@@ -50,8 +50,8 @@ class Source(Protocol):
 class Watcher:
     """A block in which a program runs, with something to do when the program ends: `at_end`.
 
-    An error of `at_end` is told, and the program ends as without it. A fork of the process is another program: when it
-    ends inside the block, nothing is done.
+    An error of `at_end` is reported, and the program ends as without it. A fork of the process is another program: if
+    it ends inside the block, nothing is done.
 
     Args:
         sources: what calls back inside the block.
@@ -93,12 +93,9 @@ def failure(error: BaseException | None) -> BaseException | None:
 
 
 def _from_a_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised an error."""
-    codes = []
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if type(handler) in (FunctionType, MethodType):
-            codes.append(handler.__code__)
+    """Return whether a signal handler of the program raised an error."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [one.__code__ for one in handlers if type(one) in (FunctionType, MethodType)]
     return any(entry.frame.f_code is code for entry in frames(error)[1:] for code in codes)
 
 
@@ -111,14 +108,12 @@ def census_text(found: Census, top: int, width: int | None = None) -> str:
         width: in characters; by default that of the standard error.
     """
     table = found.head(top, width=table_width(sys.__stderr__) if width is None else width)
-    return table if found else f"{table}\n{_NOTHING}"
-
-
-_NOTHING = "the functions that held tensors have returned; --every N looks while they run"
+    nothing = "the functions that held tensors have returned; --every N looks while they run"
+    return table if found else f"{table}\n{nothing}"
 
 
 def where(frame: FrameType | None) -> str:
-    """Where the program is: `` at train.py:14``; empty where it is nowhere."""
+    """Return where the program is, such as `` at train.py:14``; empty where it is nowhere."""
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
