@@ -37,7 +37,7 @@ def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: ty
         tell(printable(f"could not look at the program: {type(error).__name__}: {error}"))
 
 
-class Source(Protocol):
+class Hooked(Protocol):
     """Something that calls back between `begin` and `end`."""
 
     def begin(self) -> None:
@@ -54,12 +54,12 @@ class Watcher:
     it ends inside the block, nothing is done.
 
     Args:
-        sources: what calls back inside the block.
+        hooks: what calls back inside the block.
     """
 
-    def __init__(self, *sources: Source) -> None:
+    def __init__(self, *hooks: Hooked) -> None:
         ready()
-        self._sources = sources
+        self._hooks = hooks
         self._process = os.getpid()
 
     def at_end(self, error: BaseException | None) -> None:
@@ -75,14 +75,14 @@ class Watcher:
         return os.getpid() == self._process
 
     def __enter__(self) -> None:
-        for source in self._sources:
-            source.begin()
+        for one in self._hooks:
+            one.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for source in self._sources:
-            source.end()
+        for one in self._hooks:
+            one.end()
         if self.in_its_process():
             unnoticed(lambda: self.at_end(error), say, also=KeyboardInterrupt)
 
