@@ -7,13 +7,12 @@ without a variable: tasks, the last error, hooks for all modules.
 from __future__ import annotations
 
 import dis
-import inspect
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from byname.errors import BadArgumentError
 from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
-from byname.reading.frames import locals_of, running_frames
+from byname.reading.frames import in_a_module, locals_of, running_frames
 from byname.reading.objects import namespace_of
 from byname.source.location import is_library, is_torch, scope_of
 
@@ -58,7 +57,9 @@ class Root(NamedTuple):
 
 def all_roots() -> list[Root]:
     """Return tags, variables of running functions, globals of user modules, and objects that no variable shows."""
-    return [*_tag_roots(), *_frame_roots(), *_user_module_roots(), *_hidden_roots()]
+    tags = [Root(name, value, "tag", "tag") for name, value in tagged()]
+    hidden = [Root(text, value, "global", scope, known, LOOP, _FAR) for text, value, scope, known in _hidden_places()]
+    return [*tags, *_frame_roots(), *_user_module_roots(), *hidden]
 
 
 def given_roots(roots: Any) -> list[Root]:
@@ -85,14 +86,11 @@ def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code:
     loaded = sys.modules.get(name)
     known = type(loaded) is ModuleType and vars(loaded) is namespace
     return [
-        Root(_written(variable), value, "global", name, known, max(quality, _quality(variable, code)), _FAR, code)
+        Root(text, value, "global", name, known, max(quality, _quality(variable, code)), _FAR, code)
         for variable, value in list(namespace.items())
         if type(variable) is str and _may_hold(value, name) and not _is_dunder(variable)
+        for text in [variable if writable(variable) else f"globals()[{variable!r}]"]
     ]
-
-
-def _written(variable: str) -> str:
-    return variable if writable(variable) else f"globals()[{variable!r}]"
 
 
 def _may_hold(value: object, module: str) -> bool:
@@ -118,24 +116,11 @@ def module_of(code: CodeType) -> str | None:
 _FAR = 1000
 
 
-def _tag_roots() -> list[Root]:
-    return [Root(name, value, "tag", "tag") for name, value in tagged()]
-
-
-def _hidden_roots() -> list[Root]:
-    return [
-        Root(text, value, "global", scope, evaluates, LOOP, _FAR) for text, value, scope, evaluates in hidden_places()
-    ]
-
-
 def given_root(value: object) -> Root:
     """Return a root for an object given by hand, named by its tag or else its class until a variable is found."""
-    text = tag_of(value) or ("model" if _is_module(value) else type(value).__name__.lower())
+    is_module = issubclass(type(value), torch.nn.Module)
+    text = tag_of(value) or ("model" if is_module else type(value).__name__.lower())
     return Root(text, value, "given", "given", evaluates=False, quality=PRIVATE)
-
-
-def _is_module(value: object) -> bool:
-    return issubclass(type(value), torch.nn.Module)
 
 
 def _variables_of(value: object) -> list[Root]:
@@ -145,7 +130,7 @@ def _variables_of(value: object) -> list[Root]:
 
 def _frame_roots() -> Iterator[Root]:
     for frame, distance, foreign in running_frames():
-        if frame.f_locals is frame.f_globals if _at_module_level(frame) else False:
+        if in_a_module(frame):
             continue
         code = frame.f_code
         library = is_library(code.co_filename)
@@ -156,10 +141,6 @@ def _frame_roots() -> Iterator[Root]:
                 yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code, foreign)
 
 
-def _at_module_level(frame: FrameType) -> bool:
-    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
-
-
 def _user_module_roots() -> Iterator[Root]:
     for name, namespace, code in _namespaces():
         yield from module_roots(name, namespace, code=code)
@@ -167,23 +148,29 @@ def _user_module_roots() -> Iterator[Root]:
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
     """Yield the globals of user modules and of running frames, each once; ``__main__`` before its alias."""
-    running = {id(frame.f_globals): frame for frame, _, _ in running_frames() if _at_module_level(frame)}
+    running = {id(frame.f_globals): frame.f_code for frame, _, _ in running_frames() if in_a_module(frame)}
     seen: set[int] = set()
-    for name in _user_modules(len(sys.modules), next(reversed(sys.modules))):
-        module = sys.modules.get(name)
-        if type(module) is ModuleType and id(vars(module)) not in seen:
-            namespace = vars(module)
+    for name, module in _user_modules():
+        namespace = vars(module)
+        if id(namespace) not in seen:
             seen.add(id(namespace))
-            frame = running.get(id(namespace))
-            yield name, namespace, frame.f_code if frame is not None else None
+            yield name, namespace, running.get(id(namespace))
     for frame, _, _ in running_frames():
         if id(frame.f_globals) not in seen and not is_library(frame.f_code.co_filename):
             seen.add(id(frame.f_globals))
             yield str(frame.f_globals.get("__name__", "?")), frame.f_globals, None
 
 
+def _user_modules() -> Iterator[tuple[str, ModuleType]]:
+    """Yield the user's modules with their names, ``__main__`` first."""
+    for name in _names_of_user_modules(len(sys.modules), next(reversed(sys.modules))):
+        module = sys.modules.get(name)
+        if type(module) is ModuleType:
+            yield name, module
+
+
 @lru_cache(maxsize=1)
-def _user_modules(count: int, last: str) -> list[str]:
+def _names_of_user_modules(count: int, last: str) -> list[str]:
     """Return the names of the user's modules; cached for as long as no module comes or goes."""
     found = [name for name, module in list(sys.modules.items()) if type(module) is ModuleType and _is_users(module)]
     return sorted(found, key=lambda name: name != "__main__")
@@ -209,10 +196,9 @@ def codes_of_the_program() -> dict[str, list[CodeType]]:
     for code in [frame.f_code for frame, _, _ in running_frames()]:
         if not is_library(code.co_filename):
             found.setdefault(code.co_filename, {})[id(code)] = code
-    for name in _user_modules(len(sys.modules), next(reversed(sys.modules))):
-        module = sys.modules.get(name)
-        file = vars(module).get("__file__") if type(module) is ModuleType else None
-        if type(module) is ModuleType and type(file) is str:
+    for name, module in _user_modules():
+        file = vars(module).get("__file__")
+        if type(file) is str:
             codes = [code for code in _codes_in(vars(module), name) if code.co_filename == file]
             found.setdefault(file, {}).update((id(code), code) for code in codes)
     return {file: list(codes.values()) for file, codes in found.items()}
@@ -288,7 +274,7 @@ def loop_variables(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def hidden_places() -> Iterator[tuple[str, object, str, bool]]:
+def _hidden_places() -> Iterator[tuple[str, object, str, bool]]:
     """Yield objects that no variable holds: a text, the object, its scope, and whether the text evaluates there."""
     for name, task in _tasks():
         yield f"task {name}", task, "asyncio", False
