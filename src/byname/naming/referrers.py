@@ -9,6 +9,7 @@ import gc
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, count, repeat
 from operator import is_
 from typing import TypeAlias
@@ -92,6 +93,7 @@ _ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
 """
 
 
+@dataclass(frozen=True, slots=True)
 class Climb:
     """Result of a referrer search through the heap.
 
@@ -101,10 +103,9 @@ class Climb:
         met: the objects met on the way, by id.
     """
 
-    def __init__(self, reached: SearchResult, unheld: frozenset[int], met: OursById) -> None:
-        self.reached = reached
-        self.unheld = unheld
-        self.met = met
+    reached: SearchResult
+    unheld: frozenset[int]
+    met: OursById
 
 
 def climb(tensors: Targets, *, whole: bool = False) -> Climb:
@@ -122,21 +123,18 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
     met = OursById()
     references = _references_for(wanted, None)
     unheld = frozenset(wanted.keys() - _add_holders(wanted, references, met))
-    reached = SearchResult()
     passed: set[int] = set()
-    for _ in range(HEIGHT):
+    for height in range(HEIGHT + 1):
         fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
-        if not fresh or (not whole and not known.isdisjoint(met)):
+        is_last = not fresh or height == HEIGHT
+        if is_last or (not whole and not known.isdisjoint(met)):
             allowed = wanted.keys() | met.keys()
             reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
-            if not fresh or all(map(reached.has_id, wanted.keys() - unheld)):
+            if is_last or all(map(reached.has_id, wanted.keys() - unheld)):
                 break
         passed = set(met)
         references = _references_for(fresh, references)
         _add_holders(fresh, references, met)
-    else:
-        allowed = wanted.keys() | met.keys()
-        reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
     return Climb(reached, unheld, met)
 
 
