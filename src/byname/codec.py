@@ -18,33 +18,33 @@ from torch import Tensor
 from byname.errors import NotStorableError, RecordingError
 
 _BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
-"""How the names of dtypes begin of which PyTorch can read no element, or only together with what lies elsewhere: it has
-no operation for bits and for what is smaller than a byte, and a quantized tensor without its scale ends the process."""
+"""Beginnings of dtypes whose elements cannot be read alone: PyTorch has no operation for bits and for types smaller
+than a byte, and crashes on a quantized tensor without its scale."""
 _EVERY = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
 _WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
 _DEEPEST = 200
-"""Containers within one another; deeper ones would reach Python's recursion limit while they are read."""
+"""The most containers within one another; deeper ones would reach Python's recursion limit while they are read."""
 _MOST_DIMENSIONS = 64
-"""Of a tensor; PyTorch's operations take no more."""
+"""The most dimensions of a tensor that PyTorch's operations take."""
 _LONGEST = 10_000
-"""Bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
+"""The most bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name by which a dtype is written: ``float32``."""
+    """Return the name by which a dtype is written: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def has_numbers(dtype: torch.dtype) -> bool:
-    """Whether PyTorch can read the elements of a tensor of this dtype; no other is written to a file, or read."""
+    """Return whether PyTorch can read the elements of a tensor of this dtype; no other is written or read."""
     return dtype in _WITH_NUMBERS
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """The dtype of tensors that a file names.
+    """Return the dtype of tensors that a file names.
 
     Raises:
-        RecordingError: if PyTorch has none of that name, or cannot read its elements.
+        RecordingError: PyTorch has none of that name, or cannot read its elements.
     """
     dtype = _dtype(name)
     if not has_numbers(dtype):
@@ -60,18 +60,18 @@ def _dtype(name: object) -> torch.dtype:
 
 
 def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
-    """The elements of a CPU tensor as bytes, in order and without a copy where they lie in order."""
+    """Return the elements of a CPU tensor as bytes, in order and without a copy where they lie in order."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """A tensor that owns its memory, from the bytes of its elements.
+    """Return a tensor that owns its memory, made from the bytes of its elements.
 
     Args:
         data: a buffer of bytes, as many as the shape needs.
-        dtype: of the elements.
-        shape: of the tensor.
+        dtype: the dtype of the elements.
+        shape: the shape of the tensor.
     """
     raw = numpy.frombuffer(data, numpy.uint8)
     if raw.size != math.prod(shape) * dtype.itemsize:
@@ -82,13 +82,13 @@ def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 
 def encoded(value: Any) -> tuple[str, list[Tensor]]:
-    """A plain value as JSON, and the tensors in it, whose bytes are to be stored one after another.
+    """Return a plain value as JSON, and the tensors in it, whose bytes are to be stored one after another.
 
     Args:
         value: None, a bool, number, text, bytes, tensor, dtype or device, or dicts, lists and tuples of these.
 
     Raises:
-        NotStorableError: if something in it is none of these, or is nested deeper than 200 containers.
+        NotStorableError: something in it is none of these, or is nested deeper than 200 containers.
 
     Examples:
         >>> encoded({"k": (1, 2.5)})
@@ -107,14 +107,14 @@ def encoded(value: Any) -> tuple[str, list[Tensor]]:
 
 
 def decoded(text: str | bytes, data: Any = b"") -> Any:
-    """The value that `encoded` wrote.
+    """Return the value that `encoded` wrote.
 
     Args:
         text: the JSON.
         data: the bytes of its tensors, one after another.
 
     Raises:
-        RecordingError: if the text is no value of this form, or speaks of bytes that are not there.
+        RecordingError: the text is no value of this form, or names bytes that are not there.
     """
     try:
         return _untagged(json.loads(text), memoryview(data).cast("B"))
@@ -190,10 +190,6 @@ def _complex(inside: Any, data: memoryview) -> complex:
     return complex(real, imaginary)
 
 
-def _float(inside: Any, data: memoryview) -> float:
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inside]
-
-
 def _bytes(inside: Any, data: memoryview) -> bytes:
     try:
         return base64.b64decode(inside, validate=True)
@@ -205,7 +201,7 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
     "tensor": _tensor,
     "tuple": lambda inside, data: tuple(_untagged(one, data) for one in inside),
     "dict": _dict,
-    "float": _float,
+    "float": lambda inside, data: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inside],
     "int": lambda inside, data: int(inside, 16),
     "bytes": _bytes,
     "complex": _complex,
@@ -215,26 +211,23 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 
 
 def size_of(copy: Any) -> int:
-    """About how many bytes of memory a copy takes: the numbers and letters in it, and the objects that hold them.
+    """Return about how many bytes of memory a copy takes: its numbers and letters, and the objects that hold them.
 
     Args:
-        copy: what `plain_copy` returned; a container that stands in it twice counts once.
+        copy: the result of `plain_copy`; a container that stands in it twice counts once.
 
     >>> size_of({"k": torch.ones(1024)}) // 4096
     1
     """
-    size = 0
-    for one in _pieces(copy):
-        size += TENSOR_BYTES + one.nbytes if type(one) is torch.Tensor else getsizeof(one)
-    return size
+    return sum(TENSOR_BYTES + one.nbytes if type(one) is torch.Tensor else getsizeof(one) for one in _pieces(copy))
 
 
 TENSOR_BYTES = 512
-"""What a tensor takes beside its numbers: objects of Python and of C++, and the allocator's share (PyTorch 2.13)."""
+"""Bytes of a tensor beside its numbers: objects of Python and of C++, and the allocator's share (PyTorch 2.13)."""
 
 
 def size_of_numbers(copy: Any) -> int:
-    """How many bytes the numbers of the tensors in a copy have; what else is in it is not counted.
+    """Return the bytes of the numbers of the tensors in a copy; nothing else in it is counted.
 
     >>> size_of_numbers({"k": torch.ones(1024), "step": 3})
     4096
@@ -243,7 +236,7 @@ def size_of_numbers(copy: Any) -> int:
 
 
 def _pieces(copy: Any) -> list[Any]:
-    """The copy and everything in it; a container that stands in it twice comes once."""
+    """Return the copy and everything in it; a container that stands in it twice comes once."""
     pieces, seen, left = [], set(), [copy]
     while left:
         one = left.pop()

@@ -160,7 +160,7 @@ def _located(this: ThisCode, instruction: int) -> Expression:
         operands=_operands(node),
         receiver=_receiver(node),
         parts=_parts(statement, node),
-        made_here=_made_here(node),
+        made_here=_makes_unseen(getattr(getattr(node, "func", None), "value", None)),  # of torch.Tensor(1).log()
         reads=_reads(statement),
         node=node,
     )
@@ -405,10 +405,6 @@ def _parts(statement: ast.stmt, node: ast.AST) -> tuple[str, ...]:
         if isinstance(target, ast.Tuple | ast.List) and not any(isinstance(one, ast.Starred) for one in target.elts):
             return tuple(ast.unparse(one) for one in target.elts)
     return ()
-
-
-def _made_here(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _makes_unseen(node.func.value)
 
 
 def _makes_unseen(value: object) -> bool:
