@@ -19,13 +19,12 @@ import torch
 
 from byname.source.code import (
     ThisCode,
-    body_of,
     enclosing_statement,
     expression_at,
     names_bound,
     position_of,
     source_of,
-    statements_in,
+    statements_of,
 )
 from byname.source.tracebacks import Entry, frames, is_byname, shown_file
 from byname.text import printable
@@ -200,7 +199,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
             reads=_reads(statement),
             node=statement,
         )
-        for statement in _body_of(code)
+        for statement in statements_of(code)
         if variable in names_bound(statement)
     ]
 
@@ -209,48 +208,10 @@ def assignments_calling(code: CodeType, function: str) -> list[Site]:
     """Return the assignments of a function or module body that call a function such as ``self.cell``, in order."""
     return [
         site_of(code, statement, None, code.co_qualname)
-        for statement in _body_of(code)
+        for statement in statements_of(code)
         if isinstance(statement, ast.Assign)
         and any(isinstance(part, ast.Call) and _dotted(part.func) == function for part in ast.walk(statement.value))
     ]
-
-
-def is_kept(code: CodeType, path: str, line: int) -> bool:
-    """Return whether only the statement at a line binds what it binds until it runs again, as far as this body tells.
-
-    A variable is kept from one round to the next of the outermost loop around the line; an attribute or item is kept
-    from one call to the next.
-    """
-    body = [*_body_of(code)]
-    if path.isidentifier():
-        loops = [one for one in body if isinstance(one, ast.For | ast.While) and _spans(one, line)]
-        body = [one for one in body if loops and _spans(loops[0], one.lineno)]
-    others = [one for one in body if one.lineno != line]
-    return bool(body) and not any(path in names_bound(one) or path in _places_bound(one) for one in others)
-
-
-def _spans(block: ast.stmt, line: int) -> bool:
-    return block.lineno <= line <= (block.end_lineno or 0)
-
-
-def _places_bound(statement: ast.stmt) -> set[str]:
-    """Return the attributes and items that a simple statement assigns or deletes."""
-    parts = () if hasattr(statement, "body") else ast.walk(statement)
-    places = (one for one in parts if isinstance(one, ast.Attribute | ast.Subscript))
-    return {ast.unparse(one) for one in places if not isinstance(one.ctx, ast.Load)}
-
-
-def returns(code: CodeType, variable: str | None, line: int) -> bool:
-    """Return whether a function returns a value as it is: in the return at that line, or as that variable."""
-    values = [(one.lineno, one.value) for one in _body_of(code) if isinstance(one, ast.Return) and one.value]
-    parts = [(at, part) for at, value in values for part in getattr(value, "elts", [value])]
-    return any(at == line or (isinstance(part, ast.Name) and part.id == variable) for at, part in parts)
-
-
-def _body_of(code: CodeType) -> Iterable[ast.stmt]:
-    source = source_of(code)
-    body = None if source is None or source.tree is None else body_of(source.tree, code)
-    return statements_in(body or [])
 
 
 def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, target: str | None, name: str) -> Site:
@@ -264,25 +225,6 @@ def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, ta
     """
     source = source_of(code)
     return Site(code.co_filename, node.lineno, name, "" if source is None else _text(source, node), target)
-
-
-def binds_alone(code: CodeType, variable: str) -> bool:
-    """Return whether only statements of this function or module body can bind one of its variables.
-
-    An argument, a variable that a nested function shares, and a module's variable that some function declares
-    ``global`` can be bound elsewhere.
-    """
-    shared = variable in code.co_cellvars or variable in code.co_freevars
-    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    if shared or variable in code.co_varnames[:arguments]:
-        return False
-    if code.co_name != "<module>":
-        return variable in code.co_varnames
-    source = source_of(code)
-    tree = None if source is None else source.tree
-    if tree is None:
-        return False
-    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
 
 
 def short_names(sites: Iterable[Site]) -> dict[Site, str]:

@@ -11,7 +11,8 @@ import torch
 
 from byname.reading.targets import is_in_place
 from byname.reading.tensor import fact
-from byname.source.location import Expression, Site, binds_alone, locate, statements_binding
+from byname.source.code import binds_alone
+from byname.source.location import Expression, Site, locate, statements_binding
 from byname.tracking.call import Call
 from byname.tracking.log import CallFinder, CreationRecord, Log
 from byname.tracking.tracker import TRACKERS

@@ -24,7 +24,8 @@ from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.source.location import Site, assignments_calling, is_kept, returns
+from byname.source.code import is_kept, returns
+from byname.source.location import Site, assignments_calling
 from byname.table import counted
 from byname.tracking.call import Call
 from byname.tracking.tracker import logs
