@@ -12,7 +12,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -138,7 +138,7 @@ def _reader(kind: type) -> Reader:
         (tables(), held_by_table),
     ):
         if any(id(one) in parents for one in family):
-            return reader.make(kind) if isinstance(reader, ForClass) else reader
+            return reader(kind) if reader is ModuleReader else reader  # type: ignore[return-value]
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
 
 
@@ -252,20 +252,14 @@ _MADE_BY_A_STATEMENT = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``: a class that was made at run time, not a static type of the interpreter."""
 
 
-class ForClass(NamedTuple):
-    """Makes the reader of a class, for a kind of object that is read faster once its class is known."""
-
-    make: Callable[[type], Reader]
-
-
-_Entry: TypeAlias = tuple[tuple[type, ...], Reader | ForClass]
+_Entry: TypeAlias = tuple[tuple[type, ...], Reader | type[ModuleReader]]
 
 _ADDED: list[_Entry] = []
 """The entries of `add_children`, the latest first. Process-wide, as classes are; searched before the table."""
 
 _TABLE: tuple[_Entry, ...] = (
     ((torch.Tensor,), held_by_tensor),
-    ((nn.Module,), ForClass(ModuleReader)),
+    ((nn.Module,), ModuleReader),
     ((torch.optim.Optimizer,), held_by_optimizer),
     ((dict,), held_by_dict),
     ((list, tuple, deque), held_by_sequence),
@@ -288,5 +282,6 @@ _TABLE: tuple[_Entry, ...] = (
     ((torch._C.Future,), held_by_torch_future),
 )
 """Classes, and the function that lists the children of their instances. The first match counts; futures come after all
-these. Any other object is read by its attributes or, if its class has none, by the garbage collector's referents.
+these. Any other object is read by its attributes or, if its class has none, by the garbage collector's referents. For
+modules a reader is made for each class.
 """
