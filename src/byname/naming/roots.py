@@ -77,7 +77,8 @@ def given_roots(roots: Any) -> list[Root]:
         elif type(root) is ModuleType:
             found += module_roots(root.__name__, vars(root))
         else:
-            found += _variables_of(root) or [given_root(root)]
+            variables = [one for one in (*_frame_roots(), *_user_module_roots()) if one.value is root]
+            found += variables or [given_root(root)]
     return found
 
 
@@ -121,11 +122,6 @@ def given_root(value: object) -> Root:
     is_module = issubclass(type(value), torch.nn.Module)
     text = tag_of(value) or ("model" if is_module else type(value).__name__.lower())
     return Root(text, value, "given", "given", evaluates=False, quality=PRIVATE)
-
-
-def _variables_of(value: object) -> list[Root]:
-    """Return the variables, of running functions and user modules, that hold this object."""
-    return [root for root in (*_frame_roots(), *_user_module_roots()) if root.value is value]
 
 
 def _frame_roots() -> Iterator[Root]:

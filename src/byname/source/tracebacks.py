@@ -70,7 +70,8 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     inner = list(_outwards(sys._getframe(2)))
     stack = inner[::-1]
     ours = _marked(stack)
-    level = next((at for at, one in enumerate(inner) if _is_at(one, filename, line)), None)
+    at = line, filename
+    level = next((level for level, one in enumerate(inner) if (one.f_lineno, one.f_code.co_filename) == at), None)
     if level is None or not ours[~level] or inner[level].f_code.co_name == STANDS_IN:
         return None
     kept = [one for one, drop in zip(stack, ours, strict=True) if not drop]
@@ -83,10 +84,6 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_at(frame: FrameType, filename: str, line: int) -> bool:
-    return frame.f_lineno == line and frame.f_code.co_filename == filename
-
-
 def warn(sentence: str, category: type[Warning]) -> None:
     """Issue a warning at the nearest line that is neither byname's nor an exit stack's.
 
@@ -95,13 +92,9 @@ def warn(sentence: str, category: type[Warning]) -> None:
         category: the class of the warning.
     """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_between(frame.f_code.co_filename):
+    while frame.f_back and (is_byname(file := frame.f_code.co_filename) or file == contextlib.__file__):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"byname: {sentence}", category, stacklevel=level)
-
-
-def _is_between(filename: str) -> bool:
-    return is_byname(filename) or filename == contextlib.__file__
 
 
 def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -119,11 +112,8 @@ def related(error: BaseException) -> Iterator[BaseException]:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
-            waiting += [one.__cause__, one.__context__, *_grouped(one)]
-
-
-def _grouped(error: BaseException) -> tuple[BaseException, ...]:
-    return error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+            waiting += [one.__cause__, one.__context__]
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
 def _marked(stack: Sequence[FrameType]) -> list[bool]:

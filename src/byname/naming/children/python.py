@@ -153,16 +153,13 @@ def _key(found: tuple[int, bool]) -> Reference:
 def held_by_sequence(obj: Any) -> Held:
     """Yield the items of a list, tuple or deque of any class, then its attributes."""
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
-    make = item if type(obj) is family or plain(type(obj), family, "__getitem__") else _indirect_item
+    evaluates = type(obj) is family or plain(type(obj), family, "__getitem__")
+    make = item if evaluates else functools.partial(item, evaluates=False)
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
         if type(value) not in ATOMS:
             yield make, position, value
     if type(obj) is not family and family is not tuple:
         yield from held_by_instance(obj)
-
-
-def _indirect_item(position: int) -> Reference:
-    return item(position, evaluates=False)
 
 
 def _steady(obj: deque[Any]) -> list[Any]:
@@ -244,7 +241,7 @@ def held_by_error(obj: Any) -> Held:
     """Yield the variables along an error's traceback, its arguments and fields, related errors, and its attributes."""
     kind = type(obj)
     own = reads_plainly(kind)
-    traceback = _traceback_of(obj)
+    traceback: types.TracebackType | None = _TRACEBACK.__get__(obj)
     if traceback is not None:
         evaluates = own and found_in(kind, "__traceback__") is _TRACEBACK
         yield from _variables_along(traceback, ".__traceback__", "the traceback of ", evaluates)
@@ -262,11 +259,6 @@ def held_by_error(obj: Any) -> Held:
 
 
 _TRACEBACK: Any = namespace_of(BaseException)["__traceback__"]
-
-
-def _traceback_of(error: Any) -> types.TracebackType | None:
-    found: types.TracebackType | None = _TRACEBACK.__get__(error)
-    return found
 
 
 def _field(obj: Any, name: str, field: types.MemberDescriptorType, evaluates: bool) -> Held:

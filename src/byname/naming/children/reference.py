@@ -98,17 +98,13 @@ def writable(name: str) -> bool:
 def item(key: object, kind: str = "item", evaluates: bool = True) -> Reference:
     """Return the step ``[key]`` for a key that has a literal form."""
     written = repr(key)
-    wild: Callable[[str], str] | None = _any_entry if kind == "item" and type(key) is not str else None
+    wild: Callable[[str], str] | None = _ANY_ENTRY if kind == "item" and type(key) is not str else None
     if wild is None and "[*]" in written:  # in a pattern this must not look like a position that is left open
         wild = suffix(f"[{written.replace('[*]', '[' + _STAR + ']')}]")
     return Reference(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
 
 
 _STAR = r"\x2a"
-
-
-def _any_entry(before: str) -> str:
-    return f"{before}[*]"
 
 
 def literal(key: object, depth: int = 8) -> bool:
@@ -127,6 +123,9 @@ def literal(key: object, depth: int = 8) -> bool:
 def suffix(text: str) -> Callable[[str], str]:
     """Return a function that appends a text to the source before it."""
     return lambda before: f"{before}{text}"
+
+
+_ANY_ENTRY = suffix("[*]")
 
 
 def held_by_instance(obj: object) -> Held:

@@ -129,10 +129,11 @@ def _behind(text: str) -> Reference:
 
 
 def _reader(kind: type) -> Reader:
-    parents = set(map(id, parents_of(kind)))
+    parents, module = set(map(id, parents_of(kind))), namespace_of(kind).get("__module__")
+    is_ours = type(module) is str and f"{module}.".startswith("byname.")
     for family, reader in (
         *_ADDED,
-        (_is_byname(kind), _nothing),
+        ((kind,) if is_ours else (), lambda _: ()),  # byname's own objects hold no tensor on the program's behalf
         *_TABLE,
         (futures(), held_by_future),
         (tables(), held_by_table),
@@ -140,17 +141,6 @@ def _reader(kind: type) -> Reader:
         if any(id(one) in parents for one in family):
             return reader(kind) if reader is ModuleReader else reader  # type: ignore[return-value]
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
-
-
-def _is_byname(kind: type) -> tuple[type, ...]:
-    """Return the class in a tuple if it is one of byname's, else an empty tuple."""
-    module = namespace_of(kind).get("__module__")
-    return (kind,) if type(module) is str and (module == "byname" or module.startswith("byname.")) else ()
-
-
-def _nothing(_: object) -> Held:
-    """Return no children: byname's own results and registries hold no tensor on the program's behalf."""
-    return ()
 
 
 def _function(obj: Any) -> Held:

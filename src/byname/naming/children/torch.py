@@ -96,7 +96,7 @@ class _Registered:
         if what == "module":
             for parent in self._wrappers:
                 if (through := _SEEN_THROUGH.get((parent, name))) is not None:
-                    return Reference("module", _unchanged, through, seen_through=True)
+                    return Reference("module", str, through, seen_through=True)
         if (container := _container_item(self._kind, name, position, what)) is not None:
             return container
         if shadowed or not self._own or found_in(self._kind, name) is not None:
@@ -113,14 +113,11 @@ class _Registered:
     @cached_property
     def _own(self) -> bool:
         """Whether an attribute that is not found is looked up in the registries, as PyTorch does."""
-        return plain(self._kind, nn.Module, "__getattr__", "__getattribute__") or _wrapper(self._kind)
+        of_torch = str(namespace_of(self._kind).get("__module__")).partition(".")[0] == "torch"  # wrappers forward it
+        return of_torch or plain(self._kind, nn.Module, "__getattr__", "__getattribute__")
 
 
 _WRAPPERS = frozenset(wrapper for wrapper, _ in _SEEN_THROUGH)
-
-
-def _unchanged(before: str) -> str:
-    return before
 
 
 def _container_item(kind: type, name: str, position: int, what: str) -> Reference | None:
@@ -136,11 +133,6 @@ def _container_item(kind: type, name: str, position: int, what: str) -> Referenc
     if what == "parameter" and issubclass(kind, nn.ParameterDict):
         return item(name, what, plain(kind, nn.ParameterDict, "__getitem__"))
     return None
-
-
-def _wrapper(kind: type) -> bool:
-    """Return whether the class is one of PyTorch's, whose wrappers forward ``__getattr__`` to the wrapped module."""
-    return str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
 
 
 def _unsharded(obj: Any) -> Held:
