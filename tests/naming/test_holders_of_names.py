@@ -185,6 +185,8 @@ def test_causes_contexts_groups_and_fields():
     assert named(cause.args[0], locals(), "error").path == "error.__cause__.args[0]"
     assert named(context.args[0], locals(), "error").path == "error.__context__.args[0]"
     assert named(error.inputs, locals(), "error").path == "error.inputs"
+    error.inputs = {"x": torch.ones(1)}
+    assert named(error.inputs["x"], locals(), "error").path == "error.inputs['x']"
     assert named(error.state[0], locals(), "error").path == "error.state[0]"
     assert named(stop.value, locals(), "stop").exact
     assert named(group.exceptions[0].args[0], locals(), "group").path == "group.exceptions[0].args[0]"

@@ -25,14 +25,16 @@ from byname.naming.children.reference import (
     attribute,
     held_by_instance,
     in_dict,
+    in_slots,
     instance_attribute,
     item,
     literal,
     same,
+    slots_of,
     suffix,
 )
 from byname.reading.frames import in_a_module, locals_of, stacks
-from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
+from byname.reading.objects import attributes_of, found_in, namespace_of, plain, reads_plainly, snapshot
 from byname.source.location import is_torch
 
 CACHE: Any = type(functools.lru_cache(abs))
@@ -250,25 +252,12 @@ def held_by_error(obj: Any) -> Held:
         value = descriptor.__get__(obj)
         if type(value) not in ATOMS:
             yield same, attribute(name, own and found_in(kind, name) is descriptor), value
-    for parent in parents_of(kind):
-        for name, field in list(namespace_of(parent).items()):
-            if type(field) is types.MemberDescriptorType:
-                yield from _field(obj, name, field, own and found_in(kind, name) is field)
+    yield from in_slots(slots_of(kind, of_c=True), obj)
     if any(type(held) is dict for held in gc.get_referents(obj)):  # reading its __dict__ would create one
         yield from in_dict(attributes_of(obj), functools.partial(instance_attribute, kind))
 
 
 _TRACEBACK: Any = namespace_of(BaseException)["__traceback__"]
-
-
-def _field(obj: Any, name: str, field: types.MemberDescriptorType, evaluates: bool) -> Held:
-    """Yield the value in a field of an error's class: of a StopIteration, a group of errors, or a slot."""
-    try:
-        value = field.__get__(obj)
-    except AttributeError:
-        return
-    if type(value) not in ATOMS and type(value) is not dict:
-        yield same, attribute(name, evaluates), value
 
 
 def held_by_traceback(obj: types.TracebackType) -> Held:
@@ -282,7 +271,7 @@ def held_by_frame(obj: types.FrameType) -> Held:
     if id(obj) in running:
         return
     for name, value in _variables_of(obj, running):
-        yield _kept_by_frame, (name, obj.f_code.co_name), value
+        yield _kept, ("", name, obj.f_code.co_name, "", True), value
     above = obj.f_back
     if above is not None and id(above) not in running:
         yield same, attribute("f_back"), above
@@ -293,9 +282,9 @@ def _variables_along(traceback: types.TracebackType, start: str, owner: str, eva
     here: types.TracebackType | None = traceback
     depth = 0
     while here is not None:
-        frame = here.tb_frame
+        frame, source = here.tb_frame, f"{start}{'.tb_next' * depth}.tb_frame"
         for name, value in _variables_of(frame, running):
-            yield _kept_by_traceback, (name, frame.f_code.co_name, depth, start, owner, evaluates), value
+            yield _kept, (source, name, frame.f_code.co_name, owner, evaluates and depth < _WRITABLE), value
         here, depth = here.tb_next, depth + 1
 
 
@@ -306,13 +295,12 @@ def _variables_of(frame: types.FrameType, running: frozenset[int]) -> list[tuple
     return [(name, value) for name, value in locals_of(frame) if type(value) not in ATOMS]
 
 
-def _kept_by_traceback(found: tuple[str, str, int, str, str, bool]) -> Reference:
-    name, function, depth, start, owner, evaluates = found
-    source = f"{start}{'.tb_next' * depth}.tb_frame.f_locals[{name!r}]"
+def _kept(found: tuple[str, str, str, str, bool]) -> Reference:
+    frame, name, function, owner, evaluates = found
     return Reference(
         "traceback",
-        suffix(source),
-        evaluates and depth < _WRITABLE,
+        suffix(f"{frame}.f_locals[{name!r}]"),
+        evaluates,
         label=name,
         note=lambda before: f"local of {function}, kept by {owner}{before}",
     )
@@ -320,12 +308,6 @@ def _kept_by_traceback(found: tuple[str, str, int, str, str, bool]) -> Reference
 
 _WRITABLE = 500
 """The longest chain of ``.tb_next`` that is written as source; Python's parser accepts not many more."""
-
-
-def _kept_by_frame(found: tuple[str, str]) -> Reference:
-    name, function = found
-    source = suffix(f".f_locals[{name!r}]")
-    return Reference("traceback", source, label=name, note=lambda before: f"local of {function}, kept by {before}")
 
 
 def futures() -> tuple[Any, ...]:

@@ -186,13 +186,13 @@ _Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]
 """A function that reads a slot, the slot's name, and whether ``.name`` reads it too."""
 
 
-def slots_of(kind: type) -> list[_Slot]:
-    """Return the slots of a class and its base classes."""
+def slots_of(kind: type, *, of_c: bool = False) -> list[_Slot]:
+    """Return the slots of a class and its base classes; with `of_c` also the fields of classes written in C."""
     plain = reads_plainly(kind)
     return [
         (descriptor.__get__, name, plain and found_in(kind, name) is descriptor)
         for parent in parents_of(kind)
-        if "__slots__" in namespace_of(parent)
+        if of_c or "__slots__" in namespace_of(parent)
         for name, descriptor in list(namespace_of(parent).items())
         if type(descriptor) is types.MemberDescriptorType and name != "__dict__"
     ]
