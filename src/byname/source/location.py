@@ -98,27 +98,85 @@ class Expression:
     Attributes:
         site: the line of the expression.
         whole: whether the statement assigns exactly this expression's value to ``site.target``.
-        operands: the source of each operand that is a plain name, attribute or item; None for any other operand.
-        receiver: the source of the object whose method is called, if that is a plain name, attribute or item; else
-            None.
-        parts: the targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``.
-        made_here: whether the statement creates the tensor with a constructor that no function mode sees, as in
-            ``torch.FloatTensor([1.0]).requires_grad_()``.
         in_place: whether the expression changed an existing tensor in place and returned it.
-        reads: the plain variable names that the statement reads.
-        node: its syntax tree, of an augmented assignment the whole; None if the source is missing or has changed.
+        node: its syntax tree, or the statement if that is augmented or was asked for; None if the source is missing or
+            has changed.
     """
 
     site: Site
     whole: bool = False
-    operands: tuple[str | None, ...] = ()
-    receiver: str | None = None
-    parts: tuple[str, ...] = ()
-    made_here: bool = False
     in_place: bool = False
-    reads: frozenset[str] = frozenset()
-    node: ast.AST | None = field(default=None, compare=False, repr=False)
+    node: ast.AST | None = field(default=None, repr=False)
 
+    @property
+    def operands(self) -> tuple[str | None, ...]:
+        """The source of each operand, in the order in which PyTorch receives them.
+
+        It is None for an operand that is not a plain name, attribute or item.
+        """
+        node = self.node
+        if isinstance(node, ast.BinOp):
+            parts: list[ast.expr] = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign):
+            parts = [node.target, node.value]
+        elif isinstance(node, ast.UnaryOp):
+            parts = [node.operand]
+        elif isinstance(node, ast.Call):
+            listed = node.args[0] if node.args else None  # of tensors, as cat and stack take them
+            parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else node.args
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            parts = [node.value]
+        else:
+            parts = []
+        return tuple(_path(part) for part in parts)
+
+    @property
+    def receiver(self) -> str | None:
+        """The source of the object whose method is called, if that is a plain name, attribute or item; else None."""
+        is_method = isinstance(self.node, ast.Call) and isinstance(self.node.func, ast.Attribute)
+        return _path(self.node.func.value) if is_method else None  # type: ignore[union-attr]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The targets of a statement that unpacks the expression's value, such as ``q, k, v = ...``."""
+        statement = getattr(self.node, "parent", None)
+        if isinstance(statement, ast.Assign) and statement.value is self.node:
+            target = statement.targets[0]
+            if isinstance(target, ast.Tuple | ast.List) and not any(
+                isinstance(one, ast.Starred) for one in target.elts
+            ):
+                return tuple(ast.unparse(one) for one in target.elts)
+        return ()
+
+    @property
+    def made_here(self) -> bool:
+        """Whether the tensor is made by a constructor that no function mode sees.
+
+        It is in ``x = torch.FloatTensor([1.0])`` and in ``torch.FloatTensor([1.0]).requires_grad_()``.
+        """
+        node = self.node
+        value = node if isinstance(node, ast.Assign | ast.AnnAssign) else getattr(node, "func", None)
+        called = getattr(value, "value", None)
+        path = _dotted(called.func) if isinstance(called, ast.Call) else None
+        name = "" if path is None else path.rpartition(".")[2]
+        return name.endswith("Tensor") or name in _UNSEEN
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The plain variable names that the statement reads; of a statement with a body, those in its head."""
+        if self.node is None:
+            return frozenset()
+        statement = enclosing_statement(self.node)
+        heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+        names = [node for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
+        found = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+            found.add(statement.target.id)
+        return frozenset(found)
+
+
+_UNSEEN = frozenset({"Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load"})
+"""Functions beside ``torch.Tensor`` and its like whose tensors no function mode sees being made."""
 
 Instruction: TypeAlias = tuple[CodeType, int]
 """A code object and the byte offset of an instruction in it."""
@@ -153,16 +211,7 @@ def _located(this: ThisCode, instruction: int) -> Expression:
     statement = enclosing_statement(node)
     target, whole = _assigned(statement, node)
     site = Site(code.co_filename, line, code.co_qualname, _text(source, statement), target)
-    return Expression(
-        site=site,
-        whole=whole,
-        operands=_operands(node),
-        receiver=_receiver(node),
-        parts=_parts(statement, node),
-        made_here=_makes_unseen(getattr(getattr(node, "func", None), "value", None)),  # of torch.Tensor(1).log()
-        reads=_reads(statement),
-        node=node,
-    )
+    return Expression(site, whole, node=node)
 
 
 def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
@@ -193,12 +242,7 @@ def statements_binding(code: CodeType, variable: str) -> list[Expression]:
     Nested functions and classes are left out, because a variable of theirs is a different variable.
     """
     return [
-        Expression(
-            site_of(code, statement, variable, code.co_qualname),
-            made_here=_makes_unseen(getattr(statement, "value", None)),
-            reads=_reads(statement),
-            node=statement,
-        )
+        Expression(site_of(code, statement, variable, code.co_qualname), node=statement)
         for statement in statements_of(code)
         if variable in names_bound(statement)
     ]
@@ -316,46 +360,6 @@ def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
     return text, node is value
 
 
-def _operands(node: ast.AST) -> tuple[str | None, ...]:
-    """Return the source of the operands in the order in which PyTorch receives them."""
-    if isinstance(node, ast.BinOp):
-        parts: list[ast.expr] = [node.left, node.right]
-    elif isinstance(node, ast.AugAssign):
-        parts = [node.target, node.value]
-    elif isinstance(node, ast.UnaryOp):
-        parts = [node.operand]
-    elif isinstance(node, ast.Call):
-        listed = node.args[0] if node.args else None  # of tensors, as cat and stack take them
-        parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else node.args
-    elif isinstance(node, ast.Attribute | ast.Subscript):
-        parts = [node.value]
-    else:
-        parts = []
-    return tuple(_path(part) for part in parts)
-
-
-def _receiver(node: ast.AST) -> str | None:
-    """Return the source of the object whose method is called."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return None
-    return _path(node.func.value)
-
-
-def _parts(statement: ast.stmt, node: ast.AST) -> tuple[str, ...]:
-    if isinstance(statement, ast.Assign) and statement.value is node:
-        target = statement.targets[0]
-        if isinstance(target, ast.Tuple | ast.List) and not any(isinstance(one, ast.Starred) for one in target.elts):
-            return tuple(ast.unparse(one) for one in target.elts)
-    return ()
-
-
-def _makes_unseen(value: object) -> bool:
-    """Return whether an expression calls a constructor that no function mode sees, such as ``torch.FloatTensor``."""
-    called = _dotted(value.func) if isinstance(value, ast.Call) else None
-    name = "" if called is None else called.rpartition(".")[2]
-    return name.endswith("Tensor") or name in ("Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load")
-
-
 def _dotted(node: ast.expr) -> str | None:
     """Return the source of ``a`` or ``a.b.c``; None for an expression that computes something."""
     if isinstance(node, ast.Name):
@@ -379,20 +383,6 @@ def _is_key(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant | ast.Name)
-
-
-def _reads(statement: ast.stmt) -> frozenset[str]:
-    """Return the names that a statement reads; for a statement with a body, only those in its head."""
-    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
-    found = {
-        node.id
-        for head in heads
-        for node in ast.walk(head)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        found.add(statement.target.id)
-    return frozenset(found)
 
 
 def _text(source: executing.Source, node: Any, limit: int = 160) -> str:
