@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -106,9 +106,7 @@ def is_what_ran(source: executing.Source, code: CodeType) -> bool:
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
         return True
     key = code.co_qualname, code.co_firstlineno
-    return any(
-        _same_code(one, code) for compiled in (_compiled, _compiled_apart) for one in compiled(source).get(key, ())
-    )
+    return any(_same_code(one, code) for apart in (False, True) for one in _codes(source, apart).get(key, ()))
 
 
 def _same_code(one: CodeType, other: CodeType) -> bool:
@@ -131,27 +129,17 @@ def _identifiers(source: Any) -> frozenset[str]:
     return frozenset(str(part) for name in (*found, *modules) for part in (name, *str(name).split(".")))
 
 
-@lru_cache(maxsize=64)
-def _compiled(source: Any) -> dict[tuple[str, int], list[CodeType]]:
-    """Return the code objects that the file compiles to now, by qualified name and first line."""
-    return _codes(source, [source.text])
+@lru_cache(maxsize=128)
+def _codes(source: Any, apart: bool) -> dict[tuple[str, int], list[CodeType]]:
+    """Return the code objects that a file compiles to now, by qualified name and first line.
 
-
-@lru_cache(maxsize=64)
-def _compiled_apart(source: Any) -> dict[tuple[str, int], list[CodeType]]:
-    """Return the code objects of each statement compiled by itself, as notebooks compile them.
-
-    CPython compiles ``torch.relu(x)`` differently where the same unit imports ``torch``.
+    With `apart` each statement is compiled by itself, as in a notebook: CPython compiles ``torch.relu(x)`` differently
+    where the same unit imports ``torch``.
     """
-    return _codes(source, [ast.Module([statement], []) for statement in source.tree.body])
-
-
-def _codes(source: Any, units: Iterable[Any]) -> dict[tuple[str, int], list[CodeType]]:
-    """Return the code objects of some units of a source, by qualified name and first line."""
     found: dict[tuple[str, int], list[CodeType]] = {}
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
     waiting = []
-    for unit in units:
+    for unit in [ast.Module([one], []) for one in source.tree.body] if apart else [source.text]:
         with suppress(SyntaxError):  # some text parses but does not compile: a return outside of a function
             waiting.append(compile(unit, source.filename, "exec", flags, dont_inherit=True))
     while waiting:
