@@ -177,12 +177,17 @@ class Raised:
         return True
 
 
+def before_it_runs(question: Failed) -> bool:
+    """Return whether there is no error: when a cause is looked for before a backward call."""
+    return question.error is None
+
+
 def any_of(*whens: Callable[[Q], bool]) -> Callable[[Q], bool]:
     """Return a condition that holds when one of several does."""
     return lambda question: any(when(question) for when in whens)
 
 
-class Failed(Protocol):
+class Failed(Question, Protocol):
     """An error, as `Raised` asks about it."""
 
     error: BaseException | None

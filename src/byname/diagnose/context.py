@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from byname.autograd.order import engine_order, needed_for
-from byname.autograd.walk import Walk, has_graph
+from byname.autograd.walk import Node, Walk, by_kind, has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.engine import engine_call
 from byname.naming.describe import Describer
 from byname.naming.name import Name
@@ -82,6 +82,23 @@ class FailureContext:
             return Walk([root for root in self.roots if has_graph(root)])
 
     @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes of the graph, without what is known of a walk."""
+        with DisableTorchFunction():
+            return list(nodes_behind([root for root in self.roots if has_graph(root)]))
+
+    @cached_property
+    def kinds(self) -> dict[type, list[Node]]:
+        """The nodes by kind."""
+        return by_kind(self.nodes)
+
+    @cached_property
+    def leaves(self) -> list[torch.Tensor]:
+        """The leaves of the graph."""
+        with DisableTorchFunction():
+            return leaf_tensors(self.nodes)
+
+    @cached_property
     def needed(self) -> set[int] | None:
         """The nodes that the engine runs if gradients are asked for some inputs only, else None."""
         return needed_for(self.walk, self.inputs)
@@ -109,10 +126,10 @@ class FailureContext:
         place = self.users_place
         return {} if place is None else {**place.frame.f_globals, **dict(locals_of(place.frame))}
 
-    def frames(self, function: str) -> Iterator[dict[str, Any]]:
-        """Yield the variables of each frame of this function that the error passed."""
+    def frames(self, *functions: str) -> Iterator[dict[str, Any]]:
+        """Yield the variables of each frame of these functions that the error passed."""
         for place in self.places:
-            if place.frame.f_code.co_name == function:
+            if place.frame.f_code.co_name in functions:
                 yield dict(locals_of(place.frame))
 
     @cached_property

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dis
-import re
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from byname.diagnose.causes.checkpoint import checkpoint_mismatch
-from byname.diagnose.causes.in_place import leaf_in_place, modified
-from byname.diagnose.causes.iterations import backward_twice
-from byname.diagnose.causes.not_reached import no_grad_path
+from byname.diagnose.cause import Cause
+from byname.diagnose.causes.checkpoint import CHECKPOINT_MISMATCH
+from byname.diagnose.causes.in_place import LEAF_IN_PLACE, MODIFIED
+from byname.diagnose.causes.iterations import BACKWARD_TWICE
+from byname.diagnose.causes.not_reached import NO_GRAD_PATH
 from byname.diagnose.causes.raised import RAISED
 from byname.diagnose.context import FailureContext, context_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
-from byname.diagnose.nonfinite.backward import anomaly
+from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.frames import revisiting
@@ -63,7 +62,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
         return known
     with revisiting(asked), collection_paused():
         context = context_of(asked, models, optimizers)
-        finding = _understood(asked, context)
+        finding = _understood(context)
     if finding is None:
         return Explanation(
             "unknown", f"byname has no explanation for this {type(asked).__name__}", (), known_sites(context.noticed)
@@ -78,19 +77,11 @@ def _in_flight() -> BaseException:
     return error
 
 
-def _understood(error: BaseException, context: FailureContext) -> Finding | None:
+def _understood(context: FailureContext) -> Finding | None:
     """Return the first finding whose pattern is in the error's message and whose evidence is found."""
     if not context.places or _is_raised_by_the_user(context):
         return None
-    for kinds, words, explains in _KNOWN:
-        if issubclass(type(error), kinds) and re.search(words, context.message, re.DOTALL):
-            finding = explains(context, error)
-            if finding is not None:
-                return finding
-    return next((finding for cause in RAISED for finding in cause.findings(context)), None)
-
-
-_Explains = Callable[[FailureContext, BaseException], Finding | None]
+    return next((finding for cause in ERRORS for finding in cause.findings(context)), None)
 
 
 def _is_raised_by_the_user(context: FailureContext) -> bool:
@@ -101,16 +92,13 @@ def _is_raised_by_the_user(context: FailureContext) -> bool:
     return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")
 
 
-def _modified(context: FailureContext, error: BaseException) -> Finding | None:
-    return next(iter(modified(context, context.message)), None)
-
-
-_KNOWN: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str, _Explains]] = (
-    (RuntimeError, r"backward through the graph a second time|saved tensors after they have", backward_twice),
-    (RuntimeError, r"has been modified by an inplace operation", _modified),
-    (RuntimeError, r"leaf Variable that requires grad is being used in an in-place", leaf_in_place),
-    (RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad", no_grad_path),
-    (RuntimeError, r"returned nan values in its \d+th output", anomaly),
-    (RuntimeError, r"torch\.utils\.checkpoint", checkpoint_mismatch),
+ERRORS: tuple[Cause[FailureContext], ...] = (
+    *BACKWARD_TWICE,
+    *MODIFIED,
+    LEAF_IN_PLACE,
+    *NO_GRAD_PATH,
+    *RAISED,
+    ANOMALY,
+    CHECKPOINT_MISMATCH,
 )
-"""The known errors, by type and message pattern (PyTorch 2.7 to 2.13), with the function that explains each."""
+"""The causes of errors, in the order in which they are looked for."""

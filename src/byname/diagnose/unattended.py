@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
-from byname.diagnose.causes.iterations import graph_grows, graph_in_grad
+from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
 from byname.diagnose.causes.not_reached import MAY_BE, CutOff, cut_off
 from byname.diagnose.check import check
 from byname.diagnose.context import FailureContext
@@ -98,9 +98,8 @@ class RunningCheck:
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""
         for one in filter(has_graph, [*roots, *_held_results()]):
-            nodes = nodes_behind([one])
             context = FailureContext([one])
-            for finding in [*graph_grows(context, nodes), *graph_in_grad(context, leaf_tensors(nodes))]:
+            for finding in [*GRAPH_GROWS.findings(context), *GRAPH_IN_GRAD.findings(context)]:
                 if finding.culprits or any(one is root for root in roots):
                     self.tell(finding)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from byname.autograd.slots import packed_in
+from byname.diagnose.cause import Cause, Facts, Raised, Subject, tell
 from byname.diagnose.context import FailureContext
-from byname.diagnose.finding import Finding, culprits_of, known_sites
 from byname.naming.history import name_around
-from byname.naming.name import Name, at, quote, quote_at, unnamed
-from byname.reading.frames import locals_of
+from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import locate
 from byname.tracking.call import Call
@@ -24,20 +23,19 @@ _REMEDY = (
 )
 
 
-def checkpoint_mismatch(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the first operation that the recomputation left out, added or did on other shapes."""
+def _mismatch(context: FailureContext) -> Iterator[Facts]:
+    """Yield the first operation that the recomputation left out, added or did on other shapes."""
     record = _record(context)
-    if record is None or not context.has_graph:
-        return None
-    with DisableTorchFunction():
-        nodes = _nodes_of(context, record)
-        return _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
+    if record is not None and context.has_graph:
+        with DisableTorchFunction():
+            nodes = _nodes_of(context, record)
+            found = _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
+        yield found
 
 
 def _record(context: FailureContext) -> Any:
     """Return the checkpoint's own record, from the frame of the function that found the difference."""
-    for place in context.places:
-        known = dict(locals_of(place.frame)) if place.frame.f_code.co_name in _FINDERS else {}
+    for known in context.frames(*_FINDERS):
         record = known.get("self") or known.get("target_frame") or known.get("frame")
         if hasattr(record, "weak_holders"):
             return record
@@ -54,7 +52,7 @@ def _nodes_of(context: FailureContext, record: Any) -> list[int | None]:
     return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
 
 
-def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Finding | None:
+def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts | None:
     """Return a finding about the first call that only one of the two runs made, if a tracker has seen both."""
     found = _both_runs(context, [number for number in nodes if number is not None])
     if found is None:
@@ -70,7 +68,7 @@ def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int |
     left_out, added = then[start:end][:1], now[start_now:end_now][:1]
     if left_out and not added and end == len(then) and _has_stopped_early(record):
         return None
-    return _told(context, left_out, added)
+    return _differing(left_out, added)
 
 
 def _has_stopped_early(record: Any) -> bool:
@@ -116,22 +114,18 @@ def _key(call: Call) -> tuple[int, int, str, int]:
     return *place, call.name, id(module)
 
 
-def _told(context: FailureContext, left_out: Sequence[Call], added: Sequence[Call]) -> Finding:
-    calls = [*left_out, *added]
-    spots = [call.spot() for call in calls]
-    sites = [None if spot is None else spot.site for spot in spots]
-    names = tuple(_name(call) for call in calls)
-    what = [quote_at(name, site) for name, site in zip(names, sites, strict=True)]
+def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
+    subjects = [
+        Subject(_name(call), spot.site if (spot := call.spot()) is not None else None) for call in (*left_out, *added)
+    ]
+    how = "{one[0]} was computed only the " + f"{'first' if left_out else 'second'} time"
     if left_out and added:
-        words = f"{what[0]} was computed the first time, but {what[1]} in its place the second time"
-    else:
-        words = f"{what[0]} was computed only the {'first' if left_out else 'second'} time"
+        how = "{one[0]} was computed the first time, but {one[1]} in its place the second time"
     mode, remedy = _mode(left_out, added), _REMEDY
     if mode:
-        words += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
+        how += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
         remedy = "call train() and eval() after the backward or before the forward, not between the two"
-    message = f"the checkpointed part did not do the same when backward recomputed it: {words}"
-    return Finding("checkpoint-mismatch", message, culprits_of(*names), known_sites(*sites, context.noticed), remedy)
+    return {"how": tell(f"{_SAME}: {how}", one=subjects), "remedy": remedy}
 
 
 def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, str] | None:
@@ -162,7 +156,7 @@ def _name(call: Call) -> Name:
     return named or unnamed(None if spot is None else spot.site)
 
 
-def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Finding:
+def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts:
     """Return a finding about the first tensor that was saved with another shape or dtype.
 
     If only the number of saved tensors differs, the finding blames no variable.
@@ -171,14 +165,16 @@ def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | Non
     number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
     node = None if number is None else nodes[number]
     if number is None or node is None:
-        message = "the checkpointed part saved a different number of tensors when backward recomputed it"
-        return Finding("checkpoint-mismatch", message, sites=known_sites(context.noticed), remedy=_REMEDY)
-    name, made = context.variable(node), context.site(node)
-    message = (
-        f"the checkpointed part did not do the same when backward recomputed it: the tensor saved for {quote(name)}"
-        f"{at(made)} was {_shape(then[number])} the first time and is {_shape(now[number])} the second time"
+        how = "the checkpointed part saved a different number of tensors when backward recomputed it"
+        return {"how": how, "remedy": _REMEDY}
+    how = tell(
+        _SAME + ": the tensor saved for {tensor}{made:at} was {then} the first time and is {now} the second time",
+        tensor=context.variable(node),
+        made=context.site(node),
+        then=_shape(then[number]),
+        now=_shape(now[number]),
     )
-    return Finding("checkpoint-mismatch", message, culprits_of(name), known_sites(made, context.noticed), _REMEDY)
+    return {"how": how, "remedy": _REMEDY}
 
 
 def _metadata_now(record: Any) -> list[Any]:
@@ -196,3 +192,10 @@ def _metadata_now(record: Any) -> list[Any]:
 def _shape(metadata: dict[str, Any]) -> str:
     shape = "×".join(map(str, metadata.get("shape", ()))) or "scalar"
     return f"{str(metadata.get('dtype', '')).removeprefix('torch.')} {shape}"
+
+
+_SAME = "the checkpointed part did not do the same when backward recomputed it"
+
+CHECKPOINT_MISMATCH: Cause[FailureContext] = Cause(
+    "checkpoint-mismatch", Raised(RuntimeError, r"torch\.utils\.checkpoint"), _mismatch, "{how}", "{remedy}"
+)

@@ -14,29 +14,26 @@ import torch
 from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
-from byname.autograd.slots import Slot, slots_of, versions_of, versions_told
+from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, versions_told
+from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import Carrier, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, base_name
 from byname.diagnose.engine import first_run
-from byname.diagnose.failing_expression import FailingExpression, failing_expression
-from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
+from byname.diagnose.expressions import FailingExpression, failing_expression
+from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor
-from byname.source.location import Site
 from byname.table import counted
 from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
 from byname.tracking.tracker import logs
 
 
-def modified(context: FailureContext, message: str = "") -> list[Finding]:
-    """Return a finding for each tensor that was changed after autograd had saved it; for an error, one at most.
+def _changes_in(context: FailureContext) -> list[list[_Change]]:
+    """Return the saved tensors that were changed since; for an error one, or those that one step has changed with it.
 
-    Args:
-        context: the graph.
-        message: PyTorch's error message, if backward has failed already.
+    Those that one step of an optimizer changed together are a group.
     """
     if not context.has_graph:
         return []
@@ -44,10 +41,27 @@ def modified(context: FailureContext, message: str = "") -> list[Finding]:
         spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
         changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
         first = [changed[number] for number in context.order() if number in changed] if changed else []
-        if message:
-            first = _told(context, first, message)[:1]
-        found = [_Change(context, slot) for slot in _one_of_each(first)]
-        return [same[0].finding(same[1:]) for same in _by_step(found)]
+        if context.error is not None:
+            first = _told(context, first, context.message)[:1]
+        return _by_step([_Change(context, slot) for slot in _one_of_each(first)])
+
+
+def _may_be_changed(context: FailureContext) -> bool:
+    with DisableTorchFunction():
+        return context.error is None and bool(doubtful(context.kinds))
+
+
+def _modified(context: FailureContext) -> Iterator[Facts]:
+    with DisableTorchFunction():
+        found = [one.facts() for one, *_ in context.once(_changes_in) if not one.is_stepped()]
+    yield from found
+
+
+def _stepped(context: FailureContext) -> Iterator[Facts]:
+    with DisableTorchFunction():
+        groups = [same for same in context.once(_changes_in) if same[0].is_stepped()]
+        found = [one.facts_of_step([other.name for other in others]) for one, *others in groups]
+    yield from found
 
 
 def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
@@ -109,34 +123,23 @@ class _Change:
         """Return the step of an optimizer that was the first to change the tensor, or None."""
         return next((one for one in self.changes[:1] if one.operation.endswith(".step")), None)
 
-    def finding(self, others: Sequence[_Change] = ()) -> Finding:
-        """Return the finding about this change, and about others that the same step made."""
-        step = self.step()
-        if step is not None:
-            return self._stepped(step.site, f"{step.operation}() changed it", [one.name for one in others])
-        owner = self._optimizer()
-        if not self.changes and owner:
-            return self._stepped(None, f"it was changed afterwards, most likely by a step of {owner}, which has it")
-        return self._changed(self.changes[0] if self.changes else None)
+    def is_stepped(self) -> bool:
+        """Return whether a step of an optimizer changed the tensor, as far as is known."""
+        return self.step() is not None or not (self.changes or not self._optimizer())
 
-    def _changed(self, change: Mutation | None) -> Finding:
-        where = None if change is None else change.site
+    def facts(self) -> Facts:
+        """Return the facts of a change in place."""
+        change = self.changes[0] if self.changes else None
         if change is None:
             watched = self.saved is not None  # only a tracker knows where the tensor was saved
             unseen = "by something that no tracker saw" if watched else "byname.explaining() remembers the line"
-            what = f"changed in place afterwards ({unseen})"
+            what = tell(f"changed in place afterwards ({unseen})")
         else:
             more = len(self.changes) - 1
             again = f" and {counted(more, 'time')} more" if more else ""
-            what = f"changed in place by {change.operation}(){at(where)}{again}"
-        message = f"autograd saved {quote_at(self.name, self.saved)} for this backward, and it was {what}"
-        return Finding(
-            "modified-in-place",
-            message,
-            culprits_of(self.name),
-            known_sites(self.saved, where, self._context.noticed),
-            self._remedy(change),
-        )
+            operation, site = change.operation, change.site
+            what = tell("changed in place by {by}(){where:at}{again}", by=operation, where=site, again=again)
+        return {"saved": Subject(self.name, self.saved), "what": what, "remedy": self._remedy(change)}
 
     def _remedy(self, change: Mutation | None) -> str:
         """Return advice on the code to write instead of the in-place change."""
@@ -155,19 +158,29 @@ class _Change:
             keeps_graph=base is not None and fact(base, "grad_fn") is not None,
         )
 
-    def _stepped(self, where: Site | None, what: str, others: Sequence[Name] = ()) -> Finding:
-        message = f"this backward needs {quote(self.name)} as it was{at(self.saved)}; {what}{at(where)}"
+    def facts_of_step(self, others: Sequence[Name]) -> Facts:
+        """Return the facts of a step of an optimizer that changed this tensor, and others that the backward needs."""
+        step = self.step()
+        what = f"it was changed afterwards, most likely by a step of {self._optimizer()}, which has it"
+        beside: str = ""
         if others:
-            message += f", and {counted(len(others), 'other tensor')} that it needs: {quote_all(others, most=3)}"
-        remedy = "call every backward before the step, or compute the forward again after it"
+            number = counted(len(others), "other tensor")
+            beside = tell(", and {number} that it needs: {others:3}", number=number, others=tuple(others))
+        carried, remedy = "", "call every backward before the step, or compute the forward again after it"
         carrier = self._carrier()
-        names = [self.name, *others]
         if carrier is not None:
-            message += f". {quote(carrier.name)} carries the graph of an earlier iteration over"
-            remedy = f"{letting_go(self._context, carrier.name, carrier.made)}; retain_graph=True is not needed then"
-            names.append(carrier.name)
-        sites = known_sites(self.saved, where, self._context.noticed)
-        return Finding("optimizer-step-between", message, culprits_of(*names), sites, remedy)
+            carried = tell(". {variable} carries the graph of an earlier iteration over", variable=carrier.name)
+            remedy = letting_go(self._context, carrier.name, carrier.made)
+            remedy += "; retain_graph=True is not needed then"
+        return {
+            "tensor": self.name,
+            "saved": self.saved,
+            "what": what if step is None else f"{step.operation}() changed it",
+            "where": None if step is None else step.site,
+            "beside": beside,
+            "carried": carried,
+            "remedy": remedy,
+        }
 
     def _carrier(self) -> Carrier | None:
         """Return the variable that carries over the node from an earlier backward call of the same line, if it does."""
@@ -198,22 +211,15 @@ class _Change:
         return ""
 
 
-def leaf_in_place(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the leaf that a statement changes in place though it requires grad."""
-    leaves = [tensor for tensor in _tensors_at(context) if _is_changed_leaf(tensor)]
-    leaf = next(iter(leaves), None)
+def _changed_leaf(context: FailureContext) -> Iterator[Facts]:
+    """Yield the leaf that a statement changes in place though it requires grad."""
+    leaf = next((tensor for tensor in _tensors_at(context) if _is_changed_leaf(tensor)), None)
     name = unnamed() if leaf is None else context.name(_leaf_of(leaf))
-    what = (
-        f"{quote(name)} is a leaf that requires grad, and{at(context.noticed)} it"
-        if name.path
-        else (f"{'a view of ' * ('view of a leaf' in context.message)}a leaf that requires grad{at(context.noticed)}")
-    )
-    message = f"{what} is changed in place"
-    remedy = (
-        "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute "
-        f"with the changed values, make a new tensor: {name.path or 'new'} + ... or {name.path or 'leaf'}.clone()"
-    )
-    return Finding("leaf-in-place", message, culprits_of(name), known_sites(context.noticed), remedy)
+    what = tell("{leaf} is a leaf that requires grad, and{noticed:at} it", leaf=name, noticed=context.noticed)
+    if not name.path:
+        view = "a view of " * ("view of a leaf" in context.message)
+        what = tell("{view}a leaf that requires grad{noticed:at}", view=view, noticed=context.noticed)
+    yield {"what": what, "sum": name.path or "new", "copy": name.path or "leaf"}
 
 
 def _is_changed_leaf(tensor: torch.Tensor) -> bool:
@@ -266,3 +272,31 @@ def _inside(value: Any) -> list[Any]:
     if issubclass(type(value), nn.Module):
         return list(nn.Module.parameters(value))
     return [value]
+
+
+_MODIFIED = Raised(RuntimeError, r"has been modified by an inplace operation")
+
+MODIFIED: tuple[Cause[FailureContext], ...] = (
+    Cause(
+        "modified-in-place",
+        any_of(_MODIFIED, _may_be_changed),
+        _modified,
+        "autograd saved {saved} for this backward, and it was {what}",
+        "{remedy}",
+    ),
+    Cause(
+        "optimizer-step-between",
+        any_of(_MODIFIED, _may_be_changed),
+        _stepped,
+        "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}",
+        "{remedy}",
+    ),
+)
+LEAF_IN_PLACE: Cause[FailureContext] = Cause(
+    "leaf-in-place",
+    Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),
+    _changed_leaf,
+    "{what} is changed in place",
+    "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute with "
+    "the changed values, make a new tensor: {sum} + ... or {copy}.clone()",
+)

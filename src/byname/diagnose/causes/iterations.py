@@ -9,15 +9,14 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from byname.autograd.slots import slots_of
-from byname.autograd.walk import Node
+from byname.autograd.slots import doubtful, slots_of
+from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, tell
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
-from byname.diagnose.failing_expression import value_at
-from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.diagnose.expressions import parsed, value_at
+from byname.diagnose.finding import culprits_of
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
@@ -144,14 +143,11 @@ def _runs(context: FailureContext, code: CodeType) -> bool:
 
 def _carried(statement: str) -> list[str]:
     """Return the variables that a statement reads and binds: of ``out, (h, c) = rnn(x, (h, c))`` these are h and c."""
-    try:
-        parsed = ast.parse(statement).body[0]
-    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
+    node = parsed(statement)
+    if not isinstance(node, ast.Assign):
         return []
-    if not isinstance(parsed, ast.Assign):
-        return []
-    read = {ast.unparse(part) for part in ast.walk(parsed.value) if isinstance(part, ast.expr)}
-    bound = [part for target in parsed.targets for part in _bound(target) if ast.unparse(part) in read]
+    read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
+    bound = [part for target in node.targets for part in _bound(target) if ast.unparse(part) in read]
     lasting = [part for part in bound if not isinstance(part, ast.Name)]  # x = states[k] = cell(x, states[k])
     return [ast.unparse(part) for part in lasting or bound]
 
@@ -214,11 +210,15 @@ _OTHER_LINE = (
 )
 
 
-def backward_twice(context: FailureContext, error: BaseException | None = None) -> Finding | None:
-    """Return a finding about the first node, in engine order, that cannot run because its saved tensors are freed.
+class _Freed(NamedTuple):
+    """The nodes that may be the one that cannot run, as its saved tensors are freed, and those run by earlier calls."""
 
-    If several nodes may be the one that failed, the finding names each of their variables.
-    """
+    possible: list[int]
+    stamped: set[int]
+
+
+def _freed_in(context: FailureContext) -> _Freed | None:
+    """Return the first node, in engine order, that cannot run; several if each of them may be the one that failed."""
     if not context.has_graph:
         return None
     with DisableTorchFunction():
@@ -228,10 +228,8 @@ def backward_twice(context: FailureContext, error: BaseException | None = None) 
             return None
         stamped = {number for number, node in enumerate(context.walk.nodes[1:], 1) if freed_by(node) is not None}
         if not context.places:  # nothing has run yet: the first freed node is the one that will fail
-            possible = [number for number in context.order() if number in gone][:1]
-        else:
-            possible = list(_possible(context, gone, stamped))
-    return _known(context, possible[-1], stamped) if len(possible) == 1 else _uncertain(context, possible)
+            return _Freed([number for number in context.order() if number in gone][:1], stamped)
+        return _Freed(list(_possible(context, gone, stamped)), stamped)
 
 
 def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Iterator[int]:
@@ -252,47 +250,51 @@ def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Ite
             return
 
 
-def _known(context: FailureContext, number: int, stamped: set[int]) -> Finding:
+def _freed(context: FailureContext) -> Iterator[Facts]:
+    found = context.once(_freed_in)
+    if found is None or len(found.possible) != 1:
+        return
+    number, stamped = found.possible[0], found.stamped
     carrier = carrier_of(context, number, stamped)
     if carrier is None:
         carrier = Carrier(context.variable(number, stamped), context.site(number), None)
-    variable, made = carrier.name, carrier.made
+    variable, made, join = carrier
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.site
-    where = f", made at {made}," if made is not None and variable.path else ""
-    where = where or ("" if carrier.join is None else f", which is written{at(carrier.join)} and carries the graph on,")
-    by = f"the backward{at(freed)} freed them" if run is not None else "an earlier backward freed them"
-    message = (
-        f"this backward{at(context.noticed)} goes through {quote(variable)}{where} but the tensors that autograd "
-        f"saved there are gone: {by}"
-    )
+    where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
+    if made is not None and variable.path:
+        where = f", made at {made},"
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     if stamped.issuperset(context.walk.roots):
         remedy = _SAME_ROOT
-    name = f"`{variable.path}`" if variable.path else "it"
-    sites = known_sites(made, carrier.join, freed, context.noticed)
-    detach = letting_go(context, variable, made)
-    return Finding("backward-twice", message, _each(variable), sites, remedy.format(it=name, detach=detach))
+    yield {
+        "variable": quote(variable),
+        "each": culprits_of(*(replace(variable, path=path) for path in variable.path.split(", "))),
+        "lines": [made, join, freed],
+        "where": where,
+        "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
+        "remedy": tell(
+            remedy,
+            it=f"`{variable.path}`" if variable.path else "it",
+            detach=letting_go(context, variable, made),
+        ),
+    }
 
 
-def _each(variable: Name) -> tuple[Name, ...]:
-    """Return the variable, or each variable if one statement assigns several."""
-    return culprits_of(*(replace(variable, path=path) for path in variable.path.split(", ")))
-
-
-def _uncertain(context: FailureContext, numbers: Sequence[int]) -> Finding:
-    """Return a finding that names every variable whose node may be the one that failed."""
-    possible = list(_first_of_each_name(context, numbers))
+def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:
+    """Yield every variable whose node may be the one that failed."""
+    found = context.once(_freed_in)
+    if found is None or len(found.possible) == 1:
+        return
+    possible = list(_first_of_each_name(context, found.possible))
     names = tuple([name for name, _ in possible])
-    sites = [made for _, made in possible] if len(possible) == 1 else []
     who = quote_all(names) or "a tensor without a name"
-    message = (
-        f"this backward{at(context.noticed)} goes through {who if len(names) < 2 else f'one of {who}'}, but an "
-        "earlier backward freed the tensors that autograd saved there. byname.explaining() around the program "
-        "remembers which backward that was"
-    )
-    remedy = _OTHER_LINE.format(it=f"`{names[0].path}`" if len(names) == 1 else "the shared part")
-    return Finding("backward-twice", message, names, known_sites(*sites, context.noticed), remedy)
+    yield {
+        "names": names,
+        "lines": [made for _, made in possible] if len(possible) == 1 else [],
+        "who": who if len(names) < 2 else f"one of {who}",
+        "remedy": tell(_OTHER_LINE, it=f"`{names[0].path}`" if len(names) == 1 else "the shared part"),
+    }
 
 
 def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
@@ -305,38 +307,42 @@ def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iter
                 yield name, context.site(number)
 
 
-def graph_grows(context: FailureContext, nodes: Iterable[Node]) -> list[Finding]:
-    """Return a finding if a graph reaches back through several iterations, each with a backward call of its own.
-
-    Args:
-        context: the context of the question.
-        nodes: the nodes of the graph.
-    """
+def _may_be_freed(context: FailureContext) -> bool:
+    """Return whether saved tensors may be freed, and that does not follow from a graph that grows."""
     with DisableTorchFunction():
-        earlier = list(map(first_run, nodes))
+        if context.error is not None or not doubtful(context.kinds):
+            return False
+    return context.once(_grown_in) is None
+
+
+def _grown_in(context: FailureContext) -> Facts | None:
+    """Return the facts of a graph that reaches back through several iterations, each with a backward of its own."""
+    with DisableTorchFunction():
+        earlier = list(map(first_run, context.nodes))
         is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
         if is_iteration is None:
-            return []
+            return None
         passed = is_iteration(earlier)
         runs = [None, *map(first_run, context.walk.nodes[1:])]
         joins = list(_joins(context, runs, is_iteration))
     join = max(joins, key=lambda one: one.spans, default=None)
     if join is None or join.spans < 2:
-        return []
-    variable = context.variable(join.carrier)
+        return None
     unit = "iteration" if is_iteration is _iterations else "backward call"
-    longer = "with every iteration" if unit == "iteration" else "with each of them, until that is detached"
-    message = f"the graph of this loss reaches back through {counted(len(passed), f'earlier {unit}')}: " + (
-        f"{quote(variable)} carries it from one {unit} to the next{at(join.site)}, so the graph takes "
-        f"more memory and more time {longer}"
-        if join.is_chain
-        else f"{quote(variable)} joins them{at(join.site)}. If every {unit} adds one, the graph grows without end"
-    )
-    remedy = (
-        "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
-        "beginning of each iteration"
-    )
-    return [Finding("graph-grows", message, culprits_of(variable), known_sites(join.site), remedy)]
+    how = "{variable} joins them{joined:at}. If every {unit} adds one, the graph grows without end"
+    if join.is_chain:
+        how = "{variable} carries it from one {unit} to the next{joined:at}, so the graph takes more memory and more "
+        how += "time with every iteration" if unit == "iteration" else "time with each of them, until that is detached"
+    return {
+        "passed": counted(len(passed), f"earlier {unit}"),
+        "how": tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit),
+    }
+
+
+def _grown(context: FailureContext) -> Iterator[Facts]:
+    facts = context.once(_grown_in)
+    if facts is not None:
+        yield facts
 
 
 class _Join(NamedTuple):
@@ -397,25 +403,55 @@ def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:
     return one is not None and (other is None or one.number < other.number)
 
 
-def graph_in_grad(context: FailureContext, leaves: Sequence[torch.Tensor]) -> list[Finding]:
-    """Return a finding about the leaves whose ``.grad`` is itself part of a graph."""
+def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
+    """Yield the leaves whose ``.grad`` is itself part of a graph."""
     with DisableTorchFunction():
         held = []
-        for leaf in leaves:
+        for leaf in context.leaves:
             gradient = fact(leaf, "grad")
             if gradient is not None and fact(gradient, "grad_fn") is not None:
                 held.append(leaf)
-        if not held:
-            return []
         runs = [creating_run(fact(leaf, "grad")) for leaf in held]
-    names = tuple(context.names(held[::-1]))
-    sites = dict.fromkeys(run.site for run in runs if run is not None)
-    message = (
-        f"the .grad of {quote_all(map(str, names))} holds a graph: a backward with create_graph=True left it "
-        "there, and parameter and gradient keep each other alive"
-    )
-    remedy = (
-        "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
-        "(optimizer.zero_grad() does)"
-    )
-    return [Finding("graph-in-grad", message, names, known_sites(*sites), remedy)]
+    if held:
+        names = tuple(context.names(held[::-1]))
+        lines = list(dict.fromkeys(run.site for run in runs if run is not None))
+        yield {"names": names, "quoted": quote_all(map(str, names)), "lines": lines}
+
+
+_FREED = Raised(RuntimeError, r"backward through the graph a second time|saved tensors after they have")
+
+BACKWARD_TWICE: tuple[Cause[FailureContext], ...] = (
+    Cause(
+        "backward-twice",
+        any_of(_FREED, _may_be_freed),
+        _freed,
+        "{each:-}{lines:-}this backward{noticed:at} goes through {variable}{where} but the tensors that autograd saved "
+        "there are gone: {by}",
+        "{remedy}",
+    ),
+    Cause(
+        "backward-twice",
+        any_of(_FREED, _may_be_freed),
+        _perhaps_freed,
+        "{names:-}{lines:-}this backward{noticed:at} goes through {who}, but an earlier backward freed the tensors "
+        "that autograd saved there. byname.explaining() around the program remembers which backward that was",
+        "{remedy}",
+    ),
+)
+GRAPH_GROWS: Cause[FailureContext] = Cause(
+    "graph-grows",
+    always,
+    _grown,
+    "the graph of this loss reaches back through {passed}: {how}",
+    "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
+    "beginning of each iteration",
+)
+GRAPH_IN_GRAD: Cause[FailureContext] = Cause(
+    "graph-in-grad",
+    always,
+    _gradients_with_graph,
+    "{names:-}{lines:-}the .grad of {quoted} holds a graph: a backward with create_graph=True left it there, and "
+    "parameter and gradient keep each other alive",
+    "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
+    "(optimizer.zero_grad() does)",
+)

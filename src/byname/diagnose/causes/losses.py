@@ -263,8 +263,8 @@ def leaf_loss(root: Any, called: Site | None) -> Finding | None:
         cut = cut_before(context, root)
     if cut is None:
         return Finding("leaf-loss", message, culprits_of(name), known_sites(made, called), remedy)
-    sites = known_sites(*cut.sites, made, called)
-    return Finding("leaf-loss", f"{message}; {cut.message}", culprits_of(name), sites, cut.remedy)
+    sites = known_sites(cut["off"], *cut["why"].sites, made, called)
+    return Finding("leaf-loss", f"{message}; {cut['why']}", culprits_of(name), sites, cut["remedy"])
 
 
 _COPIES = {"target", "teacher", "ema", "momentum"}

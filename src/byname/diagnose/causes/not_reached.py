@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from byname.autograd.slots import slots_of
-from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, why_no_graph
-from byname.diagnose.cause import Cause, always
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
+from byname.diagnose.cause import Cause, Facts, Raised, Subject, Told, any_of, before_it_runs, tell
 from byname.diagnose.causes.raised import AWAITED, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
-from byname.diagnose.finding import Finding, culprits_of, known_sites
+from byname.diagnose.finding import Finding
+from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.history import name_around
-from byname.naming.name import Name, at, quote, quote_all, quote_at, unnamed
-from byname.reading.modules import own_parameters, parameters_in
+from byname.naming.name import Name, at, quote, unnamed
+from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site, is_library, locate, statements_binding
@@ -40,6 +41,10 @@ class Snip:
         self.cut = cut
         self.spot: Expression | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
         self.site: Site | None = None if self.spot is None else self.spot.site
+
+    def told(self, context: FailureContext) -> Told:
+        """Return what the call cuts off and why, as a part of a sentence."""
+        return tell("{cut} {why}", cut=Subject(self.name(context), self.site), why=why_cut(self.cut))
 
     def name(self, context: FailureContext) -> Name:
         """Return the variable that the line assigns, or else one that it reads."""
@@ -59,21 +64,21 @@ class Snip:
         return unnamed(self.site)
 
 
-def no_grad_path(context: FailureContext, error: BaseException | None = None) -> Finding | None:
-    """Return a finding about a loss without a graph, with the first call that cut it off.
-
-    The inputs of such a call require grad, and its result does not.
-    """
-    cut_off = [root for root in context.roots if is_tensor(root) and not has_graph(root)]
-    if not cut_off:
-        return None
-    with DisableTorchFunction():
-        found = cut_before(context, cut_off[0])
-        return found or _frozen(context, cut_off[0]) or _unseen(context, cut_off[0])
+def _without_graph(context: FailureContext) -> torch.Tensor | None:
+    """Return the first of the roots that has no graph, or None."""
+    return next((root for root in context.roots if is_tensor(root) and not has_graph(root)), None)
 
 
-def cut_before(context: FailureContext, root: torch.Tensor) -> Finding | None:
-    """Return a finding about the calls that cut a tensor off from all that requires grad, if the log has some."""
+def _cut(context: FailureContext) -> Iterator[Facts]:
+    root = _without_graph(context)
+    if root is not None:
+        with DisableTorchFunction():
+            facts = cut_before(context, root)
+        yield from [] if facts is None else [facts]
+
+
+def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
+    """Return the facts of the calls that cut a tensor off from all that requires grad, if the log has some."""
     cuts, certain = [cut for log in logs() for cut in log.cuts_of(root)], True
     if not cuts:
         cuts, certain = _taken_out(root)
@@ -134,20 +139,17 @@ def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
     return made if made is not None and made() is root else None
 
 
-def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> Finding:
-    places = [f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in snips]
-    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'}"
-    message = f"{ends} {'; and '.join(places)}"
-    names = culprits_of(*(snip.name(context) for snip in snips))
-    off, remedy = _left_off(snips[0].cut), remedy_of(snips[0].cut)
+def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> Facts:
+    off, remedy, still = _left_off(snips[0].cut), remedy_of(snips[0].cut), ""
     if off is not None:
-        message += f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
+        still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
         remedy = (
             "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
             "`with torch.no_grad():`, which switches them on again at its end"
         )
-    sites = known_sites(off, *(snip.site for snip in snips), context.noticed)
-    return Finding("no-grad-path", message, names, sites, remedy)
+    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
+    places = Told.joined("; and ", [snip.told(context) for snip in snips])
+    return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
 def _left_off(cut: DetachPoint) -> Site | None:
@@ -231,31 +233,31 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
 """Calls that cut off, by name, with a phrase about their result and the code to write instead."""
 
 
-def _frozen(context: FailureContext, root: torch.Tensor) -> Finding | None:
-    """Return a finding about frozen parameters, if nothing that requires grad went into the loss."""
+def _frozen(context: FailureContext) -> Iterator[Facts]:
+    """Yield the frozen parameters, if nothing that requires grad went into the loss."""
+    root = _without_graph(context)
     given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
-    if any(fact(one, "requires_grad") for one in given):
-        return None
-    seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
-    alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
-    frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
-    if not frozen:
-        return None
-    sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
-    names = context.names(frozen)
-    verb = "does not require grad: it was" if len(names) == 1 else "do not require grad: they were"
-    where = f" frozen{at(sites[0])}" if sites else " frozen"
-    message = f"nothing that requires grad went into this loss. {quote_all(names)} {verb}{where}"
-    remedy = "call requires_grad_() on the parameters that should learn"
-    return Finding("no-grad-path", message, culprits_of(*names), known_sites(*sites, context.noticed), remedy)
+    with DisableTorchFunction():
+        if root is None or any(fact(one, "requires_grad") for one in given):
+            return
+        seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
+        alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
+        frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
+        names = tuple(context.names(frozen)) if frozen else ()
+    if names:
+        sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
+        yield {"names": names, "where": at(sites[0] if sites else None), "sites": sites}
 
 
-def _unseen(context: FailureContext, root: torch.Tensor) -> Finding:
-    """Return a finding from the tensor alone, for a cut that no tracker saw."""
-    made, name = site_of_tensor(root), context.name(root)
-    message = f"backward cannot start from {quote(name)}: {why_no_graph(root, made)}"
-    remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
-    return Finding("no-grad-path", message, (), known_sites(made, context.noticed), remedy)
+def _unseen(context: FailureContext) -> Iterator[Facts]:
+    """Yield the tensor without a graph, for a cut that no tracker saw."""
+    root = _without_graph(context)
+    if root is not None:
+        with DisableTorchFunction():
+            made, name = site_of_tensor(root), quote(context.name(root))
+            why = why_no_graph(root, made)
+        remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
+        yield {"name": name, "why": why, "made": made, "remedy": remedy}
 
 
 IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
@@ -275,25 +277,29 @@ class CutOff(NamedTuple):
     snips: list[Snip]
     sure: str
 
+    def facts(self, context: FailureContext) -> Facts:
+        """Return the facts of these parameters."""
+        names = tuple(context.names(self.parameters))
+        remedy = "compute the loss with them, or freeze them with requires_grad_(False)"
+        if self.snips:
+            they = "it" if len(names) == 1 else "they"
+            remedy = f"if {they} should learn, {remedy_of(self.snips[0].cut)}; if not, requires_grad_(False) says so"
+        return {
+            "names": names,
+            "way": self._way(context),
+            "cuts": [snip.site for snip in self.snips],
+            "remedy": remedy,
+        }
+
     def finding(self, context: FailureContext) -> Finding:
         """Return the finding about these parameters."""
-        names = tuple(context.names(self.parameters))
-        gets = "it gets" if len(names) == 1 else "they get"
-        message = f"this loss does not reach {quote_all(names)}: {gets} no gradient from it{self._way(context)}"
-        they = "it" if len(names) == 1 else "they"
-        remedy = (
-            f"if {they} should learn, {remedy_of(self.snips[0].cut)}; if not, requires_grad_(False) says so"
-            if self.snips
-            else "compute the loss with them, or freeze them with requires_grad_(False)"
-        )
-        return Finding("detached-parameter", message, names, known_sites(*(snip.site for snip in self.snips)), remedy)
+        return DETACHED.finding({"noticed": context.noticed, **self.facts(context)})
 
     def _way(self, context: FailureContext) -> str:
         """Return the place of the cut, as the rest of a sentence."""
         if not self.snips:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
-        told = (f"{quote_at(snip.name(context), snip.site)} {why_cut(snip.cut)}" for snip in self.snips)
-        places = list(dict.fromkeys(told))  # several calls on one line may be told in the same words
+        places = list(dict.fromkeys(snip.told(context) for snip in self.snips))  # several on one line may be the same
         return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 
@@ -431,20 +437,64 @@ def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
     return list({cut.place: cut for cut in cuts}.values())
 
 
-def unreached(context: FailureContext, missing: Sequence[torch.Tensor], wrappers: Iterable[nn.Module]) -> list[Finding]:
-    """Return findings about parameters that a loss does not reach.
+def _missing(context: FailureContext) -> list[torch.Tensor]:
+    """Return the models' parameters that require grad and that the loss does not reach.
 
-    There is one for each line that cuts some of them off, one for the rest, and one for those that a
-    DistributedDataParallel wrapper waits for.
+    The list is empty if a node hides its part of the graph, since nobody knows which parameters that part reaches.
     """
-    waiting = [wrapper for wrapper in wrappers if not wrapper.find_unused_parameters]
-    reduced = {id(one) for wrapper in waiting for one in reduced_by(wrapper)}
-    theirs = [one for one in missing if id(one) in reduced]
-    found = [group.finding(context) for group in cut_off(context, [one for one in missing if id(one) not in reduced])]
-    return [*_awaited(context, theirs), *found]
+    if any("parameters used in it" in opaque_reason(same[0]) for same in context.kinds.values()):
+        return []
+    with DisableTorchFunction():
+        wanted = {id(one): one for model in context.models for one in _learning(model)}
+    reached = set(map(id, context.leaves))
+    return [one for key, one in wanted.items() if key not in reached]
 
 
-def _awaited(context: FailureContext, parameters: Sequence[torch.Tensor]) -> list[Finding]:
-    names = tuple(context.names(parameters))
-    cause: Cause[Any] = Cause("ddp-unused", always, lambda _: (), *AWAITED)
-    return [cause.finding({"names": names, "which": "the", "noticed": context.noticed})] if names else []
+def _learning(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters of a model that require grad; for a sharded module, those that its forward used."""
+    modules = modules_in(model)
+    kinds = set(filter(is_sharded, set(map(type, modules))))
+    sharded = [module for module in modules if type(module) in kinds] if kinds else []
+    gathered = {id(one.sharded): one.gathered for module in sharded for one in gathered_parameters(module)}
+    return [gathered.get(id(one), one) for one in parameters_in(model) if fact(one, "requires_grad")]
+
+
+def _reduced(context: FailureContext) -> set[int]:
+    """Return the ids of the parameters whose gradients some DistributedDataParallel wrapper waits for."""
+    wrappers = [one for one in context.models if type(one) is nn.parallel.DistributedDataParallel]
+    return {id(one) for wrapper in wrappers if not wrapper.find_unused_parameters for one in reduced_by(wrapper)}
+
+
+def _awaited(context: FailureContext) -> Iterator[Facts]:
+    theirs = [one for one in context.once(_missing) if id(one) in context.once(_reduced)]
+    if theirs:
+        yield {"names": tuple(context.names(theirs)), "which": "the"}
+
+
+def _detached(context: FailureContext) -> Iterator[Facts]:
+    others = [one for one in context.once(_missing) if id(one) not in context.once(_reduced)]
+    yield from (group.facts(context) for group in cut_off(context, others))
+
+
+_NO_GRAPH = any_of(Raised(RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad"), before_it_runs)
+
+NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
+    Cause("no-grad-path", _NO_GRAPH, _cut, "{off:-}{why}", "{remedy}"),
+    Cause(
+        "no-grad-path",
+        _NO_GRAPH,
+        _frozen,
+        "nothing that requires grad went into this loss. {names} {names:does|do} not require grad: {names:it was|they "
+        "were} frozen{where}{sites:-}",
+        "call requires_grad_() on the parameters that should learn",
+    ),
+    Cause("no-grad-path", _NO_GRAPH, _unseen, "backward cannot start from {name}: {why}{made:-}", "{remedy}"),
+)
+DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", before_it_runs, _awaited, *AWAITED)
+DETACHED: Cause[FailureContext] = Cause(
+    "detached-parameter",
+    before_it_runs,
+    _detached,
+    "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}",
+    "{remedy}",
+)

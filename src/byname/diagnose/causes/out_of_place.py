@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TypeGuard
 
+from byname.diagnose.expressions import parsed as parsed_of
+
 
 def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.
@@ -16,7 +18,7 @@ def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool,
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
     """
-    parsed = _parsed(statement)
+    parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
     if parsed is None or target is None:
         return _in_general(variable)
@@ -49,7 +51,7 @@ def without_data(statement: str, operation: str) -> tuple[str, str]:
     Returns:
         The source of the changed tensor, empty if the statement does not tell it; and the advice.
     """
-    parsed = _parsed(statement)
+    parsed = parsed_of(statement)
     edited = None if parsed is None else next((one for one in ast.walk(parsed) if _is_data(one)), None)
     if parsed is None or edited is None or not _is_path(edited.value):
         return "", "do without .data, and write it out of place, so that autograd sees it"
@@ -82,13 +84,6 @@ class _WithoutData(ast.NodeTransformer):
             return node.value
         self.generic_visit(node)
         return node
-
-
-def _parsed(statement: str) -> ast.stmt | None:
-    try:
-        return ast.parse(statement).body[0]
-    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
-        return None
 
 
 def _target(parsed: ast.stmt, operation: str) -> ast.expr | None:

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.autograd.leaves import Leaf
-from byname.diagnose.causes.not_reached import MAY_BE, Snip, cuts_beside, why_cut
+from byname.autograd.leaves import Leaf, leaves_of
+from byname.diagnose.cause import Cause, Facts, before_it_runs, tell
+from byname.diagnose.causes.not_reached import MAY_BE, Snip, cuts_beside
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import ENGINE, first_run
-from byname.diagnose.finding import Finding, known_sites
-from byname.naming.name import Name, at, quote, quote_all, quote_at
+from byname.diagnose.finding import known_sites
+from byname.naming.name import Name, quote_all
 from byname.naming.roots import codes_of_the_program
+from byname.reading.arguments import parameters_of
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
 from byname.reading.objects import found_in, living
@@ -33,35 +35,99 @@ from byname.source.location import Site, is_library
 from byname.table import counted
 
 
-def left_out(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Return a finding about the models' parameters that the loss reaches and that no optimizer will change."""
-    mine = [leaf for leaf in reversed(leaves) if _is_left_out(leaf)]
+class _LeftOut(NamedTuple):
+    """The models' parameters that a loss reaches and that no optimizer will change.
+
+    Attributes:
+        names: their names.
+        uses: the lines that use them.
+        hidden: for those that PyTorch does not find, by ``id``, where they are, and what to use there.
+        lost: whether no variable and no module holds them any more.
+    """
+
+    names: tuple[Name, ...]
+    uses: tuple[Site, ...]
+    hidden: dict[int, tuple[str, str]]
+    lost: bool
+
+
+def _optimized(context: FailureContext) -> dict[int, torch.Tensor]:
+    """Return the parameters of the given optimizers, by ``id``."""
+    return {id(one): one for optimizer in context.optimizers for one in parameters_of(optimizer)}
+
+
+def _leaves(context: FailureContext) -> list[Leaf]:
+    """Return the leaves that no other optimizer has, if there is something to say of any leaf or parameter."""
+    optimized = context.once(_optimized)
+    free = (one for one in context.leaves if not issubclass(type(one), nn.Parameter))
+    unowned = (one for one in context.leaves if id(one) not in optimized) if context.optimizers else free
+    if not any(True for _ in unowned) and not context.once(_strangers):
+        return []
+    every = {id(one) for other in living(torch.optim.Optimizer) for one in parameters_of(other)}
+    found = leaves_of(context.walk, context.models, context.optimizers)
+    return [leaf for leaf in found if id(leaf.tensor) not in every - optimized.keys()]
+
+
+def _strangers(context: FailureContext) -> list[torch.Tensor]:
+    """Return the optimizers' parameters that belong to none of the models and that the loss does not reach."""
+    if not context.models or not context.optimizers:
+        return []
+    reached = set(map(id, context.leaves))
+    unreached = {key: one for key, one in context.once(_optimized).items() if key not in reached}
+    theirs = {id(one) for model in context.models for one in parameters_in(model)} if unreached else set()
+    return [one for key, one in unreached.items() if key not in theirs]
+
+
+def _left_out_of(context: FailureContext) -> _LeftOut:
+    leaves = reversed(context.once(_leaves)) if context.optimizers else ()
+    mine = [leaf for leaf in leaves if leaf.kind == "parameter" and not leaf.in_optimizer]
     hidden = _hidden(context, mine) if mine else {}
     theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()
     names = tuple([leaf.name for leaf in mine if not context.models or id(leaf.tensor) in theirs])
-    if not names:
-        return []
-    gather, it, they = ("gets", "it", "it") if len(names) == 1 else ("get", "them", "they")
-    has = "has" if _several(context) else "does not have"
     uses = known_sites(*(use.site for leaf in mine for use in leaf.consumers))
-    if uses and all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine):
-        once = all(map(_wraps_too_early, uses))
-        return [_not_a_leaf(use, names[0]) for use in uses] if once else [_made_anew(context, names, uses)]
-    message = f"{quote_all(names)} {gather} a gradient, but {_those(context)} {has} {it}"
-    remedy = (
-        f"give {it} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is complete; "
-        f"if {they} should not learn, requires_grad_(False) also saves computing "
-        f"{'its gradient' if it == 'it' else 'their gradients'}"
+    lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
+    return _LeftOut(names, uses, hidden, bool(uses) and lost)
+
+
+def _wrapped_too_early(context: FailureContext) -> Iterator[Facts]:
+    names, uses, _, lost = context.once(_left_out_of)
+    if names and lost and all(map(_wraps_too_early, uses)):
+        yield from (_as_target(use, names[0].scope) for use in uses)
+
+
+def _made_in_forward(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameters that no variable and no module holds any more, as of a layer made in a forward."""
+    names, uses, _, lost = context.once(_left_out_of)
+    if names and lost and not all(map(_wraps_too_early, uses)):
+        number = counted(len(names), "parameter")
+        yield {"count": len(names), "number": number, "used": uses[0], "those": _those(context)}
+
+
+def _left_out(context: FailureContext) -> Iterator[Facts]:
+    names, _, hidden, lost = context.once(_left_out_of)
+    if not names or lost:
+        return
+    remedy: str = tell(
+        "give {names:it|them} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is "
+        "complete; if {names:it|they} should not learn, requires_grad_(False) also saves computing "
+        "{names:its gradient|their gradients}",
+        names=names,
     )
     if hidden:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
-    snip = _other_side(context, leaves)
+    snip, beside = _other_side(context, context.once(_leaves)), ""
     if snip is not None:
-        place = quote_at(snip.name(context), snip.site)
-        message += f". Beside it, {place} {why_cut(snip.cut)}, and comes from others that it has"
-        remedy = f"if the cut is on the wrong side, move it to {it}; if not, {remedy}"
-    return [Finding("not-in-optimizer", message, names, known_sites(None if snip is None else snip.site), remedy)]
+        beside = f". Beside it, {snip.told(context)}, and comes from others that it has"
+        them = "it" if len(names) == 1 else "them"
+        remedy = f"if the cut is on the wrong side, move it to {them}; if not, {remedy}"
+    yield {
+        "names": names,
+        "lack": f"{_those(context)} {'has' if _several(context) else 'does not have'}",
+        "beside": beside,
+        "cut": None if snip is None else snip.site,
+        "remedy": remedy,
+    }
 
 
 def _other_side(context: FailureContext, leaves: Sequence[Leaf]) -> Snip | None:
@@ -74,17 +140,6 @@ def _wraps_too_early(use: Site) -> bool:
     """Return whether a statement that runs once keeps what it computes from a new parameter, not the parameter."""
     runs_once = use.function.rpartition(".")[2] in ("__init__", "<module>")
     return runs_once and bool(use.target) and "Parameter(" in use.statement
-
-
-def _made_anew(context: FailureContext, names: tuple[Name, ...], uses: Sequence[Site]) -> Finding:
-    """Return the finding about parameters that no variable and no module holds any more, as of a layer in forward."""
-    get, them = ("gets", "it") if len(names) == 1 else ("get", "them")
-    message = (
-        f"{counted(len(names), 'parameter')} used{at(uses[0])} {get} a gradient, and no variable leads to {them}: "
-        f"a module or parameter made in a function is new in each call, and {_those(context)} cannot have {them}"
-    )
-    remedy = "make it once, in __init__ of the module, and build the optimizer after that"
-    return Finding("not-in-optimizer", message, (), tuple(dict.fromkeys(uses))[:1], remedy)
 
 
 def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[str, str]]:
@@ -102,56 +157,41 @@ def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[
     return found
 
 
-def _is_left_out(leaf: Leaf) -> bool:
-    return leaf.kind == "parameter" and not leaf.in_optimizer
-
-
-def orphaned(context: FailureContext, strangers: Sequence[torch.Tensor], newcomers: Sequence[Leaf]) -> list[Finding]:
-    """Return a finding about parameters that an optimizer has and that the model no longer has.
-
-    Args:
-        context: the context of the question.
-        strangers: the optimizer's parameters that are not the model's and that the loss does not reach.
-        newcomers: the leaves of the model's parameters that no optimizer has.
-    """
+def _orphaned(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameters that an optimizer has and that the model no longer has."""
+    strangers, outside = context.once(_strangers), context.once(_left_out_of)
+    named = () if outside.lost else outside.names
+    newcomers = [leaf for leaf in context.once(_leaves) if leaf.name in named]
     shapes = {leaf.card.shape for leaf in newcomers}
-    named = zip(context.names(strangers), strangers, strict=True)
-    gone = [(name, one) for name, one in named if ".param_groups[" in name.path or _shape(one) in shapes]
-    if not gone:
-        return []
-    holder = "one of the optimizers" if _several(context) else _those(context)
-    old = ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone)
-    message = f"{holder} has {old}, which the model does not have and this loss does not reach"
+    found = zip(context.names(strangers), strangers, strict=True) if strangers else ()
+    gone = [(name, one) for name, one in found if ".param_groups[" in name.path or _shape(one) in shapes]
     new = tuple([leaf.name for leaf in reversed(newcomers)])
-    if new:
-        message += (
-            f"; it does not have {quote_all(new)}. It looks as if a part of the model was replaced after the "
-            "optimizer was built"
-        )
-    remedy = (
-        "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"
+    replaced = (
+        f"; it does not have {quote_all(new)}. It looks as if a part of the model was replaced after the optimizer was "
+        "built"
     )
-    return [Finding("orphaned-parameter", message, (*(name for name, _ in gone), *new), remedy=remedy)]
+    if gone:
+        yield {
+            "holder": "one of the optimizers" if _several(context) else _those(context),
+            "old": ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone),
+            "replaced": replaced if new else "",
+            "names": [*(name for name, _ in gone), *new],
+        }
 
 
-def sharing_memory(context: FailureContext, parameters: Iterable[torch.Tensor]) -> Iterator[Finding]:
-    """Yield findings about parameters of optimizers, of one model, that are the same numbers at the same place."""
+def _sharing_memory(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameters of optimizers, of one model, that are the same numbers at the same place."""
     groups: dict[Any, list[torch.Tensor]] = {}
     with DisableTorchFunction():
-        for one in parameters:
+        for one in context.once(_optimized).values():
             if type(one) in PLAIN and one.layout is torch.strided and (place := one.data_ptr()):  # 0: freed, or meta
                 groups.setdefault((place, one.dtype, one.shape, one.stride()), []).append(one)
     for group in [group for group in groups.values() if len(group) > 1]:
         names = tuple(context.names(group))
         variables = {re.split(r"\W", name.path)[0] for name in names}
-        if len(variables) > 1 or "" in variables or any(".param_groups[" in name.path for name in names):
-            continue
-        message = (
-            f"{quote_all(names)} share the same memory, and are {len(names)} parameters: each gets a part of the "
-            "gradient, and the step changes the same numbers once for each, as if it were all of it"
-        )
-        tied = "; ".join(f"`{name} = {names[0]}`" for name in names[1:])
-        yield Finding("shared-memory", message, names, remedy=f"make them one parameter, before the optimizer: {tied}")
+        if len(variables) == 1 and "" not in variables and not any(".param_groups[" in name.path for name in names):
+            tied = "; ".join(f"`{name} = {names[0]}`" for name in names[1:])
+            yield {"names": names, "number": len(names), "tied": tied}
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -167,28 +207,64 @@ def _those(context: FailureContext) -> str:
     return "none of the optimizers" if _several(context) else f"the optimizer ({type(context.optimizers[0]).__name__})"
 
 
-def free_leaves(context: FailureContext, leaves: Sequence[Leaf]) -> list[Finding]:
-    """Return findings about leaves that are not parameters and get a gradient that nothing reads."""
-    idle = [
-        leaf for leaf in reversed(leaves) if leaf.kind == "free" and not leaf.in_optimizer and _is_idle(context, leaf)
-    ]
+class _Idle(NamedTuple):
+    """The leaves that are not parameters and get a gradient that nothing reads: those told together, and each other."""
+
+    together: list[Leaf]
+    others: list[Leaf]
+
+
+def _idle(context: FailureContext) -> _Idle:
+    leaves = [one for one in reversed(context.once(_leaves)) if one.kind == "free" and not one.in_optimizer]
+    idle = [leaf for leaf in leaves if _is_idle(context, leaf)]
     held = [leaf for leaf in idle if leaf.name.exact and not leaf.name.rebound_at]
     together = held if len(held) > 1 else []
-    found = [_free(context, leaf) for leaf in idle if leaf not in together]
-    return [*([_several_free(together)] if together else []), *found]
+    return _Idle(together, [leaf for leaf in idle if leaf not in together])
 
 
-def _several_free(leaves: Sequence[Leaf]) -> Finding:
-    names = tuple([leaf.name for leaf in leaves])
-    message = (
-        f"{quote_all(names)} require grad and get a gradient in every backward, but nothing uses these gradients: they "
-        "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad"
-    )
-    remedy = (
-        "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
-        "to the optimizer; make the others without requires_grad, or detach them where they are used"
-    )
-    return Finding("free-leaf", message, names, known_sites(*dict.fromkeys([leaf.site for leaf in leaves])), remedy)
+def _free_together(context: FailureContext) -> Iterator[Facts]:
+    leaves = context.once(_idle).together
+    if leaves:
+        yield {"names": [leaf.name for leaf in leaves], "made": list(dict.fromkeys(leaf.site for leaf in leaves))}
+
+
+def _target_of(leaf: Leaf) -> Site | None:
+    """Return the line that makes a leaf and keeps only what it computes from it, if it is such a leaf."""
+    used = next((one.site for one in leaf.consumers if one.site is not None), None)
+    is_kept = used is not None and used.target and not leaf.name.exact and "requires_grad" in used.statement
+    return used if is_kept else None
+
+
+def _is_made_in_loss(context: FailureContext, used: Site) -> bool:
+    return any(is_tensor(root) and made_at(root) == used for root in context.roots)
+
+
+def _wrapped_in_loss(context: FailureContext) -> Iterator[Facts]:
+    """Yield losses such as ``loss = torch.tensor(losses, requires_grad=True).mean()``."""
+    for used in filter(None, map(_target_of, context.once(_idle).others)):
+        if _is_made_in_loss(context, used):
+            yield _as_target(used, "")
+
+
+def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
+    """Yield variables as of ``w = torch.randn(3, requires_grad=True) * 0.1``, which are not the leaf."""
+    for leaf in context.once(_idle).others:
+        used = _target_of(leaf)
+        if used is not None and not _is_made_in_loss(context, used):
+            yield _as_target(used, leaf.name.scope)
+
+
+def _as_target(made: Site, scope: str) -> Facts:
+    target = Name(made.target or "", "local", scope, exact=False, site=made)
+    return {"target": target, "variable": made.target, "made": made}
+
+
+def _free(context: FailureContext) -> Iterator[Facts]:
+    for leaf in context.once(_idle).others:
+        if _target_of(leaf) is None:
+            is_lost = not leaf.name.exact or leaf.name.rebound_at
+            lost = "no variable holds it any more, so" if is_lost else "it is not a parameter of a module,"
+            yield {"leaf": leaf.name, "lost": lost, "lines": [leaf.site, leaf.name.rebound_at]}
 
 
 def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
@@ -216,53 +292,6 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     is_lost = not leaf.name.exact or leaf.name.rebound_at is not None  # no variable holds it any more
     return is_lost or bool(context.optimizers)
-
-
-def _free(context: FailureContext, leaf: Leaf) -> Finding:
-    made, used = leaf.site, next((one.site for one in leaf.consumers if one.site is not None), None)
-    name = leaf.name
-    if used is not None and used.target and not name.exact and "requires_grad" in used.statement:
-        is_loss = any(is_tensor(root) and made_at(root) == used for root in context.roots)
-        return _wrapped_in_loss(used) if is_loss else _not_a_leaf(used, name)
-    held = (
-        "no variable holds it any more, so"
-        if not name.exact or name.rebound_at
-        else "it is not a parameter of a module,"
-    )
-    message = (
-        f"{quote(name)} requires grad and gets a gradient in every backward, but nothing uses that gradient: {held} no "
-        "optimizer changes it and nothing reads or clears its .grad"
-    )
-    remedy = (
-        "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "
-        "without requires_grad, or detach it where it is used"
-    )
-    return Finding("free-leaf", message, (name,), known_sites(made, name.rebound_at), remedy)
-
-
-def _not_a_leaf(made: Site, name: Name) -> Finding:
-    """Return a finding for ``w = torch.randn(3, requires_grad=True) * 0.1``, where the variable is not the leaf."""
-    message = (
-        f"`{made.target}` is not a leaf: the statement at {made} makes a leaf and computes {made.target} from it, so "
-        "the gradient goes to a tensor that no variable holds"
-    )
-    remedy = f"compute the values first: {made.target} = (...).requires_grad_(), or wrap them in nn.Parameter(...)"
-    target = Name(made.target or "", "local", name.scope, exact=False, site=made)
-    return Finding("non-leaf-grad", message, (target,), known_sites(made), remedy)
-
-
-def _wrapped_in_loss(made: Site) -> Finding:
-    """Return a finding for ``loss = torch.tensor(losses, requires_grad=True).mean()``."""
-    message = (
-        f"`{made.target}` is computed at {made} from a tensor that was given requires_grad in the same statement: no "
-        "gradient flows further back than to it, and no variable holds it"
-    )
-    remedy = (
-        "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
-        "several; .item(), float(), torch.tensor() and comparisons cut them off"
-    )
-    target = Name(made.target or "", "local", exact=False, site=made)
-    return Finding("leaf-loss", message, (target,), known_sites(made), remedy)
 
 
 class _Function(NamedTuple):
@@ -436,3 +465,72 @@ def _last(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+_NOT_A_LEAF = (
+    "{target:-}`{variable}` is not a leaf: the statement at {made} makes a leaf and computes {variable} from it, so "
+    "the gradient goes to a tensor that no variable holds",
+    "compute the values first: {variable} = (...).requires_grad_(), or wrap them in nn.Parameter(...)",
+)
+
+OWNERSHIP: tuple[Cause[FailureContext], ...] = (
+    Cause(
+        "shared-memory",
+        before_it_runs,
+        _sharing_memory,
+        "{names:-}{names} share the same memory, and are {number} parameters: each gets a part of the gradient, and "
+        "the step changes the same numbers once for each, as if it were all of it",
+        "make them one parameter, before the optimizer: {tied}",
+    ),
+    Cause("non-leaf-grad", before_it_runs, _wrapped_too_early, *_NOT_A_LEAF),
+    Cause(
+        "not-in-optimizer",
+        before_it_runs,
+        _made_in_forward,
+        "{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a module or "
+        "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
+        "make it once, in __init__ of the module, and build the optimizer after that",
+    ),
+    Cause(
+        "not-in-optimizer",
+        before_it_runs,
+        _left_out,
+        "{names:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}",
+        "{remedy}",
+    ),
+    Cause(
+        "orphaned-parameter",
+        before_it_runs,
+        _orphaned,
+        "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
+        "build the optimizer after the last change of the model, or give it the new parameters with add_param_group",
+    ),
+    Cause(
+        "free-leaf",
+        before_it_runs,
+        _free_together,
+        "{names:-}{names} require grad and get a gradient in every backward, but nothing uses these gradients: they "
+        "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad{made:-}",
+        "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
+        "to the optimizer; make the others without requires_grad, or detach them where they are used",
+    ),
+    Cause(
+        "leaf-loss",
+        before_it_runs,
+        _wrapped_in_loss,
+        "{target:-}`{variable}` is computed at {made} from a tensor that was given requires_grad in the same "
+        "statement: no gradient flows further back than to it, and no variable holds it",
+        "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
+        "several; .item(), float(), torch.tensor() and comparisons cut them off",
+    ),
+    Cause("non-leaf-grad", before_it_runs, _not_a_leaf, *_NOT_A_LEAF),
+    Cause(
+        "free-leaf",
+        before_it_runs,
+        _free,
+        "{leaf:-}{leaf} requires grad and gets a gradient in every backward, but nothing uses that gradient: {lost} no "
+        "optimizer changes it and nothing reads or clears its .grad{lines:-}",
+        "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "
+        "without requires_grad, or detach it where it is used",
+    ),
+)

@@ -22,7 +22,7 @@ from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import engine_call
-from byname.diagnose.failing_expression import FailingExpression, failing_expression, value_at
+from byname.diagnose.expressions import FailingExpression, failing_expression, parsed, value_at
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.arguments import parameters_of
@@ -31,7 +31,7 @@ from byname.reading.modules import plain_containers
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression, Site, is_torch, locate, statements_binding
+from byname.source.location import Site, is_torch, locate, statements_binding
 from byname.table import bytes_text, counted
 from byname.tracking.tracker import logs
 
@@ -313,18 +313,10 @@ def _gradients_in(failing: FailingExpression) -> Iterator[ast.Attribute]:
             yield part
         if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
             for spot in statements_binding(failing.code, part.id):
-                value = _assigned_in(spot)
+                statement = parsed(spot.site.statement)
+                value = statement.value if isinstance(statement, ast.Assign) else None
                 if isinstance(value, ast.Attribute) and value.attr == "grad":
                     yield value
-
-
-def _assigned_in(spot: Expression) -> ast.expr | None:
-    """Return the value of a simple assignment, parsed from its source."""
-    try:
-        statement = ast.parse(spot.site.statement).body[0]
-    except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
-        return None
-    return statement.value if isinstance(statement, ast.Assign) else None
 
 
 def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
@@ -709,10 +701,10 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "graph-in-worker",
         Raised(RuntimeError, r"DataLoader worker.*(support automatic differentiation|serialize non-leaf)"),
         _given_to_worker,
-        "{item:-}{defined:-}`{kind}` gives the workers of the DataLoader{noticed:at} tensors that require grad, and "
-        "no graph can go from one process to another",
-        "return them without a graph: .detach() in `{kind}.__getitem__`, or compute them there under torch.no_grad(); if "
-        "the loss has to reach what computes them, compute it in the training loop",
+        "{item:-}{defined:-}`{kind}` gives the workers of the DataLoader{noticed:at} tensors that require grad, "
+        "and no graph can go from one process to another",
+        "return them without a graph: .detach() in `{kind}.__getitem__`, or compute them there under torch.no_grad(); "
+        "if the loss has to reach what computes them, compute it in the training loop",
     ),
     Cause(
         "out-of-memory",

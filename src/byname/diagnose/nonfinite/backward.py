@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 
 from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Walk, node_name
+from byname.diagnose.cause import Cause, Facts, Raised
 from byname.diagnose.context import FailureContext
-from byname.diagnose.finding import Finding, culprits_of, known_sites, quote_operation, site_of
+from byname.diagnose.finding import Finding, quote_operation, site_of
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.naming.describe import Describer
-from byname.naming.name import Name, at, quote
+from byname.naming.name import Name, at
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
@@ -248,24 +249,30 @@ def _leaf_name(walk: Walk, number: int) -> Name | None:
     return find(Targets([leaf])).names(leaf)[0]
 
 
-def anomaly(context: FailureContext, error: BaseException) -> Finding | None:
-    """Return a finding about the node that anomaly mode names: the last node of that name that the engine has run."""
-    told = re.search(r"Function '(?:.*::)?(\w+)' returned nan", context.message)
-    if told is None or not context.has_graph:
-        return None
+def _returned_nan(context: FailureContext) -> Iterator[Facts]:
+    """Yield the node that anomaly mode names: the last node of that name that the engine has run."""
+    if not context.has_graph:
+        return
     with DisableTorchFunction():
-        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == told[1]]
+        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.told[1]]
         ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
         mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
-    sure = len(named) == 1 or bool(ran)
-    number = (ran or named or [0])[-1]
-    if not number or not sure:
-        return None
-    variable, made = context.variable(number), context.site(number)
-    operation = told[1].rstrip("0123456789").removesuffix("Backward").lower()
-    message = f"the backward of {operation}, the operation that made {quote(variable)}{at(made)}, returned NaN"
-    remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
-    if mask is not None:
-        message += f". The `{mask[0]}`{at(mask[1])} comes after it: a mask there hides its values, not their gradient"
-        remedy = _where_remedy(operation, remedy)
-    return Finding("non-finite-gradient", message, culprits_of(variable), known_sites(made, context.noticed), remedy)
+    if len(named) == 1 or ran:
+        number = (ran or named)[-1]
+        operation = context.told[1].rstrip("0123456789").removesuffix("Backward").lower()
+        remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
+        hides = ""
+        if mask is not None:
+            hides = f". The `{mask[0]}`{at(mask[1])} comes after it: a mask there hides its values, not their gradient"
+            remedy = _where_remedy(operation, remedy)
+        variable, made = context.variable(number), context.site(number)
+        yield {"operation": operation, "variable": variable, "made": made, "hides": hides, "remedy": remedy}
+
+
+ANOMALY: Cause[FailureContext] = Cause(
+    "non-finite-gradient",
+    Raised(RuntimeError, r"Function '(?:.*::)?(\w+)' returned nan values in its \d+th output"),
+    _returned_nan,
+    "the backward of {operation}, the operation that made {variable}{made:at}, returned NaN{hides}",
+    "{remedy}",
+)
