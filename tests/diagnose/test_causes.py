@@ -1,24 +1,74 @@
-"""The causes of findings: each is in the list of them, and described in the documentation."""
+"""The tables of causes: each row is described in the documentation as it is, and nothing is told beside them."""
 
 import ast
+import re
+import string
 from pathlib import Path
 
+import pytest
+
 import byname
-from byname.diagnose.finding import CAUSES
+from byname.diagnose.causes.losses import LOSSES
+from byname.diagnose.causes.not_reached import NO_GRAD_PATH
+from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING
+from byname.diagnose.check import GRAPH
+from byname.diagnose.explain import ERRORS
 
 FOLDER = Path(byname.__file__).parent / "diagnose"
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+CHECKED = (*GRAPH, *NO_GRAD_PATH)
+TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND)
+EVERY = (*ERRORS, *CHECKED, *TRAINED)
 
 
-def causes_in(tree):
-    """The identifiers that findings of a file are made with."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    made = (call for call in calls if ast.unparse(call.func) in ("Finding", "Explanation") and call.args)
-    return {call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)}
+def rows(text):
+    """The cells of the tables in a text, without their heads."""
+    lines = [line.strip("| \n") for line in text.splitlines() if line.startswith("| ")]
+    return [re.split(r" \| ", line) for line in lines if not line.lower().startswith("cause")]
 
 
-def test_every_cause_is_listed_and_described():
-    made = set().union(*(causes_in(ast.parse(file.read_text())) for file in FOLDER.rglob("*.py")))
-    assert len(made) > 30
-    assert made <= set(CAUSES)
-    assert [cause for cause in CAUSES if cause not in PAGE.read_text()] == []
+def described():
+    """How each cause of the first table of the page is found."""
+    first = rows(PAGE.partition("\n## ")[0])
+    return {cause: found for names, _, found in first for cause in names.strip("[").partition("]")[0].split(", ")}
+
+
+def described_as_trained():
+    """The causes of the section about training, each with whether it is marked as suspicious."""
+    section = PAGE.partition("## What learns nothing")[2].partition("\n## ")[0]
+    sure, _, suspicious = section.partition("The following findings are marked")
+    told = {(re.findall(r"`([\w-]+)`", cause)[0], "suspicious" in cause) for cause, *_ in rows(sure)}
+    return told | {(cause.strip("`"), True) for cause, *_ in rows(suspicious)}
+
+
+def test_the_page_says_of_each_cause_how_it_is_found():
+    page = described()
+    noted = {cause for cause, found in page.items() if "note" in found} - {"unknown"}
+    checked = {cause for cause, found in page.items() if "`check`" in found}
+    assert {cause.id for cause in ERRORS} == noted
+    elsewhere = {cause for cause, _ in described_as_trained()}
+    assert {cause.id for cause in CHECKED} - checked <= elsewhere
+    assert checked <= {cause.id for cause in CHECKED}
+
+
+def test_the_page_says_of_each_cause_of_training_whether_it_is_suspicious():
+    page = described_as_trained()
+    assert {(cause.id, "suspicious:" in cause.says) for cause in TRAINED} <= page
+    assert {cause for cause, _ in page} <= {cause.id for cause in (*TRAINED, *CHECKED)}
+
+
+def test_no_finding_has_a_cause_that_no_row_has():
+    trees = [ast.parse(file.read_text()) for file in FOLDER.rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [call.args[0] for call in calls if ast.unparse(call.func) in ("Finding", "Explanation") and call.args]
+    told = {one.value for one in made if isinstance(one, ast.Constant)}
+    assert "non-finite-gradient" in told
+    assert told - {"unknown"} <= {cause.id for cause in EVERY}
+
+
+@pytest.mark.parametrize("cause", EVERY, ids=lambda cause: f"{cause.id}-{cause.facts.__name__}")
+def test_a_row_is_a_sentence_and_a_remedy(cause):
+    for words in (cause.says, cause.remedy):
+        fields = [field for _, field, _, _ in string.Formatter().parse(words) if field is not None]
+        assert all(re.fullmatch(r"\w+(\.\w+)*", field) for field in fields)
+        assert not words.endswith((".", " "))

@@ -622,7 +622,9 @@ def closures_at_changed_weights():
     ],
 )
 def test_gradients_that_are_cleared_between_backward_calls_are_told(program, causes, monkeypatch):
-    monkeypatch.setattr("byname.diagnose.learning.reads_gradients", lambda: False)  # other tests in this process do
+    monkeypatch.setattr(
+        "byname.diagnose.causes.training.reads_gradients", lambda: False
+    )  # other tests in this process do
     gc.collect()  # scalers of other tests
     told, findings = found_in(program)
     assert [cause for cause, _ in told] == causes

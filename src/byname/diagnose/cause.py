@@ -31,8 +31,8 @@ class Question(Protocol):
     """What a table of causes is asked about, such as an error or a graph."""
 
     @property
-    def noticed(self) -> Site | None:
-        """The line at which a problem is noticed, if there is one."""
+    def known(self) -> Facts:
+        """The facts that every sentence of the table may mention; ``noticed`` is one of them, or None."""
 
 
 Q = TypeVar("Q", bound=Question)
@@ -59,7 +59,7 @@ class Cause(Generic[Q]):
     def findings(self, question: Q) -> Iterator[Finding]:
         """Yield the findings of this cause."""
         for facts in self.facts(question) if self.when(question) else ():
-            yield self.finding({"noticed": question.noticed, **facts})
+            yield self.finding({**question.known, **facts})
 
     def finding(self, facts: Facts) -> Finding:
         """Return the finding that tells some facts; ``details`` among them are further lines of it."""
@@ -71,6 +71,11 @@ class Cause(Generic[Q]):
 def always(question: object) -> bool:
     """Return True: when a cause is asked about every question."""
     return True
+
+
+def nothing_more(question: object) -> Iterable[Facts]:
+    """Return what is enough where a sentence mentions only facts that its question knows."""
+    return ({},)
 
 
 class Told(str):

@@ -55,9 +55,14 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
             raise NotATensorError(f"check() expects the loss, a tensor, but got {type(root).__name__}")
     context = FailureContext(roots, (), models_of(model), optimizers_of(optimizer))
     with collection_paused():
-        if not all(map(has_graph, roots)):
-            return [*islice((finding for cause in NO_GRAD_PATH for finding in cause.findings(context)), 1)]
-        return [finding for cause in GRAPH for finding in cause.findings(context)]
+        return problems(context)
+
+
+def problems(context: FailureContext) -> list[Finding]:
+    """Return the problems that a backward call on the roots of a context will have."""
+    if not all(map(has_graph, context.roots)):
+        return [*islice((finding for cause in NO_GRAD_PATH for finding in cause.findings(context)), 1)]
+    return [finding for cause in GRAPH for finding in cause.findings(context)]
 
 
 GRAPH: tuple[Cause[FailureContext], ...] = (

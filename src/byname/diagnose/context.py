@@ -62,6 +62,13 @@ class FailureContext:
         self.places = [] if error is None else places_of(error)
         self._evidence: dict[Any, Any] = {}
 
+    def about(self, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()) -> FailureContext:
+        """Return a context of other models and optimizers, with what is known already of the same graph."""
+        other = FailureContext(self.roots, self.inputs, models, optimizers, self.error)
+        known = {"walk", "nodes", "kinds", "leaves", "needed", "lookup"} & vars(self).keys()
+        vars(other).update({name: vars(self)[name] for name in known})
+        return other
+
     def once(self, find: Callable[[FailureContext], T]) -> T:
         """Return what a function finds in this context; several causes that ask for the same share it."""
         if find not in self._evidence:
@@ -112,6 +119,11 @@ class FailureContext:
         """The user's line at which the error came up; for a failed backward, the line that called it."""
         place = self.users_place
         return None if place is None else locate(place.frame.f_code, place.instruction, self._caller(place)).site
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The facts that every sentence about it may mention."""
+        return {"noticed": self.noticed}
 
     def _caller(self, place: Place) -> Instruction | None:
         """Return the instruction that called the function of a place; None if that function is not a helper."""

@@ -41,15 +41,20 @@ def _attribute(holder: Any, name: str) -> Any:
         return holder if name in ("T", "mT", "H", "mH", "data") else None
     if holder is None:
         return None
-    spaces = [attributes_of(holder)]
-    spaces += [spaces[0].get(key) or {} for key in ("_parameters", "_buffers", "_modules")]
-    return next((space[name] for space in spaces if type(space) is dict and name in space), None)
+    own = attributes_of(holder)
+    spaces = [own, *(_registry(own, key) for key in ("_parameters", "_buffers", "_modules"))]
+    return next((dict.get(space, name) for space in spaces if dict.__contains__(space, name)), None)
+
+
+def _registry(own: dict[str, Any], key: str) -> dict[str, Any]:
+    found = dict.get(own, key)
+    return found if type(found) is dict else {}
 
 
 def _item(holder: Any, key: Any) -> Any:
     if issubclass(type(holder), nn.Module):
-        inside = attributes_of(holder)
-        inside = inside.get("_modules") or inside.get("_parameters") or {}
+        own = attributes_of(holder)
+        inside = _registry(own, "_modules") or _registry(own, "_parameters")
         holder = inside if type(key) is str else list(inside.values())
     if type(holder) is dict and type(key) in (str, int):
         return holder.get(key)

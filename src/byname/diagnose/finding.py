@@ -13,66 +13,13 @@ from byname.reading.objects import attributes_of
 from byname.source.location import Expression, Site
 from byname.text import printable, printable_lines
 
-CAUSES = (
-    "backward-twice",
-    "modified-in-place",
-    "optimizer-step-between",
-    "leaf-in-place",
-    "view-in-place",
-    "inference-tensor",
-    "no-grad-path",
-    "detached-parameter",
-    "non-leaf-grad",
-    "not-in-optimizer",
-    "orphaned-parameter",
-    "shared-memory",
-    "free-leaf",
-    "unused-input",
-    "input-without-grad",
-    "non-scalar-backward",
-    "numpy-of-graph",
-    "empty-optimizer",
-    "graph-grows",
-    "graph-in-grad",
-    "non-finite-gradient",
-    "checkpoint-mismatch",
-    "ddp-unused",
-    "ddp-ready-twice",
-    "gradient-count",
-    "gradient-shape",
-    "no-derivative",
-    "batch-norm-in-vmap",
-    "copy-of-graph",
-    "scaler-order",
-    "graph-in-worker",
-    "never-learns",
-    "zero-gradient",
-    "zeroed-before-step",
-    "zero-learning-rate",
-    "never-stepped",
-    "never-zeroed",
-    "leaf-loss",
-    "double-softmax",
-    "no-log-probabilities",
-    "not-frozen",
-    "constant-term",
-    "optimizer-anew",
-    "left-in-evaluation",
-    "broadcast-loss",
-    "data-edit",
-    "same-module",
-    "out-of-memory",
-    "unknown",
-)
-"""Every identifier that `Finding.cause` can have."""
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """One problem: something that goes wrong, or that silently does nothing.
 
     Attributes:
-        cause: its identifier, one of a fixed set, such as ``modified-in-place``.
+        cause: the identifier of a row of the tables of causes, such as ``modified-in-place``; or ``unknown``.
         message: a sentence that describes it in the program's words.
         culprits: the names of the variables concerned, first the one to look at first.
         sites: the lines of the story in order: where a tensor was made or saved, where it was spoilt, where the problem

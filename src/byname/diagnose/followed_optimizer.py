@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,17 +13,35 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from byname.diagnose.causes.not_reached import Use
-from byname.diagnose.causes.training import MOVED, PUT_BACK, Flat
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
-from byname.naming.name import Name
+from byname.naming.name import Name, at
 from byname.reading.arguments import parameters_of
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site
 from byname.tracking.tracker import logs
+
+ENOUGH = 4
+"""Steps of an optimizer, or backward calls, of which something is said."""
+MOVED, PUT_BACK = "moved", "put back"
+"""What became of the values of a parameter: a step changed them; and they were the old ones before the next step."""
+
+
+class Flat(NamedTuple):
+    """An operation whose derivative is 0 everywhere, such as ``round``.
+
+    Attributes:
+        operation: its name.
+        site: the line that calls it.
+        of_one: whether it is a softmax along a dimension with one element, the result of which is always the same.
+    """
+
+    operation: str
+    site: Site | None
+    of_one: bool = False
 
 
 @dataclass
@@ -62,6 +80,11 @@ class FollowedOptimizer:
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
+        explained: the parameters without a gradient of which such a finding was told, by ``id``.
+        outside: the names of parameters that losses reach and that no optimizer has.
+        anew: optimizers in a row, with this one, that make one step each for its parameters.
+        over: whether there are no more steps to come.
+        heard: whether any backward call was seen in the program.
     """
 
     optimizer: weakref.ref[Any]
@@ -95,19 +118,69 @@ class FollowedOptimizer:
     use: Use | None = None
     flat: Flat | None = None
     cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
+    explained: set[int] = field(default_factory=set)
+    outside: tuple[Name, ...] = ()
+    anew: int = 0
+    over: bool = False
+    heard: bool = False
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The facts that every sentence about it may mention."""
+        return {
+            "steps": f"the {self.steps} steps of {self.kind}{at(self.site)}",
+            "kind": self.kind,
+            "noticed": self.site,
+            "backward": self.backward,
+            "idle": self.idle,
+            "without": self.without_gradient,
+            "outside": self.outside,
+            "evaluating": self.evaluating,
+            "modal": self.modal,
+        }
+
+    @property
+    def without_gradient(self) -> tuple[Name, ...]:
+        """The names of the parameters that had no gradient in any step, without those of which a cut was told."""
+        return self.names_of(key for key in self.without if key not in self.explained)
+
+    @property
+    def all_without(self) -> bool:
+        """Whether none of its parameters ever had a gradient."""
+        return len(self.without) == len(self.keys) and bool(self.without_gradient)
+
+    @property
+    def some_without(self) -> bool:
+        """Whether some of its parameters never had a gradient, and others had."""
+        return len(self.without) != len(self.keys) and bool(self.without_gradient)
+
+    @property
+    def loses_gradients(self) -> bool:
+        """Whether a backward call had made gradients before each step, and none was left."""
+        return self.lost == self.fed >= 1
+
+    @property
+    def zero_gradient(self) -> tuple[Name, ...]:
+        """The names of the parameters whose gradient was 0 whenever it was read.
+
+        They are told if all parameters have such gradients, or weights have, not biases alone: a bias that all outputs
+        share has no gradient where a loss compares outputs, as that of a critic does.
+        """
+        matrices = any(one.dim() > 1 for one in alive(self.zero.values()))
+        return self.names_of(self.zero) if matrices or self.zero.keys() == self.keys else ()
+
+    def same_values(self) -> dict[str, tuple[Name, ...]]:
+        """Return the names of the parameters that had the same values whenever they were read, by their fate."""
+        is_meant = self.restored == self.steps  # the optimizer is put back as well
+        kept = {} if is_meant else {key: fate for key, fate in self.fates.items() if key in self.values}
+        same = {self.names[key]: fate for key, fate in kept.items() if key in self.names}
+        return {fate: tuple([name for name, its in same.items() if its == fate]) for fate in same.values()}
 
     def parameters(self) -> list[torch.Tensor]:
         """Return its parameters that require grad."""
         optimizer = self.optimizer()
         found = [] if optimizer is None else parameters_of(optimizer)
         return [one for one in found if fact(one, "requires_grad")]
-
-    def has_zero_matrices(self) -> bool:
-        """Return whether all parameters have gradients of zeros, or weights have, not biases alone.
-
-        A bias that all outputs share has no gradient where a loss compares outputs, as that of a critic does.
-        """
-        return self.zero.keys() == self.keys or any(one.dim() > 1 for one in alive(self.zero.values()))
 
     def name(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the names of some of its parameters, as long as they and the program's variables are alive."""

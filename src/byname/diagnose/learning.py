@@ -10,36 +10,24 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from byname.autograd.walk import leaf_tensors, nodes_behind
-from byname.diagnose.causes.losses import (
-    constant_term,
-    edited_past_autograd,
-    leaf_loss,
-    not_frozen,
-    same_module,
-    suspicious_losses,
-)
+from byname.diagnose.cause import Cause, Q
+from byname.diagnose.causes.losses import LOSSES, Loss, flat_in, is_first
 from byname.diagnose.causes.not_reached import last_use
-from byname.diagnose.causes.ownership import reads_gradients
 from byname.diagnose.causes.training import (
-    Flat,
+    BY_HAND,
+    CARRIED,
+    NEVER_STEPPED,
+    OVER_STEPS,
+    STEPPING,
     Rebinding,
-    Steps,
-    all_frozen,
-    cleared_between,
-    clipped_too_soon,
-    left_in_evaluation,
-    made_anew,
-    never_changed,
-    never_stepped,
-    never_zeroed,
-    nothing_learnt,
+    StepByHand,
     rebinding_in,
 )
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import (
+    ENOUGH,
     MOST_NAMED,
     FollowedOptimizer,
     alive,
@@ -52,27 +40,18 @@ from byname.diagnose.followed_optimizer import (
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame
-from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
-from byname.source.location import Site, locate
+from byname.source.location import locate
 from byname.undo import Undo
 
-_ENOUGH = 4
-"""Steps of an optimizer, or backward calls, of which something is said."""
 _CALLS = 8
 """Calls of each line that calls backward whose graph is looked at."""
 _TELL_AT = (64, 1024)
 """Steps at which what was found is told; otherwise it is told when the program ends."""
-_SINGLE = 8
-"""Optimizers in a row that make one step each for the same parameters, until that is told."""
 _CALLS_OF_WASTE = 64
-"""The same, where gradients are cleared between backward calls."""
-_WASTEFUL = 3
-"""Steps in a row before which gradients were cleared between backward calls, until that is told."""
-_CARRIED = 3
-"""Steps in a row that used gradients of the step before, until that is told."""
+"""Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
 
 
 class LearningWatch:
@@ -100,12 +79,12 @@ class LearningWatch:
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
 
-    def before(self, run: BackwardCall, roots: Sequence[Any], number: int, around: Sequence[Any]) -> None:
+    def before(self, run: BackwardCall, graph: FailureContext, number: int, around: Sequence[Any]) -> None:
         """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
 
         Args:
             run: the call.
-            roots: what it is called on.
+            graph: the graph that it is called on.
             number: how many calls there were of this line, with this one.
             around: the optimizers and the modules that there are, at the first call of the line.
         """
@@ -119,20 +98,12 @@ class LearningWatch:
             number > _CALLS_OF_WASTE or not any(one.wasted or one.wasteful for one in followed_now)
         ):
             return
-        with DisableTorchFunction():
-            nodes = nodes_behind(roots)
-            leaves = {id(one): one for one in leaf_tensors(nodes)}
-        for finding in edited_past_autograd(nodes):
+        loss = Loss(graph, number, run.site, modules)
+        for finding in (one for cause in LOSSES for one in cause.findings(loss)):
+            self._leaf_losses = self._leaf_losses or finding.cause == "leaf-loss"  # of which all else follows
             self._tell(finding)
-        flat = None
-        if number == 1:
-            flat = _flat_among(nodes, roots)
-            frame = caller()
-            one_each = [] if frame is None else [same_module(frame, roots), constant_term(frame, roots, leaves.keys())]
-            unfrozen = [] if frame is None else not_frozen(modules, leaves.values(), frame)
-            for finding in [*suspicious_losses(nodes, roots), *unfrozen, *filter(None, one_each)]:
-                self._tell(finding)
-        self._tell_of_leaves(roots, run.site)
+        flat = flat_in(loss) if is_first(loss) else None
+        leaves = {id(one): one for one in loss.context.leaves}
         owned: set[int] = set()
         for followed in list(self._followed.values()):
             mine = [one for one in followed.parameters() if id(one) in leaves]
@@ -150,20 +121,12 @@ class LearningWatch:
         if number == 1 and (rebinding := rebinding_in(run.code)) is not None:
             parameters = [one for one in leaves if issubclass(type(one), torch.nn.Parameter)]
             self._rebound[place] = rebinding, [(weakref.ref(one), _sum_of(one)) for one in parameters]
-        elif number == _ENOUGH and place in self._rebound:
+        elif number == ENOUGH and place in self._rebound:
             rebinding, before = self._rebound.pop(place)
             same = [one for reference, total in before if (one := reference()) is not None and _sum_of(one) == total]
             if same and len(same) == len(before):
                 names = tuple(FailureContext().names(same[:MOST_NAMED]))
-                self._tell(never_changed(rebinding, number - 1, run.site, names))
-
-    def _tell_of_leaves(self, roots: Sequence[Any], called: Site | None) -> None:
-        """Tell of losses that are computed from nothing, of which all else follows."""
-        for root in roots:
-            finding = leaf_loss(root, called)
-            if finding is not None:
-                self._leaf_losses = True
-                self._tell(finding)
+                self._tell_all([BY_HAND], StepByHand(rebinding, number - 1, run.site, names))
 
     def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], run: BackwardCall) -> None:
         cleared = _is_cleared(mine)
@@ -175,7 +138,7 @@ class LearningWatch:
         followed.cleared = followed.cleared or cleared or changed
         followed.backward, followed.reached, followed.last = run.site, True, now
         followed.backwards += 1
-        if not followed.steps and followed.backwards == _ENOUGH:
+        if not followed.steps and followed.backwards == ENOUGH:
             followed.name(mine)
 
     def _note_outside(self, leaves: Iterable[torch.Tensor]) -> None:
@@ -187,7 +150,7 @@ class LearningWatch:
                 if reference() is not leaf:
                     reference, count = weakref.ref(leaf), 0
                 self._outside[id(leaf)] = reference, count + 1
-                if count + 1 == _ENOUGH:
+                if count + 1 == ENOUGH:
                     known.append(leaf)
         if known:
             self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
@@ -218,20 +181,13 @@ class LearningWatch:
             return
         with DisableTorchFunction():
             self._look(followed, optimizer)
-        if followed.steps == _ENOUGH:
+        if followed.steps == ENOUGH:
             followed.name(alive([*followed.without.values(), *followed.zero.values()]))
             followed.use = last_use(list(alive(followed.without.values())))
             followed.name(one for one in followed.parameters() if id(one) in followed.values)
         followed.note_mode()
-        if followed.steps == 1 and (clipped := clipped_too_soon(optimizer)) is not None:
-            self._tell(clipped)
         self._note_single(followed, optimizer)
-        if followed.carried == _CARRIED:
-            followed.name(followed.parameters())
-            self._tell(never_zeroed(self._steps(followed), followed.names_of(map(id, followed.parameters()))))
-        wasteful = followed.wasteful == _WASTEFUL and not reads_gradients()
-        if wasteful and not living(torch.amp.GradScaler):  # which makes no step where a gradient is not finite
-            self._tell(cleared_between(self._steps(followed), followed.wasted))
+        self._tell_all(STEPPING, followed)
         followed.wasted = 0
         if followed.steps in _TELL_AT:
             self._tell_of(followed)
@@ -261,7 +217,7 @@ class LearningWatch:
             followed.values = unchanged(followed)
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
-        carrying = followed.parameters() if again and followed.carried < _CARRIED else []
+        carrying = followed.parameters() if again and followed.carried < CARRIED else []
         followed.left = {id(one): _sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
         followed.wasteful = followed.wasteful + 1 if followed.wasted else 0
         self._made += 1
@@ -278,16 +234,15 @@ class LearningWatch:
                 note_changes(followed)
 
     def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
-        """Tell of optimizers of which each makes one step only, for the same parameters, and needs a state."""
+        """Note how many optimizers in a row make one step each for the same parameters, and need a state."""
+        followed.anew = 0
         if followed.steps > 1:
             self._single.pop(followed.keys, None)
         elif followed.keys and _keeps_state(optimizer):
             self._single = {keys: known for keys, known in self._single.items() if _all_alive(known[1])}
             times = self._single.get(followed.keys, (0, ()))[0] + 1
             self._single[followed.keys] = times, [weakref.ref(one) for one in followed.parameters()]
-            if times == _SINGLE:
-                followed.name(followed.parameters())
-                self._tell(made_anew(self._steps(followed), times, followed.names_of(followed.keys)))
+            followed.anew = times
 
     def end(self) -> None:
         """Tell what was found of all optimizers."""
@@ -297,86 +252,32 @@ class LearningWatch:
         for followed in every:
             if followed.steps:
                 self._tell_of(followed)
-            elif followed.backwards >= _ENOUGH and not followed.keys & stepped:  # an optimizer around another
-                names = tuple(followed.names.values())
-                self._tell(never_stepped(self._steps(followed), followed.backwards, names))
+            elif followed.backwards >= ENOUGH and not followed.keys & stepped:  # an optimizer around another
+                self._tell_all([NEVER_STEPPED], followed)
 
     def _tell_of(self, followed: FollowedOptimizer) -> None:
-        if followed.steps < _ENOUGH or id(followed) in self._told or self._leaf_losses:
+        if followed.steps < ENOUGH or id(followed) in self._told or self._leaf_losses:
             return
-        told: set[int] = set()
+        followed.over, followed.heard, followed.outside = self._over, self._heard, self._outside_names
+        followed.explained = set()
         for finding, keys in followed.cuts:
-            if keys <= followed.without.keys() and not keys & told:
-                told |= keys
+            if keys <= followed.without.keys() and not keys & followed.explained:
+                followed.explained |= keys
                 self._tell(finding)
-        rest = [key for key in followed.without if key not in told]
-        is_meant = followed.restored == followed.steps  # the optimizer is put back as well
-        kept = {} if is_meant else {key: fate for key, fate in followed.fates.items() if key in followed.values}
-        same = {followed.names[key]: fate for key, fate in kept.items() if key in followed.names}
-        zero = followed.names_of(followed.zero) if followed.has_zero_matrices() else ()
-        found = nothing_learnt(self._steps(followed), followed.names_of(rest), zero, same, self._outside_names)
-        if followed.frozen and self._outside_names:
-            found.append(all_frozen(self._steps(followed), self._outside_names))
-        if self._over and _ENOUGH * 2 <= followed.evaluating < followed.steps <= 2 * followed.evaluating:
-            found.append(left_in_evaluation(self._steps(followed), followed.evaluating, followed.modal))
-        for finding in found:
-            self._tell(finding)
-        if told or found:
+        if self._tell_all(OVER_STEPS, followed) or followed.explained:
             self._told.add(id(followed))
 
-    def _steps(self, followed: FollowedOptimizer) -> Steps:
-        """Return the facts of the steps of an optimizer."""
-        return Steps(
-            followed.kind,
-            followed.steps,
-            followed.site,
-            followed.backward,
-            idle=followed.idle,
-            lost=followed.lost == followed.fed >= 1,
-            all_without=len(followed.without) == len(followed.keys),
-            all_zero=len(followed.zero) == len(followed.keys),
-            over=self._over,
-            heard=self._heard,
-            flat=followed.flat,
-            use=followed.use,
-        )
+    def _tell_all(self, causes: Iterable[Cause[Q]], question: Q) -> bool:
+        """Tell what is found by some causes; return whether anything is."""
+        found = [finding for cause in causes for finding in cause.findings(question)]
+        for finding in found:
+            self._tell(finding)
+        return bool(found)
 
 
 def _is_looked_at(step: int) -> bool:
     """Return whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
     return step & (step - 1) == 0
-
-
-_FLAT = {
-    *("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"),
-    *("NormalBackward", "BernoulliBackward", "PoissonBackward"),
-}
-"""Nodes of operations whose derivative is 0 everywhere, without the number of the overload."""
-
-
-def _flat_among(nodes: Iterable[Any], roots: Sequence[Any]) -> Flat | None:
-    """Return the first of the nodes behind some roots whose operation has the derivative 0 everywhere."""
-    for node in nodes:
-        kind = type(node).__name__.rstrip("0123456789")
-        if kind in _FLAT:
-            return Flat(kind.removesuffix("Backward").lower(), _site_of(node, roots))
-        if kind in _SOFTMAX and _is_of_one(node):
-            return Flat(_SOFTMAX[kind], _site_of(node, roots), of_one=True)
-    return None
-
-
-_SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
-
-
-def _is_of_one(node: Any) -> bool:
-    """Return whether a softmax was along a dimension with one element."""
-    shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
-    return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
-
-
-def _site_of(node: Any, roots: Sequence[Any]) -> Site | None:
-    context = FailureContext(roots)
-    return context.site(context.walk.numbers[node])
 
 
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:

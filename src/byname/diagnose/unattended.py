@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
+from byname.autograd.walk import has_graph
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
 from byname.diagnose.causes.not_reached import MAY_BE, CutOff, cut_off
-from byname.diagnose.check import check
+from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall
 from byname.diagnose.finding import Finding
@@ -22,7 +22,7 @@ from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.arguments import parameters_of
 from byname.reading.objects import living
-from byname.reading.quiet import DisableTorchFunction, dynamo_skip
+from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
 from byname.source.location import is_library
@@ -64,23 +64,26 @@ class RunningCheck:
             return []
         first = self._runs[place] == 1
         around = living(torch.optim.Optimizer, nn.Module) if first else []
-        self._learning.before(run, [one for one in roots if has_graph(one)], self._runs[place], around)
+        graph = FailureContext([one for one in roots if has_graph(one)])
+        self._learning.before(run, graph, self._runs[place], around)
         if self._runs[place] not in (1, _GROWN_BY):
             return []
         if self._runs[place] == _GROWN_BY:
             self._tell_of_growth(roots)
             return []
         every = [one for one in around if issubclass(type(one), torch.optim.Optimizer)]
-        optimizers = self._optimizers or _concerned(roots, every)
-        found = check(list(roots), model=self._models, optimizer=optimizers)
+        optimizers = self._optimizers or _concerned(graph, every)
+        whole = graph if len(graph.roots) == len(roots) else FailureContext(roots)
+        with collection_paused():
+            found = problems(whole.about(self._models, optimizers))
         for finding in found:
             if finding.cause not in _FORETELLING:
                 self.tell(finding)
         if not self._models:
-            self._note_cuts(roots, optimizers, every)
+            self._note_cuts(graph, optimizers, every)
         return [one for one in found if one.cause in _FORETELLING]
 
-    def _note_cuts(self, roots: Sequence[Any], optimizers: Sequence[Any], every: Sequence[Any]) -> None:
+    def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
 
         Those of an optimizer that has other parameters of the graph are told at its next step. The others, and those
@@ -88,7 +91,7 @@ class RunningCheck:
         """
         concerned = set(map(id, optimizers))
         for optimizer in {id(one): one for one in [*optimizers, *every]}.values():
-            for group, finding in _cut_off_from(roots, optimizer):
+            for group, finding in _cut_off_from(graph, optimizer):
                 if id(optimizer) in concerned and group.sure is not MAY_BE:
                     parameters = [weakref.ref(one) for one in group.parameters]
                     self._waiting.append(_Waiting(finding, weakref.ref(optimizer), parameters))
@@ -140,13 +143,11 @@ class _Waiting(NamedTuple):
         return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
 
 
-def _cut_off_from(roots: Sequence[Any], optimizer: Any) -> Iterator[tuple[CutOff, Finding]]:
+def _cut_off_from(graph: FailureContext, optimizer: Any) -> Iterator[tuple[CutOff, Finding]]:
     """Yield each group of an optimizer's parameters that recorded calls cut off from a loss, with the finding."""
-    behind = [root for root in roots if has_graph(root)]
-    if not behind:
+    if not graph.roots:
         return
-    context = FailureContext(behind, optimizers=[optimizer])
-    reached = {id(leaf) for leaf in leaf_tensors(context.walk.nodes)}
+    context, reached = graph.about(optimizers=[optimizer]), set(map(id, graph.leaves))
     missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
     for group in cut_off(context, missing):
         if group.snips:
@@ -164,10 +165,7 @@ def _held_results() -> list[torch.Tensor]:
 _MOST_HELD = 50
 
 
-def _concerned(roots: Sequence[Any], optimizers: Iterable[Any]) -> list[Any]:
+def _concerned(graph: FailureContext, optimizers: Iterable[Any]) -> list[Any]:
     """Return those of the optimizers that have a leaf of this graph."""
-    behind = [root for root in roots if has_graph(root)]
-    if not behind:
-        return []
-    reached = {id(leaf) for leaf in leaf_tensors(nodes_behind(behind))}
+    reached = set(map(id, graph.leaves))
     return [one for one in optimizers if any(id(parameter) in reached for parameter in parameters_of(one))]

@@ -196,6 +196,9 @@ def _shape(metadata: dict[str, Any]) -> str:
 
 _SAME = "the checkpointed part did not do the same when backward recomputed it"
 
-CHECKPOINT_MISMATCH: Cause[FailureContext] = Cause(
-    "checkpoint-mismatch", Raised(RuntimeError, r"torch\.utils\.checkpoint"), _mismatch, "{how}", "{remedy}"
-)
+# fmt: off
+CHECKPOINT_MISMATCH: Cause[FailureContext] = Cause("checkpoint-mismatch",
+    Raised(RuntimeError, r"torch\.utils\.checkpoint"),
+    _mismatch,
+    "{how}",
+    "{remedy}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,20 +30,26 @@ from byname.tracking.log import Mutation
 from byname.tracking.tracker import logs
 
 
-def _changes_in(context: FailureContext) -> list[list[_Change]]:
-    """Return the saved tensors that were changed since; for an error one, or those that one step has changed with it.
+class _Changed(NamedTuple):
+    """The facts of saved tensors that were changed in place, and of those that a step of an optimizer changed."""
 
-    Those that one step of an optimizer changed together are a group.
-    """
+    in_place: list[Facts]
+    by_step: list[Facts]
+
+
+def _changed_in(context: FailureContext) -> _Changed:
+    """Return the facts of the saved tensors that were changed since; for an error one at most."""
     if not context.has_graph:
-        return []
+        return _Changed([], [])
     with DisableTorchFunction():
         spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
         changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
         first = [changed[number] for number in context.order() if number in changed] if changed else []
         if context.error is not None:
             first = _told(context, first, context.message)[:1]
-        return _by_step([_Change(context, slot) for slot in _one_of_each(first)])
+        groups = _by_step([_Change(context, slot) for slot in _one_of_each(first)])
+        stepped = [one.facts_of_step([other.name for other in others]) for one, *others in groups if one.is_stepped()]
+        return _Changed([one.facts() for one, *_ in groups if not one.is_stepped()], stepped)
 
 
 def _may_be_changed(context: FailureContext) -> bool:
@@ -51,17 +57,12 @@ def _may_be_changed(context: FailureContext) -> bool:
         return context.error is None and bool(doubtful(context.kinds))
 
 
-def _modified(context: FailureContext) -> Iterator[Facts]:
-    with DisableTorchFunction():
-        found = [one.facts() for one, *_ in context.once(_changes_in) if not one.is_stepped()]
-    yield from found
+def _modified(context: FailureContext) -> list[Facts]:
+    return context.once(_changed_in).in_place
 
 
-def _stepped(context: FailureContext) -> Iterator[Facts]:
-    with DisableTorchFunction():
-        groups = [same for same in context.once(_changes_in) if same[0].is_stepped()]
-        found = [one.facts_of_step([other.name for other in others]) for one, *others in groups]
-    yield from found
+def _stepped(context: FailureContext) -> list[Facts]:
+    return context.once(_changed_in).by_step
 
 
 def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
@@ -276,27 +277,18 @@ def _inside(value: Any) -> list[Any]:
 
 _MODIFIED = Raised(RuntimeError, r"has been modified by an inplace operation")
 
+# fmt: off
 MODIFIED: tuple[Cause[FailureContext], ...] = (
-    Cause(
-        "modified-in-place",
-        any_of(_MODIFIED, _may_be_changed),
-        _modified,
+    Cause("modified-in-place", any_of(_MODIFIED, _may_be_changed), _modified,
         "autograd saved {saved} for this backward, and it was {what}",
-        "{remedy}",
-    ),
-    Cause(
-        "optimizer-step-between",
-        any_of(_MODIFIED, _may_be_changed),
-        _stepped,
+        "{remedy}"),
+    Cause("optimizer-step-between", any_of(_MODIFIED, _may_be_changed), _stepped,
         "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}",
-        "{remedy}",
-    ),
+        "{remedy}"),
 )
-LEAF_IN_PLACE: Cause[FailureContext] = Cause(
-    "leaf-in-place",
+LEAF_IN_PLACE: Cause[FailureContext] = Cause("leaf-in-place",
     Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),
     _changed_leaf,
     "{what} is changed in place",
     "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute with "
-    "the changed values, make a new tensor: {sum} + ... or {copy}.clone()",
-)
+    "the changed values, make a new tensor: {sum} + ... or {copy}.clone()")

@@ -420,38 +420,23 @@ def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
 
 _FREED = Raised(RuntimeError, r"backward through the graph a second time|saved tensors after they have")
 
+# fmt: off
 BACKWARD_TWICE: tuple[Cause[FailureContext], ...] = (
-    Cause(
-        "backward-twice",
-        any_of(_FREED, _may_be_freed),
-        _freed,
+    Cause("backward-twice", any_of(_FREED, _may_be_freed), _freed,
         "{each:-}{lines:-}this backward{noticed:at} goes through {variable}{where} but the tensors that autograd saved "
         "there are gone: {by}",
-        "{remedy}",
-    ),
-    Cause(
-        "backward-twice",
-        any_of(_FREED, _may_be_freed),
-        _perhaps_freed,
+        "{remedy}"),
+    Cause("backward-twice", any_of(_FREED, _may_be_freed), _perhaps_freed,
         "{names:-}{lines:-}this backward{noticed:at} goes through {who}, but an earlier backward freed the tensors "
         "that autograd saved there. byname.explaining() around the program remembers which backward that was",
-        "{remedy}",
-    ),
+        "{remedy}"),
 )
-GRAPH_GROWS: Cause[FailureContext] = Cause(
-    "graph-grows",
-    always,
-    _grown,
+GRAPH_GROWS: Cause[FailureContext] = Cause("graph-grows", always, _grown,
     "the graph of this loss reaches back through {passed}: {how}",
     "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
-    "beginning of each iteration",
-)
-GRAPH_IN_GRAD: Cause[FailureContext] = Cause(
-    "graph-in-grad",
-    always,
-    _gradients_with_graph,
+    "beginning of each iteration")
+GRAPH_IN_GRAD: Cause[FailureContext] = Cause("graph-in-grad", always, _gradients_with_graph,
     "{names:-}{lines:-}the .grad of {quoted} holds a graph: a backward with create_graph=True left it there, and "
     "parameter and gradient keep each other alive",
     "take such gradients with torch.autograd.grad(..., create_graph=True), or set .grad to None after use "
-    "(optimizer.zero_grad() does)",
-)
+    "(optimizer.zero_grad() does)")

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
+from byname.diagnose.cause import Cause, Facts, always
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, made_at
-from byname.diagnose.finding import Finding, culprits_of, known_sites
-from byname.naming.name import Name, at, quote, quote_all
-from byname.reading.frames import locals_of
+from byname.diagnose.expressions import assignments, value_of
+from byname.diagnose.followed_optimizer import Flat
+from byname.naming.name import Name
+from byname.reading.frames import caller, locals_of
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import source_of
 from byname.source.location import Site, is_library, locate, statements_binding
 from byname.tracking.log import DetachPoint
 from byname.tracking.lookup import note_of, site_of_tensor
@@ -47,29 +49,47 @@ _BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
 _MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
 
-def suspicious_losses(nodes: Iterable[Any], roots: Sequence[Any]) -> Iterator[Finding]:
-    """Yield findings about the losses in a graph.
+class Loss:
+    """The losses of a backward call that a running program is about to make.
 
-    Args:
-        nodes: the nodes of the graph.
-        roots: what backward is called on.
+    Attributes:
+        context: the graph behind them.
+        number: how many calls there were of this line, with this one.
+        called: the line.
+        modules: the modules that there are, at the first call of a line.
+        frame: the frame of the program that makes the call.
     """
-    context = FailureContext(roots)
-    for node in nodes:
-        kind = _kind(node)
-        if kind in _BY_HAND:
-            yield from (one for rule in (_probabilities_in_kl_div, _squares) for one in rule(context, node))
-        if kind not in _SQUASHED and kind not in _COMPARING and kind not in _TAKES_LOGARITHMS:
-            continue
-        given = _before(node)
-        if kind in _SQUASHED and _kind(given) == _SQUASHED[kind][0]:
-            yield _twice(context, kind, node, given)
-        elif kind in _TAKES_LOGARITHMS and _kind(given) in _NO_LOGARITHM:
-            yield _without_logarithm(context, "nll_loss", node, given)
-        elif kind in _TAKES_LOGARITHMS and _kind(node.next_functions[0][0]) == "LogSoftmaxBackward":
-            yield from _over_samples(context, node, node.next_functions[0][0])
-        elif kind in _COMPARING and _kind(given) == "ExpandBackward":
-            yield from _broadcast(context, node, given)
+
+    def __init__(
+        self, context: FailureContext, number: int, called: Site | None, modules: Sequence[nn.Module] = ()
+    ) -> None:
+        self.context = context
+        self.number = number
+        self.called = called
+        self.modules = modules
+        self.frame = caller()
+        self.known: Facts = {"noticed": None}
+
+    @cached_property
+    def nodes(self) -> dict[str, list[Any]]:
+        """The nodes of the graph by kind, without the number of the overload."""
+        found: dict[str, list[Any]] = {}
+        for kind, same in self.context.kinds.items():
+            found.setdefault(kind.__name__.rstrip("0123456789"), []).extend(same)
+        return found
+
+    def of_kinds(self, kinds: Iterable[str]) -> Iterator[Any]:
+        """Yield the nodes of some kinds."""
+        return (node for kind in kinds for node in self.nodes.get(kind, ()))
+
+    def site(self, node: Any) -> Site | None:
+        """Return the line that made a node."""
+        return self.context.site(self.context.walk.numbers[node])
+
+
+def is_first(loss: Loss) -> bool:
+    """Return whether a line calls backward for the first time."""
+    return loss.number == 1
 
 
 def _kind(node: Any) -> str:
@@ -84,75 +104,67 @@ def _before(node: Any) -> Any:
     return given
 
 
-def _of_two(context: FailureContext, cause: str, given: Any, node: Any, words: tuple[str, str], remedy: str) -> Finding:
-    """Return a finding about a loss and a node that it is given the result of, with a sentence in two parts."""
-    first, second = (context.site(context.walk.numbers[one]) for one in (given, node))
-    message = f"suspicious: {words[0]}{at(first)} {words[1].replace('@', at(second))}"
-    return Finding(cause, message, (), known_sites(first, second), remedy)
+def _squashed_twice(loss: Loss) -> Iterator[Facts]:
+    for node in loss.of_kinds(_SQUASHED):
+        given, (before, what, words) = _before(node), _SQUASHED[_kind(node)]
+        if _kind(given) == before:
+            other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
+            facts = {"what": what, "loss": words, "other": other}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
 
 
-def _twice(context: FailureContext, kind: str, node: Any, given: Any) -> Finding:
-    _, what, loss = _SQUASHED[kind]
-    words = (
-        f"is applied to what {loss}@ is given, which applies one of its own: the gradients become small, and the loss "
-        "cannot go below a bound"
-    )
-    other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
-    remedy = f"leave out the {what}() and give the logits to the loss, or use {other}"
-    return _of_two(context, "double-softmax", given, node, (f"{what}()", words), remedy)
+def _no_logarithms(loss: Loss) -> Iterator[Facts]:
+    """Yield what gives no log-probabilities to a loss that expects them."""
+    found = [("nll_loss", node, _before(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
+    for node in loss.of_kinds(_BY_HAND):
+        given = next((one for one, _ in node.next_functions[1:] if _kind(one) in _NO_LOGARITHM), None)
+        call = None if given is None else loss.context.lookup.call(node)
+        if call is not None and call.name == "kl_div":
+            found.append(("kl_div", node, given))
+    for name, node, given in found:
+        if (kind := _kind(given)) in _NO_LOGARITHM:
+            remedy = "use cross_entropy, which takes logits" if name == "nll_loss" else "apply log_softmax to it before"
+            remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
+            facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
 
 
-def _without_logarithm(context: FailureContext, loss: str, node: Any, given: Any) -> Finding:
-    words = f"the result of {_NO_LOGARITHM[_kind(given)]}", f"is given to {loss}@, which expects log-probabilities"
-    remedy = "use log_softmax in place of softmax"
-    if _kind(given) != "SoftmaxBackward":
-        remedy = "use cross_entropy, which takes logits" if loss == "nll_loss" else "apply log_softmax to it before"
-    return _of_two(context, "no-log-probabilities", given, node, words, remedy)
+def _over_samples(loss: Loss) -> Iterator[Facts]:
+    """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
+    for node in loss.of_kinds(_TAKES_LOGARITHMS):
+        given = node.next_functions[0][0]
+        shape = tuple(given._input_metadata[0].shape) if _kind(given) == "LogSoftmaxBackward" else ()
+        if len(shape) == 2 and shape[0] != shape[1] and given._saved_dim in (0, (1 << 64) - 2):
+            sites = {"given": loss.site(given), "used": loss.site(node)}
+            yield {"samples": shape[0], "shape": str(shape), **sites}
 
 
-def _probabilities_in_kl_div(context: FailureContext, node: Any) -> Iterator[Finding]:
-    """Yield a finding about a ``kl_div`` whose input holds no logarithms: it multiplies the target by the input."""
-    given = next((one for one, _ in node.next_functions[1:] if _kind(one) in _NO_LOGARITHM), None)
-    call = None if given is None else context.lookup.call(node)
-    if call is not None and call.name == "kl_div":
-        yield _without_logarithm(context, "kl_div", node, given)
+def _broadcast(loss: Loss) -> Iterator[Facts]:
+    for node in loss.of_kinds(_COMPARING):
+        expanded, lookup = _before(node), loss.context.lookup
+        if _kind(expanded) == "ExpandBackward":
+            before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
+            if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program
+                yield {"before": str(before), "after": str(after), "compared": loss.site(node)}
 
 
-def _over_samples(context: FailureContext, node: Any, given: Any) -> Iterator[Finding]:
-    """Yield a finding about a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
-    shape = tuple(given._input_metadata[0].shape)
-    if len(shape) != 2 or shape[0] == shape[1] or given._saved_dim not in (0, (1 << 64) - 2):
-        return
-    words = f"is over the {shape[0]} samples (dim=0) of shape {shape}, and nll_loss@ expects it over the classes"
-    yield _of_two(
-        context, "no-log-probabilities", given, node, ("log_softmax", words), "take the log_softmax with dim=1"
-    )
-
-
-def _broadcast(context: FailureContext, node: Any, expanded: Any) -> Iterator[Finding]:
-    before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
-    if before == after or context.lookup.call(expanded) != context.lookup.call(node):  # expanded by the program
-        return
-    yield _compared(context, node, before, after)
-
-
-def _squares(context: FailureContext, node: Any) -> Iterator[Finding]:
-    """Yield a finding about a difference of (N, 1) and (N,), which is (N, N), of which a loss is made by hand."""
-    minus = node.next_functions[0][0]
-    terms = minus.next_functions if _kind(minus) == "SubBackward" else ()
-    shape = tuple(minus._input_metadata[0].shape) if terms else ()
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
-        return
-    given, output = next(term for term in terms if term[0] is not None)
-    before, walk = tuple(given._input_metadata[output].shape), context.walk
-    is_column = before == (shape[0], 1) and _kind(given) not in _MAKES_COLUMNS
-    is_reduced = all(
-        _kind(walk.nodes[user]) in ("MeanBackward", "SumBackward") for user in walk.users[walk.numbers[node]]
-    )
-    if given.next_functions and is_reduced and (is_column or before == shape[:1]):
-        site = context.site(walk.numbers[minus])
-        if site is not None and not _ON_PURPOSE.search(site.statement):
-            yield _compared(context, minus, before, shape)
+def _squares(loss: Loss) -> Iterator[Facts]:
+    """Yield a difference of (N, 1) and (N,), which is (N, N), of which a loss is made by hand."""
+    for node in loss.of_kinds(_BY_HAND):
+        minus = node.next_functions[0][0]
+        terms = minus.next_functions if _kind(minus) == "SubBackward" else ()
+        shape = tuple(minus._input_metadata[0].shape) if terms else ()
+        if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
+            continue
+        given, output = next(term for term in terms if term[0] is not None)
+        before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
+        is_column = before == (shape[0], 1) and _kind(given) not in _MAKES_COLUMNS
+        users = (walk.nodes[user] for user in walk.users[walk.numbers[node]])
+        is_reduced = all(_kind(user) in ("MeanBackward", "SumBackward") for user in users)
+        if given.next_functions and is_reduced and (is_column or before == shape[:1]):
+            site = loss.site(minus)
+            if site is not None and not _ON_PURPOSE.search(site.statement):
+                yield {"before": str(before), "after": str(shape), "compared": site}
 
 
 _MAKES_COLUMNS = {*_MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
@@ -160,44 +172,31 @@ _ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape")
 """Words by which a statement makes values ready to be compared with all others."""
 
 
-def _compared(context: FailureContext, node: Any, before: tuple[int, ...], after: tuple[int, ...]) -> Finding:
-    site = context.site(context.walk.numbers[node])
-    message = (
-        f"suspicious: the loss{at(site)} compares values of shape {before} with targets of another shape: both are "
-        f"broadcast to {after}, so that each value is compared with several targets"
-    )
-    remedy = "give both the same shape, as by target.reshape(output.shape) or output.squeeze(-1)"
-    return Finding("broadcast-loss", message, (), known_sites(site), remedy)
-
-
-def edited_past_autograd(nodes: Iterable[Any]) -> Iterator[Finding]:
-    """Yield findings about results in a graph whose values were changed through ``.data``.
-
-    Args:
-        nodes: the nodes of the graph.
-    """
+def _edited(loss: Loss) -> Iterator[Facts]:
+    """Yield results in the graph whose values were changed through ``.data``."""
     edits = [edit for log in logs() if log.of_this_thread() for edit in log.data_edits]
     if not edits:
         return
-    numbers = {node._sequence_nr() for node in nodes}
+    numbers = {node._sequence_nr() for node in loss.context.nodes}
     sites = {edit: locate(edit.code, edit.instruction, edit.caller).site for edit in edits if edit.number in numbers}
     mine = [(edit, site) for edit, site in sites.items() if site is not None and not is_library(site.file)]
     for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
         path, remedy = without_data(site.statement or "", edit.operation)
-        said = f"`{site.statement}`" if site.statement else "a statement"
-        message = (
-            f"suspicious: {said}{at(site)} changes a result that this loss is computed from through .data, where "
-            "autograd does not see it: backward computes gradients as if nothing had changed there"
-        )
-        names = (Name(path, "local", exact=False),) if path else ()
-        yield Finding("data-edit", message, names, known_sites(site), remedy)
+        yield {
+            "names": [Name(path, "local", exact=False)] if path else [],
+            "statement": f"`{site.statement}`" if site.statement else "a statement",
+            "edited": site,
+            "remedy": remedy,
+        }
 
 
-def constant_term(frame: FrameType, roots: Sequence[Any], leaves: Collection[int]) -> Finding | None:
-    """Return a finding about a term of a loss without a graph, of log-probabilities that depend on some of `leaves`."""
-    variables, own = dict(_variables_of(frame)), frame.f_code
-    lookup = FailureContext(roots).lookup
-    sums = (node for one in roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
+def _constant_terms(loss: Loss) -> Iterator[Facts]:
+    """Yield the term of a loss without a graph, of log-probabilities that depend on parameters behind the loss."""
+    if loss.frame is None:
+        return
+    variables, own = dict(_variables_of(loss.frame)), loss.frame.f_code
+    lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
+    sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
     calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.code is own)
     parts = ((node, locate(own, call.instruction).node) for node, call in calls)
     for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
@@ -206,18 +205,15 @@ def constant_term(frame: FrameType, roots: Sequence[Any], leaves: Collection[int
         paths = [*(path for one in made for path in one.reads), *read]
         path, cut = next(_log_probabilities({path: variables.get(path) for path in paths}, leaves), ("", None))
         if cut is not None:
-            begin, origin = locate(cut.code, cut.instruction, cut.caller).site, site_of_tensor(variables[path])
-            message = (
-                f"suspicious: `{ast.unparse(term)}` is a term of the loss without a graph: `{path}`{at(origin)} "
-                f"{why_cut(cut)}. Gradients reach the parameters behind it by other terms only"
-            )
-            remedy = (
-                f"compute `{path}` again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; "
-                "what is recorded under no_grad can be the old one in a ratio of both"
-            )
-            sites = known_sites(*(one.site for one in made), origin, begin)
-            return Finding("constant-term", message, (Name(path, "local", exact=False),), sites, remedy)
-    return None
+            yield {
+                "lines": [one.site for one in made],
+                "term": ast.unparse(term),
+                "variable": Name(path, "local", exact=False),
+                "made": site_of_tensor(variables[path]),
+                "why": why_cut(cut),
+                "cut": locate(cut.code, cut.instruction, cut.caller).site,
+            }
+            return
 
 
 def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
@@ -240,65 +236,54 @@ def _log_probabilities(values: dict[str, Any], leaves: Collection[int]) -> Itera
 _LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_pi, ...
 
 
-def leaf_loss(root: Any, called: Site | None) -> Finding | None:
-    """Return a finding about a loss that is computed from nothing that requires grad, such as a number wrapped anew.
+def _leaf_losses(loss: Loss) -> Iterator[Facts]:
+    """Yield losses that are computed from nothing that requires grad, such as a number wrapped anew."""
+    for root in loss.context.roots:
+        if not is_tensor(root) or issubclass(type(root), nn.Parameter):
+            continue
+        with DisableTorchFunction():
+            if not fact(root, "is_leaf") or root.numel() != 1:
+                continue
+        context = FailureContext([root])
+        name, made = context.name(root), made_at(root)
+        with DisableTorchFunction():
+            cut = cut_before(context, root)
+        facts: Facts = {"loss": name, "made": made, "noticed": loss.called, "lines": [], "cut": "", "remedy": _KEEP}
+        if cut is not None:
+            why = cut["why"]
+            facts |= {"lines": [cut["off"], *why.sites], "cut": f"; {why}", "remedy": cut["remedy"]}
+        yield facts
 
-    Args:
-        root: what backward is called on.
-        called: the line that calls it.
-    """
-    if not is_tensor(root) or issubclass(type(root), torch.nn.Parameter):
-        return None
-    with DisableTorchFunction():
-        if not fact(root, "is_leaf") or root.numel() != 1:
-            return None
-    context = FailureContext([root])
-    name, made = context.name(root), made_at(root)
-    message = (
-        f"backward{at(called)} starts from {quote(name)}, which was made{at(made)} from nothing that requires grad, "
-        "and was given requires_grad itself: no parameter gets a gradient from it"
-    )
-    remedy = "keep the tensor that the loss function returned, as it is: without .item(), float() and torch.tensor()"
-    with DisableTorchFunction():
-        cut = cut_before(context, root)
-    if cut is None:
-        return Finding("leaf-loss", message, culprits_of(name), known_sites(made, called), remedy)
-    sites = known_sites(cut["off"], *cut["why"].sites, made, called)
-    return Finding("leaf-loss", f"{message}; {cut['why']}", culprits_of(name), sites, cut["remedy"])
 
+_KEEP = "keep the tensor that the loss function returned, as it is: without .item(), float() and torch.tensor()"
 
 _COPIES = {"target", "teacher", "ema", "momentum"}
 """Words in the names of modules that follow another one, as a copy of their own."""
 
 
-def same_module(frame: FrameType, roots: Sequence[Any]) -> Finding | None:
-    """Return a finding about a target network that is the very network that learns, and is used beside it in a loss.
+def _same_module(loss: Loss) -> Iterator[Facts]:
+    """Yield a target network that is the very network that learns, and is used beside it in a loss.
 
     The program says so by a plain assignment, such as ``target = online``.
-
-    Args:
-        frame: the frame that calls backward.
-        roots: what backward is called on.
     """
-    modules = [(path, held) for path, held in _variables_of(frame) if issubclass(type(held), torch.nn.Module)]
+    if loss.frame is None:
+        return
+    code = loss.frame.f_code
+    modules = [(path, held) for path, held in _variables_of(loss.frame) if issubclass(type(held), nn.Module)]
     copies = [(path, held) for path, held in modules if not _COPIES.isdisjoint(re.split(r"\W|_", path.lower()))]
     pairs = [(copy, path, held) for copy, held in copies for path, other in modules if other is held and path != copy]
-    assigned = ((copy, path, held, _assignment(frame.f_code, copy, path)) for copy, path, held in pairs)
-    copy, path, held, site = next((found for found in assigned if found[3] is not None), ("", "", None, None))
-    context = FailureContext(roots)
-    used = held is not None and site is not None and _is_used_twice(held, context)
-    if held is None or site is None or not used or cuts_beside(context, parameters_in(held)):
-        return None
-    message = (
-        f"suspicious: `{copy}` and `{path}` are the same module since `{site.statement}`{at(site)}, and this loss is "
-        f"computed with it twice: what `{copy}` gives changes with every step, and the gradient flows through it, too"
-    )
-    remedy = (
-        f"make a copy of its own, `{copy} = copy.deepcopy({path}).requires_grad_(False)`, and update it from time to "
-        f"time: {copy}.load_state_dict({path}.state_dict())"
-    )
-    names = (Name(copy, "local", exact=False), Name(path, "local", exact=False))
-    return Finding("same-module", message, names, known_sites(site), remedy)
+    assigned = ((copy, path, held, site) for copy, path, held in pairs for site in _assigning(code, copy, path))
+    for copy, path, held, site in itertools.islice(assigned, 1):
+        if _is_used_twice(held, loss.context) and not cuts_beside(loss.context, parameters_in(held)):
+            names = Name(copy, "local", exact=False), Name(path, "local", exact=False)
+            yield {"copy": names[0], "module": names[1], "assigned": site}
+
+
+def _assigning(code: CodeType, path: str, value: str) -> Iterator[Site]:
+    """Yield the lines of the statements ``path = value`` in the file of some code."""
+    for site, node in assignments(code):
+        if ast.unparse(node.value) == value and path in map(ast.unparse, node.targets):
+            yield site
 
 
 def _variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -311,16 +296,6 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
             yield from [(f"self.{name}", held) for name, held in space.items() if type(name) is str]
 
 
-def _assignment(code: CodeType, path: str, value: str) -> Site | None:
-    """Return the line of a statement ``path = value`` in the file of some code, or None."""
-    source = source_of(code)
-    nodes = ast.walk(source.tree) if source is not None and source.tree is not None else ()
-    for node in (one for one in nodes if isinstance(one, ast.Assign)):
-        if ast.unparse(node.value) == value and path in map(ast.unparse, node.targets):
-            return Site(code.co_filename, node.lineno, statement=ast.unparse(node))
-    return None
-
-
 def _is_used_twice(module: Any, context: FailureContext) -> bool:
     """Return whether every parameter of a module that a loss reaches is used twice or more in computing it."""
     with DisableTorchFunction():
@@ -330,57 +305,102 @@ def _is_used_twice(module: Any, context: FailureContext) -> bool:
     return bool(uses) and min(uses) > 1
 
 
-def not_frozen(modules: Iterable[nn.Module], parameters: Iterable[torch.Tensor], frame: FrameType) -> Iterator[Finding]:
-    """Yield a finding for each module that was meant to be frozen.
-
-    Args:
-        modules: those that there are.
-        parameters: those that a loss reaches.
-        frame: the frame that calls backward; the assignment is looked for in its file.
-    """
-    reached = {id(one): one for one in parameters}
-    for module in [one for one in modules if dict.get(attributes_of(one), "requires_grad") is False]:
+def _unfrozen(loss: Loss) -> Iterator[Facts]:
+    """Yield the modules to which ``requires_grad = False`` was assigned, and that still get gradients."""
+    reached = {id(one): one for one in loss.context.leaves}
+    for module in loss.modules if loss.frame is not None else ():
         theirs = [reached[id(one)] for one in parameters_in(module) if id(one) in reached]
-        if theirs:
-            yield _unfrozen(module, theirs, _freezing(frame, module))
+        if dict.get(attributes_of(module), "requires_grad") is False and theirs:
+            site = _freezing(loss.frame, module)
+            yield {
+                "names": tuple(FailureContext().names(theirs)),
+                "kind": type(module).__name__,
+                "assigned": site,
+                "path": "module" if site is None else (site.statement or "").rpartition(".requires_grad")[0],
+            }
 
 
-def _unfrozen(module: nn.Module, parameters: Sequence[torch.Tensor], site: Site | None) -> Finding:
-    names = tuple(FailureContext().names(parameters))
-    message = (
-        f"suspicious: requires_grad = False was assigned to a module ({type(module).__name__}){at(site)}, where it is "
-        f"an attribute like any other and freezes nothing: {quote_all(names)} still "
-        f"{'gets a gradient' if len(names) == 1 else 'get gradients'}"
-    )
-    path = "module" if site is None else (site.statement or "").rpartition(".requires_grad")[0]
-    return Finding("not-frozen", message, culprits_of(*names), known_sites(site), f"{path}.requires_grad_(False)")
-
-
-def _freezing(frame: FrameType, module: nn.Module) -> Site | None:
+def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
-    source = source_of(frame.f_code)
-    nodes = ast.walk(source.tree) if source is not None and source.tree is not None else ()
-    variables = {**frame.f_globals, **dict(locals_of(frame))}
-    assignments = [one for one in nodes if isinstance(one, ast.Assign) and ast.unparse(one.value) == "False"]
-    for node, target in ((one, target) for one in assignments for target in one.targets):
-        if isinstance(target, ast.Attribute) and target.attr == "requires_grad":  # noqa: SIM102 - reads better so
-            if _value_of(target.value, variables) is module:
-                return Site(frame.f_code.co_filename, node.lineno, statement=ast.unparse(node))
+    variables = {} if frame is None else {**frame.f_globals, **dict(locals_of(frame))}
+    for site, node in assignments(None if frame is None else frame.f_code):
+        for target in node.targets if ast.unparse(node.value) == "False" else ():
+            if isinstance(target, ast.Attribute) and target.attr == "requires_grad":  # noqa: SIM102 - reads better so
+                if value_of(target.value, variables) is module:
+                    return site
     return None
 
 
-def _value_of(path: ast.expr, variables: dict[str, Any]) -> Any:
-    """Return what a path such as ``self.layers[0].norm`` leads to, read without running code of the program."""
-    if isinstance(path, ast.Name):
-        return variables.get(path.id)
-    if isinstance(path, ast.Attribute):
-        own = attributes_of(_value_of(path.value, variables))
-        return dict.get(own if dict.__contains__(own, path.attr) else _modules_of(own), path.attr)
-    if isinstance(path, ast.Subscript) and isinstance(path.slice, ast.Constant):
-        return _modules_of(attributes_of(_value_of(path.value, variables))).get(str(path.slice.value))
+_FLAT = {
+    *("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"),
+    *("NormalBackward", "BernoulliBackward", "PoissonBackward"),
+}
+"""Nodes of operations whose derivative is 0 everywhere, without the number of the overload."""
+
+
+def flat_in(loss: Loss) -> Flat | None:
+    """Return the first operation in the graph of a loss whose derivative is 0 everywhere."""
+    for node in loss.context.nodes:
+        kind = _kind(node)
+        if kind in _FLAT:
+            return Flat(kind.removesuffix("Backward").lower(), loss.site(node))
+        if kind in _SOFTMAX and _is_of_one(node):
+            return Flat(_SOFTMAX[kind], loss.site(node), of_one=True)
     return None
 
 
-def _modules_of(own: dict[str, Any]) -> dict[str, Any]:
-    modules = dict.get(own, "_modules")
-    return modules if type(modules) is dict else {}
+_SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
+
+
+def _is_of_one(node: Any) -> bool:
+    """Return whether a softmax was along a dimension with one element."""
+    shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
+    return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
+
+
+_COMPARED = (
+    "suspicious: the loss{compared:at} compares values of shape {before} with targets of another shape: both are "
+    "broadcast to {after}, so that each value is compared with several targets",
+    "give both the same shape, as by target.reshape(output.shape) or output.squeeze(-1)",
+)
+
+# fmt: off
+LOSSES: tuple[Cause[Loss], ...] = (
+    Cause("data-edit", always, _edited,
+        "suspicious: {statement}{edited:at} changes a result that this loss is computed from through .data, where "
+        "autograd does not see it: backward computes gradients as if nothing had changed there{names:-}",
+        "{remedy}"),
+    Cause("double-softmax", is_first, _squashed_twice,
+        "suspicious: {what}(){given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
+        "gradients become small, and the loss cannot go below a bound",
+        "leave out the {what}() and give the logits to the loss, or use {other}"),
+    Cause("no-log-probabilities", is_first, _no_logarithms,
+        "suspicious: the result of {what}{given:at} is given to {loss}{used:at}, which expects log-probabilities",
+        "{remedy}"),
+    Cause("no-log-probabilities", is_first, _over_samples,
+        "suspicious: log_softmax{given:at} is over the {samples} samples (dim=0) of shape {shape}, and "
+        "nll_loss{used:at} expects it over the classes",
+        "take the log_softmax with dim=1"),
+    Cause("broadcast-loss", is_first, _broadcast, *_COMPARED),
+    Cause("broadcast-loss", is_first, _squares, *_COMPARED),
+    Cause("not-frozen", is_first, _unfrozen,
+        "suspicious: requires_grad = False was assigned to a module ({kind}){assigned:at}, where it is an attribute "
+        "like any other and freezes nothing: {names} still {names:gets a gradient|get gradients}",
+        "{path}.requires_grad_(False)"),
+    Cause("same-module", is_first, _same_module,
+        "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}, and this loss "
+        "is computed with it twice: what {copy} gives changes with every step, and the gradient flows through it, too",
+        "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
+        "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())"),
+    Cause("constant-term", is_first, _constant_terms,
+        "suspicious: {lines:-}`{term}` is a term of the loss without a graph: {variable}{made:at} {why}. Gradients "
+        "reach the parameters behind it by other terms only{cut:-}",
+        "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; what is "
+        "recorded under no_grad can be the old one in a ratio of both"),
+    Cause("leaf-loss", always, _leaf_losses,
+        "{lines:-}backward{noticed:at} starts from {loss}, which was made{made:at} from nothing that requires grad, "
+        "and was given requires_grad itself: no parameter gets a gradient from it{cut}",
+        "{remedy}"),
+)
+# fmt: on
+"""What a loss shows before a backward call of a running program, and is hardly ever meant."""

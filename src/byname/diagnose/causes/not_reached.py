@@ -478,23 +478,16 @@ def _detached(context: FailureContext) -> Iterator[Facts]:
 
 _NO_GRAPH = any_of(Raised(RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad"), before_it_runs)
 
+# fmt: off
 NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
     Cause("no-grad-path", _NO_GRAPH, _cut, "{off:-}{why}", "{remedy}"),
-    Cause(
-        "no-grad-path",
-        _NO_GRAPH,
-        _frozen,
+    Cause("no-grad-path", _NO_GRAPH, _frozen,
         "nothing that requires grad went into this loss. {names} {names:does|do} not require grad: {names:it was|they "
         "were} frozen{where}{sites:-}",
-        "call requires_grad_() on the parameters that should learn",
-    ),
+        "call requires_grad_() on the parameters that should learn"),
     Cause("no-grad-path", _NO_GRAPH, _unseen, "backward cannot start from {name}: {why}{made:-}", "{remedy}"),
 )
 DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", before_it_runs, _awaited, *AWAITED)
-DETACHED: Cause[FailureContext] = Cause(
-    "detached-parameter",
-    before_it_runs,
-    _detached,
+DETACHED: Cause[FailureContext] = Cause("detached-parameter", before_it_runs, _detached,
     "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}",
-    "{remedy}",
-)
+    "{remedy}")

@@ -473,64 +473,37 @@ _NOT_A_LEAF = (
     "compute the values first: {variable} = (...).requires_grad_(), or wrap them in nn.Parameter(...)",
 )
 
+# fmt: off
 OWNERSHIP: tuple[Cause[FailureContext], ...] = (
-    Cause(
-        "shared-memory",
-        before_it_runs,
-        _sharing_memory,
+    Cause("shared-memory", before_it_runs, _sharing_memory,
         "{names:-}{names} share the same memory, and are {number} parameters: each gets a part of the gradient, and "
         "the step changes the same numbers once for each, as if it were all of it",
-        "make them one parameter, before the optimizer: {tied}",
-    ),
+        "make them one parameter, before the optimizer: {tied}"),
     Cause("non-leaf-grad", before_it_runs, _wrapped_too_early, *_NOT_A_LEAF),
-    Cause(
-        "not-in-optimizer",
-        before_it_runs,
-        _made_in_forward,
+    Cause("not-in-optimizer", before_it_runs, _made_in_forward,
         "{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a module or "
         "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
-        "make it once, in __init__ of the module, and build the optimizer after that",
-    ),
-    Cause(
-        "not-in-optimizer",
-        before_it_runs,
-        _left_out,
+        "make it once, in __init__ of the module, and build the optimizer after that"),
+    Cause("not-in-optimizer", before_it_runs, _left_out,
         "{names:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}",
-        "{remedy}",
-    ),
-    Cause(
-        "orphaned-parameter",
-        before_it_runs,
-        _orphaned,
+        "{remedy}"),
+    Cause("orphaned-parameter", before_it_runs, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
-        "build the optimizer after the last change of the model, or give it the new parameters with add_param_group",
-    ),
-    Cause(
-        "free-leaf",
-        before_it_runs,
-        _free_together,
+        "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),
+    Cause("free-leaf", before_it_runs, _free_together,
         "{names:-}{names} require grad and get a gradient in every backward, but nothing uses these gradients: they "
         "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad{made:-}",
         "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
-        "to the optimizer; make the others without requires_grad, or detach them where they are used",
-    ),
-    Cause(
-        "leaf-loss",
-        before_it_runs,
-        _wrapped_in_loss,
+        "to the optimizer; make the others without requires_grad, or detach them where they are used"),
+    Cause("leaf-loss", before_it_runs, _wrapped_in_loss,
         "{target:-}`{variable}` is computed at {made} from a tensor that was given requires_grad in the same "
         "statement: no gradient flows further back than to it, and no variable holds it",
         "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
-        "several; .item(), float(), torch.tensor() and comparisons cut them off",
-    ),
+        "several; .item(), float(), torch.tensor() and comparisons cut them off"),
     Cause("non-leaf-grad", before_it_runs, _not_a_leaf, *_NOT_A_LEAF),
-    Cause(
-        "free-leaf",
-        before_it_runs,
-        _free,
+    Cause("free-leaf", before_it_runs, _free,
         "{leaf:-}{leaf} requires grad and gets a gradient in every backward, but nothing uses that gradient: {lost} no "
         "optimizer changes it and nothing reads or clears its .grad{lines:-}",
         "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "
-        "without requires_grad, or detach it where it is used",
-    ),
+        "without requires_grad, or detach it where it is used"),
 )

@@ -534,96 +534,64 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
 
 _UPDATE = "call `scaler.update()` once in each iteration, after the last scaler.step(...)"
 
+# fmt: off
 RAISED: tuple[Cause[FailureContext], ...] = (
-    Cause(
-        "view-in-place",
+    Cause("view-in-place",
         Raised(RuntimeError, r"(?:of (\w+) )?is a view and is being modified inplace.*returns multiple views"),
         _changed_view,
         "{view} is one of the views of a tensor that {maker} made{made:at} (chunk, split, unbind and a loop over a "
         "tensor make several), and it is changed in place{noticed:at}: autograd allows that for single views only",
         "{advice}. The tensor that {view.path} is a part of then keeps its values: collect the new parts and join them "
-        "with torch.stack or torch.cat",
-    ),
-    Cause(
-        "view-in-place",
-        Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
+        "with torch.stack or torch.cat"),
+    Cause("view-in-place", Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
         _hooked_in_place,
         "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
         "needs a view there, and autograd does not allow to change that one in place",
-        "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook",
-    ),
-    Cause(
-        "inference-tensor",
-        Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
+        "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
+    Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
         _made_in_inference_mode,
         "{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: autograd can "
         "neither save nor change such a tensor",
-        "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()",
-    ),
-    Cause(
-        "unused-input",
-        Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
+        "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
+    Cause("unused-input", Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
         _unused_inputs,
         "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}",
-        "{remedy}",
-    ),
-    Cause(
-        "input-without-grad",
-        Raised(RuntimeError, r"differentiated Tensors does not require grad"),
+        "{remedy}"),
+    Cause("input-without-grad", Raised(RuntimeError, r"differentiated Tensors does not require grad"),
         _input_without_grad,
         "a gradient{noticed:at} is asked for {asked}{made:-}, which does not require grad: nothing that it was "
         "computed from does, or it was detached or made under torch.no_grad()",
-        "call {call} when it is made, before it is used",
-    ),
-    Cause(
-        "non-scalar-backward",
-        Raised(RuntimeError, r"implicitly created only for scalar outputs"),
-        _several_elements,
+        "call {call} when it is made, before it is used"),
+    Cause("non-scalar-backward", Raised(RuntimeError, r"implicitly created only for scalar outputs"), _several_elements,
         "backward{noticed:at} starts from {loss}{made:-}, which has {elements} (shape {shape}): it starts from a "
         "single number, unless it is given a gradient for each element",
         "make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
-        "reduction='mean'",
-    ),
-    Cause(
-        "numpy-of-graph",
-        Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"),
-        _read_by_numpy,
+        "reduction='mean'"),
+    Cause("numpy-of-graph", Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"), _read_by_numpy,
         "NumPy{noticed:at} is to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
-        "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots",
-    ),
-    Cause(
-        "empty-optimizer",
-        Raised(ValueError, r"optimizer got an empty parameter list"),
-        _no_parameters,
+        "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
+    Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
         "the optimizer{noticed:at} got no parameters{why}",
-        "{remedy}",
-    ),
-    Cause(
-        "ddp-unused",
+        "{remedy}"),
+    Cause("ddp-unused",
         Raised(RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"),
         _awaited,
-        *AWAITED,
-    ),
-    Cause(
-        "ddp-ready-twice",
+        *AWAITED),
+    Cause("ddp-ready-twice",
         Raised(RuntimeError, r"mark a variable ready only once(?:.*with name ([\w.]+) has been marked)?"),
         _reduced_twice,
         "{parameter:-}{sites:-}DistributedDataParallel got the gradient of {whose} twice in one backward: a part of "
         "the model runs {times} in a reentrant checkpoint{where}, each of which runs a backward of its own",
         "pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel if every iteration "
-        "computes the same graph",
-    ),
-    Cause(
-        "gradient-count",
+        "computes the same graph"),
+    Cause("gradient-count",
         Raised(RuntimeError, r"function (\w+)Backward returned .* gradients \(expected (\d+), got (\d+)\)"),
         _gradients_returned,
         "{backward} returned {got}{returned:at}, and its forward has {asked}{inputs}: backward returns one for each, "
         "in their order, and None for those that need none",
-        "return {wanted} gradients in the order of the inputs{inputs}, None where no gradient is needed{last}",
-    ),
-    Cause(
-        "gradient-shape",
+        "return {wanted} gradients in the order of the inputs{inputs}, None where no gradient is needed{last}"),
+    Cause("gradient-shape",
         Raised(
             RuntimeError,
             r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but expected shape "
@@ -633,81 +601,47 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "{backward} returned{returned:at} a gradient of shape {got} for its input {input}, which has shape {wanted}: a "
         "gradient has the shape of its input",
         "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
-        "and where it has broadcast, backward sums (grad.sum_to_size(...))",
-    ),
-    Cause(
-        "batch-norm-in-vmap",
-        Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
+        "and where it has broadcast, backward sums (grad.sum_to_size(...))"),
+    Cause("batch-norm-in-vmap", Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
         _norm_in_vmap,
         "the {kind} {norm} updates its running statistics in place{updated:at}, and vmap{mapped:at} gives it other "
         "values for each sample",
         "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
-        "which drops the running statistics",
-    ),
-    Cause(
-        "no-derivative",
-        Raised(RuntimeError, r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented"),
+        "which drops the running statistics"),
+    Cause("no-derivative", Raised(RuntimeError, r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented"),
         _without_derivative,
         "PyTorch has no derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
         "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
-        "to pass; or write a torch.autograd.Function with its derivative",
-    ),
-    Cause(
-        "copy-of-graph",
-        Raised(RuntimeError, r"support the deepcopy protocol"),
-        _copied_with_graph,
+        "to pass; or write a torch.autograd.Function with its derivative"),
+    Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
         "that the program made itself can be copied so",
-        "{remedy}",
-    ),
-    Cause(
-        "scaler-order",
-        Raised(RuntimeError, r"unscale_\(\) has already been called"),
-        _calls_of_scaler,
+        "{remedy}"),
+    Cause("scaler-order", Raised(RuntimeError, r"unscale_\(\) has already been called"), _calls_of_scaler,
         "GradScaler: unscale_(){noticed:at} is called again for an optimizer without an update() between",
-        "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step",
-    ),
-    Cause(
-        "scaler-order",
-        Raised(RuntimeError, r"(unscale_|step)\(\) is being called after step\(\)"),
-        _calls_of_scaler,
+        "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step"),
+    Cause("scaler-order", Raised(RuntimeError, r"(unscale_|step)\(\) is being called after step\(\)"), _calls_of_scaler,
         "GradScaler: unscale_(){noticed:at} comes after step(): gradients are unscaled, and clipped, before the step",
-        "put unscale_() and what follows it, such as clip_grad_norm_, before the step()",
-    ),
-    Cause(
-        "scaler-order",
-        Raised(RuntimeError, r"step\(\) has already been called"),
-        _calls_of_scaler,
+        "put unscale_() and what follows it, such as clip_grad_norm_, before the step()"),
+    Cause("scaler-order", Raised(RuntimeError, r"step\(\) has already been called"), _calls_of_scaler,
         "GradScaler: step(){noticed:at} is called again for an optimizer without an update() between",
-        _UPDATE,
-    ),
-    Cause(
-        "scaler-order",
-        Raised(AssertionError, r"_scale is None"),
-        _calls_of_scaler,
+        _UPDATE),
+    Cause("scaler-order", Raised(AssertionError, r"_scale is None"), _calls_of_scaler,
         "GradScaler: {method}(){noticed:at} is called before the first scale()",
-        "call scaler.scale(loss).backward() in place of loss.backward()",
-    ),
-    Cause(
-        "scaler-order",
-        Raised(AssertionError, r"No inf checks were recorded"),
-        _without_gradients,
+        "call scaler.scale(loss).backward() in place of loss.backward()"),
+    Cause("scaler-order", Raised(AssertionError, r"No inf checks were recorded"), _without_gradients,
         "GradScaler: {method}(){noticed:at} finds no gradient to look at: none of the {parameters} of this {kind} has "
         "a .grad",
         "call scaler.scale(loss).backward() before it, for a loss that is computed from these parameters, and "
-        "zero_grad() not between the backward and the step",
-    ),
-    Cause(
-        "graph-in-worker",
+        "zero_grad() not between the backward and the step"),
+    Cause("graph-in-worker",
         Raised(RuntimeError, r"DataLoader worker.*(support automatic differentiation|serialize non-leaf)"),
         _given_to_worker,
         "{item:-}{defined:-}`{kind}` gives the workers of the DataLoader{noticed:at} tensors that require grad, "
         "and no graph can go from one process to another",
         "return them without a graph: .detach() in `{kind}.__getitem__`, or compute them there under torch.no_grad(); "
-        "if the loss has to reach what computes them, compute it in the training loop",
-    ),
-    Cause(
-        "out-of-memory",
+        "if the loss has to reach what computes them, compute it in the training loop"),
+    Cause("out-of-memory",
         any_of(
             Raised((torch.OutOfMemoryError, MemoryError), r""),
             Raised(RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory"),
@@ -715,10 +649,8 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         _memory_asked_for,
         "there was not enough memory left for {asked}{noticed:at}",
         "let go of what is no longer needed: byname.growth() tells what grows from step to step, "
-        "byname.holders(tensor) what keeps a tensor alive; smaller batches and checkpoints save less for backward",
-    ),
-    Cause(
-        "non-leaf-grad",
+        "byname.holders(tensor) what keeps a tensor alive; smaller batches and checkpoints save less for backward"),
+    Cause("non-leaf-grad",
         any_of(
             Raised(ValueError, r"can't optimize a non-leaf Tensor"),
             Raised((TypeError, AttributeError, UserWarning), r"NoneType|attribute of a Tensor that is not a leaf"),
@@ -726,7 +658,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         _not_a_leaf,
         "{tensor} is not a leaf: {why}, and {wanted}",
         "compute the values first, then make them a leaf: {it} = (...).detach().requires_grad_() or nn.Parameter(...); "
-        "to see the gradient of a result, call .retain_grad() on it before backward",
-    ),
+        "to see the gradient of a result, call .retain_grad() on it before backward"),
 )
+# fmt: on
 """The causes of errors, in the order in which they are looked for."""
