@@ -30,7 +30,7 @@ def allocation_of(tensor):
 
 
 def statement_of(tensor):
-    site = allocation_of(tensor).site
+    site = allocation_of(tensor).line.site
     return None if site is None else site.statement
 
 
@@ -38,7 +38,7 @@ def statements():
     """How many living storages each statement has allocated."""
     found = {}
     for one in living_allocations():
-        statement = None if one.site is None else one.site.statement
+        statement = None if one.line.site is None else one.line.site.statement
         found[statement] = found.get(statement, 0) + 1
     return found
 
@@ -98,7 +98,7 @@ def test_modules_backward_and_the_optimizer_allocate_on_the_users_line():
         loss = model(torch.ones(4, 3)).square().mean()
         loss.backward()
         optimizer.step()
-    assert allocation_of(model.inner.weight).site.statement == "self.inner = nn.Linear(3, 5)"
+    assert allocation_of(model.inner.weight).line.site.statement == "self.inner = nn.Linear(3, 5)"
     assert {statement_of(parameter.grad) for parameter in model.parameters()} == {"loss.backward()"}
     state = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     assert {statement_of(tensor) for tensor in state} == {"optimizer.step()"}
@@ -142,9 +142,9 @@ def test_what_only_cpp_holds_is_found():
         base = x * 2
         base[0].exp_()
         nodes = [(x * 3).sin().sum().grad_fn]
-    found = {one.site.statement for one in living_allocations() if one.site}
+    found = {one.line.site.statement for one in living_allocations() if one.line.site}
     assert "loss = F.cross_entropy(x, torch.zeros(6, dtype=torch.long))" in found
-    sizes = {one.site.statement: one.storage.nbytes() for one in living_allocations() if one.site}
+    sizes = {one.line.site.statement: one.storage.nbytes() for one in living_allocations() if one.line.site}
     assert sizes["nodes = [(x * 3).sin().sum().grad_fn]"] == 6 * 4 * 4
     assert statements()["base = x * 2"] == 1
     del loss, nodes
@@ -173,7 +173,11 @@ def test_the_bucket_of_distributed_training_is_found(tmp_path):
             model(torch.ones(2, 100)).sum().backward()
     finally:
         dist.destroy_process_group()
-    buckets = [one for one in living_allocations() if one.site and one.site.statement.startswith("model = nn.parallel")]
+    buckets = [
+        one
+        for one in living_allocations()
+        if one.line.site and one.line.site.statement.startswith("model = nn.parallel")
+    ]
     assert max(one.storage.nbytes() for one in buckets) == 2800
     assert tracker
 
@@ -560,7 +564,7 @@ def test_a_function_that_ran_eagerly_beside_a_thread_is_compiled_afterwards():
 def test_a_user_frame_is_found_though_the_work_is_done_by_nobodys():
     with byname.track(allocations=True) as tracker:
         made = eval("torch.ones(3)", {"torch": torch})
-    site = allocation_of(made).site
+    site = allocation_of(made).line.site
     assert (site.file, site.statement) == ("<string>", "")
     assert tracker
 
@@ -586,5 +590,5 @@ def test_an_allocation_in_a_helper_is_noted_with_what_called_it():
     with byname.track(allocations=True) as tracker:
         tensor = made()
     (found,) = [one for one in living_allocations() if one.storage is tensor.untyped_storage()]
-    assert locate(*found.caller).site.statement == "tensor = made()"
+    assert locate(*found.line.caller).site.statement == "tensor = made()"
     assert tracker

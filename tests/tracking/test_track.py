@@ -523,12 +523,16 @@ def test_compiled_functions_run_and_are_not_compiled_again():
     assert counter.frame_count == 1
 
 
-def line_of(raw, code=1):
-    return locate(raw[code], raw[code + 1]).site.statement
+def line_of(record):
+    return record.line.site.statement
+
+
+def read_at(sight):
+    return locate(*sight[:2]).site.statement
 
 
 def cuts_in(tracker):
-    return [(cut[3], cut[4], line_of(cut)) for log in tracker.logs for cut in log.cuts]
+    return [(cut.name, cut.reason, line_of(cut)) for log in tracker.logs for cut in log.cuts]
 
 
 def names_of_cuts(tracker, tensor):
@@ -578,8 +582,8 @@ def test_a_cut_says_under_what_it_was_made_and_in_which_module():
         ("linear", "inference", "guess = model[0](x)"),
     }
     first = next(iter(tracker.logs[0].cuts))
-    assert first[7]() is model[0]
-    assert {reference() for reference, _ in first[5]} == set(model[0].parameters())
+    assert first.module() is model[0]
+    assert {reference() for reference, _ in first.inputs} == set(model[0].parameters())
     assert names_of_cuts(tracker, scores) == ["linear"]
     assert names_of_cuts(tracker, guess) == ["linear"]
 
@@ -601,7 +605,7 @@ def test_cuts_are_inherited_and_do_not_pile_up():
     assert len(names_of_cuts(tracker, several)) == 4
     (cut,) = tracker.logs[0].cuts_of(average)
     assert cut is not None
-    assert cut.number == max(one[0] for one in tracker.logs[0].cuts if line_of(one).startswith("average ="))
+    assert cut.number == max(one.number for one in tracker.logs[0].cuts if line_of(one).startswith("average ="))
 
 
 def test_what_is_no_cut():
@@ -635,7 +639,7 @@ def test_a_cut_holds_no_tensor(no_collection):
         assert [one() for one in watched] == [None, None, None]
     (log,) = tracker.logs
     assert all(made() is None for made in [*log.made.values(), *log.inner.values()])
-    assert [cut[3] for cut in log.cuts] == ["detach", "mul"]
+    assert [cut.name for cut in log.cuts] == ["detach", "mul"]
 
 
 def test_gradients_that_are_not_kept_and_tensors_that_were_frozen():
@@ -652,8 +656,8 @@ def test_gradients_that_are_not_kept_and_tensors_that_were_frozen():
         model.requires_grad_(False)
     (log,) = tracker.logs
     (read,) = log.grad_reads
-    assert (line_of(read, 0), read[2]() is y) == ("gradient = y.grad", True)
-    assert [line_of(frozen, 0) for frozen in log.frozen] == [
+    assert (read_at(read), read[2]() is y) == ("gradient = y.grad", True)
+    assert [read_at(frozen) for frozen in log.frozen] == [
         "model.bias.requires_grad = False",
         "model.weight.requires_grad_(False)",
         "model.requires_grad_(False)",
@@ -879,9 +883,10 @@ def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
     assert isinstance(made.__callback__, types.BuiltinMethodType)
 
 
-def line_in(spot):
-    """The statement that a caller stands in; None where there is no caller."""
-    return None if spot is None else locate(*spot).site.statement
+def line_in(record):
+    """The statement that called the function of a record's line; None where there is no caller."""
+    caller = record.line.site.caller
+    return None if caller is None else caller.statement
 
 
 def test_a_helper_is_noted_with_what_called_it():
@@ -899,12 +904,12 @@ def test_a_helper_is_noted_with_what_called_it():
         count = counted(x)
         far = doubled(x)
     (log,) = tracker.logs
-    calls = [(Call(*call).name, line_in(call[8])) for call in log.calls]
+    calls = [(call.name, line_in(call)) for call in map(Call.of, log.calls)]
     assert [line for name, line in calls[:-2]] == ["loss = shifted(x) * 2"] * 5
     assert calls[-2:] == [("mul", None), ("mul", "far = doubled(x)")]
-    assert {line_in(cut[8]) for cut in log.cuts} == {"count = counted(x)"}
-    assert [line_in(change[5]) for change in log.changes] == ["count = counted(x)"]
-    assert line_in(log.made[id(count)].caller) == "count = counted(x)"
+    assert {line_in(cut) for cut in log.cuts} == {"count = counted(x)"}
+    assert [line_in(change) for change in log.changes] == ["count = counted(x)"]
+    assert line_in(log.made[id(count)]) == "count = counted(x)"
     assert (loss.requires_grad, far.requires_grad) == (True, True)
 
 
@@ -934,7 +939,7 @@ def test_a_forward_is_no_helper_and_what_it_calls_is(hooked):
     with byname.track() as tracker:
         out = model(torch.ones(3))
     (log,) = tracker.logs
-    found = {Call(*call).name: line_in(call[8]) for call in log.calls}
+    found = {call.name: line_in(call) for call in map(Call.of, log.calls)}
     wanted = {"exp": None, "mul": "return self.scaled(self.inner(x) + 1)", "add": "return super().forward(x).exp()"}
     assert found.items() >= wanted.items()
     assert found.get("abs") is None
@@ -947,7 +952,7 @@ def test_the_body_of_a_module_has_no_caller_and_its_functions_have():
     with byname.track() as tracker:
         exec(compile(text, "body.py", "exec"), {"__name__": "body"})
     (log,) = tracker.logs
-    found = {Call(*call).name: line_in(call[8]) for call in log.calls}
+    found = {call.name: line_in(call) for call in map(Call.of, log.calls)}
     assert found == {"mul": None, "sub": "z = tripled(x)"}
 
 
@@ -968,7 +973,7 @@ def test_the_caller_of_a_library_is_the_programs_line(tmp_path, monkeypatch):
         twice = installed_for_callers.outer(x)
         less = installed_for_callers.outer(x, minus)
     (log,) = tracker.logs
-    assert {Call(*call).name: line_in(call[8]) for call in log.calls} == {
+    assert {call.name: line_in(call) for call in map(Call.of, log.calls)} == {
         "mul": "twice = installed_for_callers.outer(x)",
         "sub": None,
     }
@@ -986,8 +991,8 @@ def test_a_step_in_a_helper_is_noted_with_what_called_it():
     with byname.track() as tracker:
         update()
     (log,) = tracker.logs
-    assert [line_in(step.caller) for step in log.steps] == ["update()"]
-    assert {line_in(change[5]) for change in log.changes} == {"update()"}
+    assert [line_in(step) for step in log.steps] == ["update()"]
+    assert {line_in(change) for change in log.changes} == {"update()"}
 
 
 def test_what_is_known_of_callers_holds_no_frame(no_collection):
@@ -1031,7 +1036,7 @@ def test_the_checks_of_a_distribution_are_no_cuts():
         policy = torch.distributions.Categorical(logits=logits)
         action = policy.sample()
         policy.log_prob(action)
-    assert {cut[3] for cut in tracker.logs[0].cuts} == {"multinomial", "broadcast_tensors"}
+    assert {cut.name for cut in tracker.logs[0].cuts} == {"multinomial", "broadcast_tensors"}
     with byname.track() as tracker:
         in_use = torch.distributions.constraints.positive.check(logits)
     assert [cut.name for cut in tracker.logs[0].cuts_of(in_use)] == ["gt"]
@@ -1046,7 +1051,7 @@ def test_calls_with_keywords_know_their_lines():
         torch.add(x.detach(), 1.0, out=halted)
     (log,) = tracker.logs
     assert [node.site.target for node in byname.graph(total).nodes if node.site] == ["total", "total"]
-    assert [call[4].__name__ for call in log.calls] == ["sum", "sum", "max"]
+    assert [call[2].__name__ for call in log.calls] == ["sum", "sum", "max"]
     assert [cut.name for cut in log.cuts_of(where)] == ["max"]
     assert [change.operation for change in tracker.mutations(halted)] == ["add"]
     assert largest.requires_grad

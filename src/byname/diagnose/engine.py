@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,10 +22,9 @@ from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
 from byname.memory.reserve import RESERVE
-from byname.reading.frames import line_of, programs_frame
+from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Instruction, Site, locate
 from byname.tracking.lookup import SiteLookup
 from byname.undo import Patch, Shared
 
@@ -35,30 +34,21 @@ class BackwardCall(NamedTuple):
 
     Attributes:
         number: the number of earlier recorded runs in the process.
-        code, instruction: the code object and bytecode offset of the user's line that started it; None and -1 if
-            there is none.
+        line: the user's line that started it.
         sequence: autograd's sequence number of the thread at its start.
         thread: the thread's identifier.
         frees: whether it frees the saved tensors of the graph (no ``retain_graph=True``).
         partial: whether it computes the gradients of some inputs only.
         creates: whether it makes a graph of the gradients (``create_graph=True``).
-        caller: the caller of that line's function, where the function is a helper; else None.
     """
 
     number: int
-    code: CodeType | None
-    instruction: int
+    line: Line
     sequence: int
     thread: int
     frees: bool
     partial: bool
     creates: bool = False
-    caller: Instruction | None = None
-
-    @property
-    def site(self) -> Site | None:
-        """The location of the user's line that started this run; None when unknown."""
-        return None if self.code is None else locate(self.code, self.instruction, self.caller).site
 
 
 Ended: TypeAlias = Callable[[BaseException | None], None]
@@ -121,11 +111,10 @@ class _Engine:
 
     def _asked(self, args: Sequence[Any]) -> tuple[BackwardCall, Sequence[Any]]:
         retains, creates, inputs = _options(args)
-        code, instruction, helped = line_of(programs_frame(sys._getframe(1)))
+        line = line_of(programs_frame(sys._getframe(1)))
         sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
         number = next(self._numbers)
-        run = BackwardCall(number, code, instruction, sequence, thread, not retains, bool(inputs), creates, helped)
-        return run, inputs
+        return BackwardCall(number, line, sequence, thread, not retains, bool(inputs), creates), inputs
 
 
 _NAME = "_engine_run_backward"

@@ -42,8 +42,6 @@ from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
-from byname.source.code import ThisCode
-from byname.source.location import locate
 from byname.undo import Undo
 
 _CALLS = 8
@@ -98,7 +96,7 @@ class LearningWatch:
             number > _CALLS_OF_WASTE or not any(one.wasted or one.wasteful for one in followed_now)
         ):
             return
-        loss = Loss(graph, number, run.site, modules)
+        loss = Loss(graph, number, run.line.site, modules)
         for finding in (one for cause in LOSSES for one in cause.findings(loss)):
             self._leaf_losses = self._leaf_losses or finding.cause == "leaf-loss"  # of which all else follows
             self._tell(finding)
@@ -117,8 +115,8 @@ class LearningWatch:
 
     def _look_for_rebinding(self, run: BackwardCall, leaves: Iterable[torch.Tensor], number: int) -> None:
         """Tell of parameters that no optimizer has, and that a step by hand leaves as they are."""
-        place = (ThisCode(run.code), run.instruction)
-        if number == 1 and (rebinding := rebinding_in(run.code)) is not None:
+        place = run.line.place
+        if number == 1 and (rebinding := rebinding_in(run.line.code)) is not None:
             parameters = [one for one in leaves if issubclass(type(one), torch.nn.Parameter)]
             self._rebound[place] = rebinding, [(weakref.ref(one), _sum_of(one)) for one in parameters]
         elif number == ENOUGH and place in self._rebound:
@@ -126,17 +124,17 @@ class LearningWatch:
             same = [one for reference, total in before if (one := reference()) is not None and _sum_of(one) == total]
             if same and len(same) == len(before):
                 names = tuple(FailureContext().names(same[:MOST_NAMED]))
-                self._tell_all([BY_HAND], StepByHand(rebinding, number - 1, run.site, names))
+                self._tell_all([BY_HAND], StepByHand(rebinding, number - 1, run.line.site, names))
 
     def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], run: BackwardCall) -> None:
         cleared = _is_cleared(mine)
-        now = (ThisCode(run.code), run.instruction, self._made, fact(mine[0], "_version"))
+        now = (*run.line.place, self._made, fact(mine[0], "_version"))
         followed.wasted += cleared and followed.reached and followed.last == now
         changed = not followed.reached and any(
             _sum_of(fact(one, "grad")) != followed.left[id(one)] for one in mine if id(one) in followed.left
         )
         followed.cleared = followed.cleared or cleared or changed
-        followed.backward, followed.reached, followed.last = run.site, True, now
+        followed.backward, followed.reached, followed.last = run.line.site, True, now
         followed.backwards += 1
         if not followed.steps and followed.backwards == ENOUGH:
             followed.name(mine)
@@ -197,8 +195,7 @@ class LearningWatch:
             note_put_back(followed)
         followed.steps += 1
         if followed.steps == 1:
-            code, instruction, outer = line_of(programs_frame(caller()))
-            followed.site = None if code is None else locate(code, instruction, outer).site
+            followed.site = line_of(programs_frame(caller())).site
         followed.fed += followed.reached
         followed.frozen = followed.frozen and not followed.parameters()
         groups = optimizer.param_groups

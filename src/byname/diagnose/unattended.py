@@ -58,7 +58,7 @@ class RunningCheck:
         Each line's first call is checked fully, and a later one for a graph that has grown. What foretells an error is
         not reported yet: the note on the error says it, too.
         """
-        place = (ThisCode(run.code), run.instruction)
+        place = run.line.place
         self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial:
             return []

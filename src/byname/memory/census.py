@@ -243,7 +243,7 @@ class _Described:
     def _site(self, block: StorageRegion, tensor: torch.Tensor | None) -> Site | None:
         site = None if tensor is None else site_of_tensor(tensor, self._look.lookup)
         seen = (self._look.living.allocations.get(key) for key in block.keys)
-        return site or next((one.site for one in seen if one is not None), None)
+        return site or next((one.line.site for one in seen if one is not None), None)
 
     def _name_of_storage(self, block: StorageRegion) -> Name:
         path = self._look.findings.path_of(block.storage)

@@ -26,6 +26,7 @@ import torch
 from byname.naming.history import UNKNOWN, History, history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings
+from byname.reading.frames import NO_LINE
 from byname.reading.tensor import STORAGE, Facts, card_from, fact
 from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.call import Call
@@ -267,10 +268,11 @@ class Describer:
         if living is not None:
             return replace(living, site=self.site(number))
         call = self._call(number)
-        spot = None if call is None else call.spot()
-        if call is None or call.code is None or spot is None:
+        line = NO_LINE if call is None else call.line
+        spot = line.spot
+        if line.code is None or spot is None:
             return None
-        return self._name_at(self._graph.nodes[number], 0) or name_around(replace(spot, whole=False), call.code)
+        return self._name_at(self._graph.nodes[number], 0) or name_around(replace(spot, whole=False), line.code)
 
     def _around(self, number: int, among: Collection[int]) -> Name | None:
         """Return the name of the nearest result downstream, through nodes of `among` only."""

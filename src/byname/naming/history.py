@@ -68,8 +68,8 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
         inputs: the number of inputs of the call's node.
         index: the position of the tensor among them, or None if it is not known.
     """
-    spot = call.spot()
-    if spot is None or call.code is None:
+    spot = call.line.spot
+    if spot is None or call.line.code is None:
         return None
     variable = spot.site.target
     if variable is None:
@@ -79,7 +79,7 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
         return None
     if variable.endswith("]") and fact(tensor, "_base") is not None:
         return None  # perhaps an item of a tensor: a view of what the statement then writes into
-    how, scope = _kept_as(variable, call.code)
+    how, scope = _kept_as(variable, call.line.code)
     return None if scope is None else Name(variable, how, scope, True, rebound_at=spot.site)
 
 
@@ -101,12 +101,12 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expressio
     if not variable.isidentifier() or variable not in spot.reads:
         return False
     made = note_of(tensor)
-    if made is None or made.code is not call.code or call.code is None:
+    if made is None or made.line.code is not call.line.code or call.line.code is None:
         return False
     making, _ = making_of(tensor, None)
     if making is None or not making.whole or making.site.target != variable:
         return False
-    binding = {one.site.line for one in statements_binding(call.code, variable)}
+    binding = {one.site.line for one in statements_binding(call.line.code, variable)}
     return binding <= {making.site.line, spot.site.line}
 
 
@@ -129,7 +129,7 @@ def name_of_output(call: Call, number: int, output: int) -> Name | None:
         number: the sequence number of the node whose output to name; the last node that a call makes is its result's.
         output: the position among the node's outputs.
     """
-    spot = call.spot()
-    if spot is None or call.code is None or call.inside or number != call.after - 1:
+    spot = call.line.spot
+    if spot is None or call.line.code is None or call.inside or number != call.after - 1:
         return None
-    return name_at(spot if call.result is not None else output_spot(spot, output), call.code)
+    return name_at(spot if call.result is not None else output_spot(spot, output), call.line.code)

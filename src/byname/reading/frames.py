@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from byname.reading.objects import snapshot
-from byname.source.code import HIDDEN
-from byname.source.location import Instruction, is_library, is_torch
+from byname.source.code import HIDDEN, ThisCode
+from byname.source.location import Expression, Instruction, Site, is_library, is_torch, locate
 
 
 class RunningFrame(NamedTuple):
@@ -207,6 +207,38 @@ def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
     return frame, inside
 
 
+class Line(NamedTuple):
+    """The user's line that led to something, as it is recorded: nothing has been read from the source yet.
+
+    Attributes:
+        code, instruction: the code object of the user's frame and the byte offset of its instruction; None and -1 if no
+            line of the user's led there.
+        caller: the code that called the function of that frame, if the function is a helper (`called_from`).
+    """
+
+    code: CodeType | None = None
+    instruction: int = -1
+    caller: Instruction | None = None
+
+    @property
+    def place(self) -> tuple[ThisCode, int]:
+        """The line as a dictionary key, whoever called its function."""
+        return ThisCode(self.code), self.instruction
+
+    @property
+    def spot(self) -> Expression | None:
+        """The expression in the source; None if no line of the user's led there."""
+        return None if self.code is None else locate(self.code, self.instruction, self.caller)
+
+    @property
+    def site(self) -> Site | None:
+        """The location in the source; None if no line of the user's led there."""
+        return None if (spot := self.spot) is None else spot.site
+
+
+NO_LINE = Line()
+
+
 def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
     """Return the code object and the instruction of the user's frame."""
     user, _ = users_frame(frame)
@@ -273,10 +305,10 @@ def _is_programs(frame: FrameType) -> bool:
     return found
 
 
-def line_of(frame: FrameType | None) -> tuple[CodeType | None, int, Instruction | None]:
-    """Return the code object and the instruction of the user's frame, and the caller of its function."""
+def line_of(frame: FrameType | None) -> Line:
+    """Return the line of the user's frame, from the given one outwards."""
     user, _ = users_frame(frame)
-    return (None, -1, None) if user is None else (user.f_code, user.f_lasti, called_from(user))
+    return NO_LINE if user is None else Line(user.f_code, user.f_lasti, called_from(user))
 
 
 def made_for_the_user(frame: FrameType) -> bool:

@@ -13,16 +13,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from byname.reading.frames import called_from, line_of, users_frame
+from byname.reading.frames import NO_LINE, Line, called_from, line_of, users_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import is_in_place
-from byname.source.location import Instruction, Site, is_torch, locate
+from byname.source.location import is_torch
 from byname.tracking.functions import PLAIN_TENSORS, versions_of
 
 
@@ -31,24 +31,15 @@ class Allocation(NamedTuple):
 
     Attributes:
         storage: the storage itself; holding this record keeps it alive.
-        code, instruction: the user's frame that led to the allocation; None and -1 if the storage was there before the
-            block, or if no line of the user's led to the allocation.
-        caller: the code that called the function of that frame, if the function is a helper.
+        line: the user's line that led to the allocation; `NO_LINE` if the storage was there before the block, or if no
+            line of the user's led to the allocation.
     """
 
     storage: torch.UntypedStorage
-    code: CodeType | None
-    instruction: int
-    caller: Instruction | None
-
-    @property
-    def site(self) -> Site | None:
-        """Return the location of the allocation, or None where it is not known."""
-        return None if self.code is None else locate(self.code, self.instruction, self.caller).site
+    line: Line
 
 
-_Line: TypeAlias = tuple[CodeType | None, int, Instruction | None]
-_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", CodeType | None, int, Instruction | None]
+_Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", Line]
 
 
 class AllocationLog:
@@ -69,9 +60,9 @@ class AllocationLog:
         note = self.notes.get(id(storage))
         return note is not None and note[0]() is storage
 
-    def add(self, storage: torch.UntypedStorage, line: _Line) -> None:
+    def add(self, storage: torch.UntypedStorage, line: Line) -> None:
         """Record a storage that is not known yet."""
-        self.notes[id(storage)] = (weakref.ref(storage), *line)
+        self.notes[id(storage)] = (weakref.ref(storage), line)
         if len(self.notes) > self._sweep_at:
             self._forget_the_dead()
 
@@ -103,12 +94,12 @@ def living_allocations() -> list[Allocation]:
     """
     found: dict[int, Allocation] = {}
     for allocations in list(_LOGS):
-        for key, (reference, code, instruction, caller) in allocations.notes.copy().items():
+        for key, (reference, line) in allocations.notes.copy().items():
             storage = reference()
             if storage is None or storage.device.type == "meta":
                 continue
-            if key not in found or found[key].code is None:
-                found[key] = Allocation(storage, code, instruction, caller)
+            if key not in found or found[key].line is NO_LINE:
+                found[key] = Allocation(storage, line)
     return list(found.values())
 
 
@@ -189,22 +180,19 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
                 self._allocations.add(storage, line)
             elif frame.f_code is not _CODE_OF_A_COPY:
-                self._allocations.add(storage, line if _makes_of_its_argument(func, frame) else _BEFORE)
+                self._allocations.add(storage, line if _makes_of_its_argument(func, frame) else NO_LINE)
 
-    def _line(self, frame: FrameType | None) -> _Line:
+    def _line(self, frame: FrameType | None) -> Line:
         """Return the user's line; in a thread of PyTorch's own, the line on which the user's thread waits."""
         user, _ = users_frame(frame)
         while user is not None and user.f_code.co_filename == _COPY:
             user, _ = users_frame(user.f_back)
         if user is not None:
-            return user.f_code, user.f_lasti, called_from(user)
+            return Line(user.f_code, user.f_lasti, called_from(user))
         if threading.get_ident() != self._thread:
             return line_of(sys._current_frames().get(self._thread))
-        return _BEFORE
+        return NO_LINE
 
-
-_BEFORE: _Line = (None, -1, None)
-"""Stands for the line of a storage from before the block, or one to which no line of the user's led."""
 
 _COPY = copy.__file__
 """Frames of this file are skipped: a deep copy belongs to the line that asked for it."""

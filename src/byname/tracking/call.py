@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from byname.reading.frames import Line
 from byname.reading.objects import attributes_of, found_in
-from byname.source.location import Expression, Instruction, locate
 
 
 class Called(NamedTuple):
@@ -38,33 +38,35 @@ def is_method(function: Any) -> bool:
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
-RawCall: TypeAlias = tuple[int, int, CodeType | None, int, Any, Any, Any, int, Instruction | None]
-"""The fields of a `Call`: a thousand are recorded for each `Call` that is read."""
+RawCall: TypeAlias = tuple[int, int, Any, Any, Any, int, Any, int, Any]
+"""The fields of a `Call`, and in place of the last those of its `Line`: a thousand are recorded for each one read."""
 
 
 class Call(NamedTuple):
-    """One call that made graph nodes. `spot` finds its location in the source.
+    """One call that made graph nodes.
 
     Attributes:
         before, after: the thread's sequence number around the call; its nodes have before <= number < after.
-        code, instruction: the user's frame that called.
         called: the called function: a builtin of PyTorch's itself, or the `Called` of any other.
         result: a weak reference to the resulting tensor; None if there was none or several.
         module: a weak reference to the innermost running module.
         inside: the number of enclosing torch.nn module calls that have not yet returned the result; 0 if it is the
             value of the user's own expression.
-        caller: the code that called the function of that frame, if the function is a helper (`called_from`).
+        line: the user's line that called.
     """
 
     before: int
     after: int
-    code: CodeType | None
-    instruction: int
     called: Any
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
     inside: int
-    caller: Instruction | None
+    line: Line
+
+    @classmethod
+    def of(cls, raw: RawCall) -> Call:
+        """Return the call that was recorded by these fields."""
+        return cls(*raw[:6], Line(*raw[6:]))
 
     @property
     def name(self) -> str:
@@ -75,13 +77,3 @@ class Call(NamedTuple):
     def is_method(self) -> bool:
         """Whether a method of tensors was called, so that its first operand stands before the dot."""
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
-
-    @property
-    def line(self) -> tuple[int, int, int, int]:
-        """A key for its location and its caller, as long as the log lives; code objects are known by their ids."""
-        by, at = self.caller or (None, -1)
-        return id(self.code), self.instruction, id(by), at
-
-    def spot(self) -> Expression | None:
-        """Return the location of the call in the user's source; None if no line of the user's led to it."""
-        return None if self.code is None else locate(self.code, self.instruction, self.caller)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.distributions import constraints, distribution
 
-from byname.reading.frames import computes, line_of
+from byname.reading.frames import NO_LINE, Line, computes, line_of
 from byname.reading.tensor import fact
 from byname.tracking.functions import PLAIN_TENSORS, flat, memory_of
-from byname.tracking.log import DataEdit, Log, RawCut
+from byname.tracking.log import DataEdit, DetachPoint, Log
 
 VALUES = frozenset("data T mT H mH real imag".split())
 """Properties of a tensor that return a tensor with its values."""
@@ -33,7 +34,8 @@ def cuts_by(
     result: torch.Tensor | None,
     number: int,
     frame: FrameType,
-) -> tuple[RawCut, ...]:
+    line: Line | None = None,
+) -> tuple[DetachPoint, ...]:
     """Return the detach points behind the result of a call that made no node: the call itself, and those of its inputs.
 
     There are none if the result requires grad. Callers hold `DisableTorchFunction`.
@@ -45,17 +47,18 @@ def cuts_by(
         result: the resulting tensor, which has no node; None if there was none or several.
         number: the thread's sequence number at the call.
         frame: the frame that called.
+        line: the user's line that called, if the caller has read it.
     """
     if result is not None and requires_grad(result):
         return ()
-    inherited: tuple[RawCut, ...] = ()
+    inherited: tuple[DetachPoint, ...] = ()
     requiring = []
     inner, made = log.inner, log.made
     for tensor in flat(inputs):
         if tensor.requires_grad if type(tensor) is _Tensor else requires_grad(tensor):
             requiring.append(tensor)
         if id(tensor) in inner or id(tensor) in made:
-            cuts = log.raw_cuts_of(tensor)
+            cuts = log.cuts_of(tensor)
             if cuts and cuts is not inherited:
                 inherited = _merged((*inherited, *cuts)) if inherited else cuts
     gradient = name == "grad"  # of autograd.grad(outputs, inputs, grad_outputs, retain_graph, create_graph)
@@ -64,7 +67,7 @@ def cuts_by(
     if gradient and any(inputs[4:5]):
         return inherited
     origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
-    own = _noted(log, name, origins, result, number, frame)
+    own = _noted(log, name, origins, result, number, line or line_of(frame))
     if own is None:
         return inherited
     return _merged((own, *inherited)) if inherited else (own,)
@@ -75,9 +78,10 @@ def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame
     if requires_grad(tensor):
         cuts_by(log, name, [tensor], None, number, frame)
         return
-    inherited = log.raw_cuts_of(tensor)
+    inherited = log.cuts_of(tensor)
     if inherited and _in_backward() == -1 and computes(frame):
-        _noted(log, name, tuple([one for cut in inherited for one in cut[5]])[:_MOST_INPUTS], None, number, frame)
+        origins = tuple([one for cut in inherited for one in cut.inputs])[:_MOST_INPUTS]
+        _noted(log, name, origins, None, number, line_of(frame))
 
 
 def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> None:
@@ -96,9 +100,9 @@ def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> 
         carrier = log.carrier_of(tensor)
         if carrier is None or requires_grad(tensor):
             continue
-        inside = [cut for cut in carrier.cuts if cut[4] == "no_grad"]
-        origins = tuple([one for cut in inside for one in cut[5]])[:_MOST_INPUTS]
-        own = _noted(log, "checkpoint", origins, tensor, number, frame, "checkpoint") if inside else None
+        inside = [cut for cut in carrier.cuts if cut.reason == "no_grad"]
+        origins = tuple([one for cut in inside for one in cut.inputs])[:_MOST_INPUTS]
+        own = _noted(log, "checkpoint", origins, tensor, number, line_of(frame), "checkpoint") if inside else None
         if own is not None:
             carrier.cuts = (own,)
 
@@ -120,17 +124,17 @@ def data_changed(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) ->
         name: the name of the function that changed it.
         frame: the frame that called it.
     """
-    for cut in log.raw_cuts_of(tensor):
-        ((source, number), *_) = cut[5]
-        whole = source() if cut[3] == "data" and number >= 0 else None
+    for cut in log.cuts_of(tensor):
+        ((source, number), *_) = cut.inputs
+        whole = source() if cut.name == "data" and number >= 0 else None
         if whole is not None and memory_of(whole) is memory_of(tensor):
             _note_edit(log, number, name, frame)
 
 
 def _note_edit(log: Log, number: int, name: str, frame: FrameType) -> None:
-    code, instruction, caller = line_of(frame)
-    if code is not None and _in_backward() == -1:
-        log.data_edits.append(DataEdit(number, code, instruction, name, caller))
+    line = line_of(frame)
+    if line is not NO_LINE and _in_backward() == -1:
+        log.data_edits.append(DataEdit(number, line, name))
 
 
 def requires_grad(tensor: torch.Tensor) -> bool:
@@ -161,15 +165,14 @@ def _noted(
     origins: tuple[tuple[weakref.ref[torch.Tensor], int], ...],
     result: torch.Tensor | None,
     number: int,
-    frame: FrameType,
+    line: Line,
     reason: str | None = None,
-) -> RawCut | None:
-    code, instruction, caller = line_of(frame)
-    if code is None:
+) -> DetachPoint | None:
+    if line is NO_LINE:
         return None
     reference = None if result is None else weakref.ref(result)
     module = log.modules[-1] if log.modules else None
-    cut = (number, code, instruction, name, _reason() if reason is None else reason, origins, reference, module, caller)
+    cut = DetachPoint(number, line, name, _reason() if reason is None else reason, origins, reference, module)
     log.cuts.append(cut)
     return cut
 
@@ -197,25 +200,21 @@ def _number_of(log: Log, tensor: torch.Tensor) -> int:
         return -1
     reference = weakref.ref(tensor)
     for call in islice(reversed(log.calls), _LOOKED_BACK):
-        if call[5] is reference:
+        if call[3] is reference:
             return call[1] - 1
     return int(fact(tensor, "grad_fn")._sequence_nr())
 
 
-def _merged(cuts: Iterable[RawCut]) -> tuple[RawCut, ...]:
+def _merged(cuts: Iterable[DetachPoint]) -> tuple[DetachPoint, ...]:
     """Return at most four detach points at different places, and of each place the latest.
 
     The bound keeps a sum over a million steps from collecting ever more of them.
     """
-    found: dict[tuple[int, int], RawCut] = {}
+    found: dict[tuple[int, int], DetachPoint] = {}
     for cut in cuts:
-        place = (id(cut[1]), cut[2])
+        place = (id(cut.line.code), cut.line.instruction)
         if place in found:
-            found[place] = max(found[place], cut, key=_number)
+            found[place] = max(found[place], cut, key=attrgetter("number"))
         elif len(found) < _MOST_CUTS:
             found[place] = cut
     return tuple(found.values())
-
-
-def _number(cut: Sequence[Any]) -> int:
-    return int(cut[0])

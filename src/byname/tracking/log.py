@@ -13,30 +13,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
-from byname.reading.frames import called_from
+from byname.reading.frames import NO_LINE, Line
 from byname.reading.tensor import fact
-from byname.source.code import ThisCode
-from byname.source.location import Instruction, Site, changed_by, locate, scope_of
+from byname.source.location import Site, changed_by, scope_of
 from byname.tracking.call import Call, RawCall
-
-RawCut: TypeAlias = tuple[
-    int,
-    CodeType,
-    int,
-    str,
-    str,
-    tuple[tuple["weakref.ref[torch.Tensor]", int], ...],
-    "weakref.ref[torch.Tensor] | None",
-    "weakref.ref[nn.Module] | None",
-    Instruction | None,
-]
-"""The fields of a `DetachPoint`."""
 
 
 class DetachPoint(NamedTuple):
@@ -44,7 +30,7 @@ class DetachPoint(NamedTuple):
 
     Attributes:
         number: the thread's sequence number at the call.
-        code, instruction: the user's frame that called.
+        line: the user's line that called.
         name: the called function: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
         reason: ``no_grad`` or ``inference`` if the call ran in such a block, ``checkpoint`` if it is a reentrant
             checkpoint without an input that requires grad; empty if the function itself detaches.
@@ -52,23 +38,15 @@ class DetachPoint(NamedTuple):
             If the input was detached earlier and is now converted to a Python value, the inputs of that earlier call.
         result: a weak reference to the resulting tensor; None if there was none or several.
         module: a weak reference to the innermost running module.
-        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     number: int
-    code: CodeType
-    instruction: int
+    line: Line
     name: str
     reason: str
     inputs: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
     result: weakref.ref[torch.Tensor] | None
     module: weakref.ref[nn.Module] | None
-    caller: Instruction | None
-
-    @property
-    def place(self) -> tuple[ThisCode, int]:
-        """The place of the call, as a dictionary key."""
-        return ThisCode(self.code), self.instruction
 
 
 class OptimizerStep(NamedTuple):
@@ -76,33 +54,22 @@ class OptimizerStep(NamedTuple):
 
     Attributes:
         number: the thread's sequence number when the step began.
-        code, instruction: the user's frame that called ``step()``.
+        line: the user's line that called ``step()``.
         optimizer: a weak reference to the optimizer.
         name: such as ``SGD.step``.
-        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     number: int
-    code: CodeType | None
-    instruction: int
+    line: Line
     optimizer: weakref.ref[torch.optim.Optimizer]
     name: str
-    caller: Instruction | None
 
 
 class Switch(NamedTuple):
-    """A line that switched gradients off.
-
-    Attributes:
-        number: the thread's sequence number.
-        code, instruction: the user's frame.
-        caller: the code that called the function of that frame, if the function is a helper.
-    """
+    """A line that switched gradients off, and the thread's sequence number then."""
 
     number: int
-    code: CodeType | None
-    instruction: int
-    caller: Instruction | None
+    line: Line
 
 
 RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
@@ -114,52 +81,38 @@ class Carrier(weakref.ref):  # type: ignore[type-arg]
 
     Attributes:
         key: the tensor's id, which is also the key of this record in the log.
-        cuts: the fields of the detach points: four at most.
+        cuts: the detach points: four at most.
     """
 
     __slots__ = ("cuts", "key")
 
     key: int
-    cuts: tuple[RawCut, ...]
+    cuts: tuple[DetachPoint, ...]
 
 
 class CreationRecord(Carrier):
     """Creation record of a tensor that has no graph node; the log drops it once the tensor is gone.
 
     Attributes:
-        code, instruction: where the tensor was made, or first seen.
-        caller: the code that called that function, if the function is a helper.
+        line: where the tensor was made, or first seen.
         first_sight: whether the making was not seen, and the tensor was met only when a function was called on it.
         passed_on: where a call last returned this very tensor, as ``requires_grad_()`` does.
     """
 
-    __slots__ = ("caller", "code", "first_sight", "instruction", "passed_on")
+    __slots__ = ("first_sight", "line", "passed_on")
 
-    code: CodeType
-    instruction: int
-    caller: Instruction | None
+    line: Line
     first_sight: bool
-    passed_on: tuple[CodeType, int] | None
-
-
-RawChange: TypeAlias = tuple[
-    CodeType | None, int, str, tuple["weakref.ref[Any]", ...], tuple[tuple[int, int], ...], Instruction | None
-]
-"""The fields of a `Change`."""
+    passed_on: Line | None
 
 
 class Change(NamedTuple):
-    """One call that changed tensors in place: weak references to their storages, with each version before and after.
+    """One call that changed tensors in place: weak references to their storages, with each version before and after."""
 
-    `caller` is the code that called the function of the user's frame, if that function is a helper.
-    """
-
-    code: CodeType | None
-    instruction: int
+    line: Line
     operation: str
     storages: tuple[weakref.ref[Any], ...]
     versions: tuple[tuple[int, int], ...]
-    caller: Instruction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +140,13 @@ class DataEdit(NamedTuple):
 
     Attributes:
         number: the sequence number of the result's node.
-        code, instruction: the user's frame that made the change.
+        line: the user's line that made the change.
         operation: the name of the function, such as ``clamp_``; ``data`` for an assignment to ``x.data``.
-        caller: the code that called the function of that frame, if the function is a helper.
     """
 
     number: int
-    code: CodeType
-    instruction: int
+    line: Line
     operation: str
-    caller: Instruction | None
 
 
 class Log:
@@ -208,8 +158,8 @@ class Log:
         inner: records of tensors that have detach points and were made inside one of PyTorch's modules, by id.
         modules: weak references to the running modules, the innermost last.
         calls: the calls that made nodes, as the fields of a `Call`.
-        changes: the in-place changes, as the fields of a `Change`.
-        cuts: the detach points, as the fields of a `DetachPoint`.
+        changes: the in-place changes.
+        cuts: the detach points.
         steps: the steps of optimizers.
         data_edits: the changes of results through ``.data``.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
@@ -223,8 +173,8 @@ class Log:
         self.made: dict[int, CreationRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
-        self.changes: deque[RawChange] = deque(maxlen=limit)
-        self.cuts: deque[RawCut] = deque(maxlen=limit)
+        self.changes: deque[Change] = deque(maxlen=limit)
+        self.cuts: deque[DetachPoint] = deque(maxlen=limit)
         self._dead: deque[Carrier] = deque()
         # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
         self._died = self._dead.append
@@ -236,10 +186,10 @@ class Log:
         self.switched_off: Switch | None = None
         self._switched_before: Switch | None = None
 
-    def note_switch(self, on: bool, line: tuple[CodeType | None, int, Instruction | None]) -> None:
+    def note_switch(self, on: bool, line: Line) -> None:
         """Record that gradients are switched on or off, by a line that is not known yet to begin a block."""
         self._switched_before = self.switched_off
-        self.switched_off = None if on else Switch(torch._C._autograd._get_sequence_nr(), *line)
+        self.switched_off = None if on else Switch(torch._C._autograd._get_sequence_nr(), line)
 
     def forget_switch(self) -> None:
         """Forget the last switch: it belongs to a block, or to a decorator, which undoes it."""
@@ -253,25 +203,25 @@ class Log:
     def note_return(self, output: object) -> None:
         """Record that a module has returned; if it returned the last call's result, decrement that call's `inside`."""
         if self.calls:
-            *fields, result, module, inside, caller = self.calls[-1]
+            before, after, called, result, module, inside, *line = self.calls[-1]
             if inside and result is not None and result() is output:
-                self.calls[-1] = (*fields, result, module, inside - 1, caller)
+                self.calls[-1] = (before, after, called, result, module, inside - 1, *line)
 
     def note_making(
-        self, tensor: torch.Tensor, frame: FrameType | None, first_sight: bool, cuts: tuple[RawCut, ...] = ()
+        self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...] = ()
     ) -> None:
         """Record where a tensor without a node was made, unless an earlier record of it exists."""
         node = fact(tensor, "grad_fn")
-        if frame is None or node is not None:
+        if line is NO_LINE or node is not None:
             return
         earlier = self.made.get(id(tensor))
         if earlier is not None and earlier() is tensor:
-            earlier.passed_on = (frame.f_code, frame.f_lasti)
+            earlier.passed_on = line
             earlier.cuts = cuts or earlier.cuts
             return
-        self.made[id(tensor)] = self._note(tensor, frame, first_sight, cuts)
+        self.made[id(tensor)] = self._note(tensor, line, first_sight, cuts)
 
-    def note_inner(self, tensor: torch.Tensor, cuts: tuple[RawCut, ...]) -> None:
+    def note_inner(self, tensor: torch.Tensor, cuts: tuple[DetachPoint, ...]) -> None:
         """Record the detach points of a tensor that one of PyTorch's modules made, and no expression of the user's."""
         if self._dead:
             self._forget_the_dead()
@@ -279,8 +229,8 @@ class Log:
         carrier.key, carrier.cuts = id(tensor), cuts
         self.inner[id(tensor)] = carrier
 
-    def raw_cuts_of(self, tensor: torch.Tensor) -> tuple[RawCut, ...]:
-        """Return the fields of the detach points that a tensor was computed after."""
+    def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
+        """Return the detach points that a tensor without a node was computed after: at most four different places."""
         carrier = self.carrier_of(tensor)
         return () if carrier is None else carrier.cuts
 
@@ -289,14 +239,10 @@ class Log:
         records = (self.inner.get(id(tensor)), self.made.get(id(tensor)))
         return next((one for one in records if one is not None and one() is tensor), None)
 
-    def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
-        """Return the detach points that a tensor without a node was computed after: at most four different places."""
-        return tuple(itertools.starmap(DetachPoint, self.raw_cuts_of(tensor)))
-
     def mutations(self, owner: object) -> list[Mutation]:
         """Return the changes recorded for a storage."""
         found = []
-        for change in itertools.starmap(Change, list(self.changes)):
+        for change in list(self.changes):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
                 if reference() is owner:
                     found.append(_mutation(change, before, after))
@@ -307,7 +253,7 @@ class Log:
         now = torch._C._autograd._get_sequence_nr()
         since = next((step.number for step in reversed(self.steps) if step.number < now), 0)
         calls = itertools.takewhile(lambda call: call[0] >= since, reversed(self.calls))
-        modules = (None if call[6] is None else call[6]() for call in calls)
+        modules = (None if call[4] is None else call[4]() for call in calls)
         return list({id(one): one for one in modules if one is not None}.values())
 
     def of_this_thread(self) -> bool:
@@ -319,12 +265,11 @@ class Log:
         return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
 
     def _note(
-        self, tensor: torch.Tensor, frame: FrameType, first_sight: bool, cuts: tuple[RawCut, ...]
+        self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...]
     ) -> CreationRecord:
         self._forget_the_dead()
         made = CreationRecord(tensor, self._died)
-        made.key, made.code, made.instruction = id(tensor), frame.f_code, frame.f_lasti
-        made.caller = called_from(frame)
+        made.key, made.line = id(tensor), line
         made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
         return made
 
@@ -338,11 +283,11 @@ class Log:
 
 
 def _mutation(change: Change, before: int, after: int) -> Mutation:
-    if change.code is None:
+    code, instruction, _ = change.line
+    if code is None:
         return Mutation(change.operation, before, after, None)
-    site = locate(change.code, change.instruction, change.caller).site
-    changed = changed_by(change.code, change.instruction, change.operation)
-    return Mutation(change.operation, before, after, site, changed, scope_of(change.code))
+    changed = changed_by(code, instruction, change.operation)
+    return Mutation(change.operation, before, after, change.line.site, changed, scope_of(code))
 
 
 class CallFinder:
@@ -364,13 +309,13 @@ class CallFinder:
             position = bisect.bisect_right(self._calls, number, key=_after)
         for later in range(position, min(position + _NESTING, len(self._calls))):
             if self._calls[later][0] <= number:
-                return Call(*self._calls[later])
+                return Call.of(self._calls[later])
         return None
 
     def living_results(self) -> Iterator[torch.Tensor]:
         """Yield the results of calls that are still alive, the latest first."""
         for call in reversed(self._calls):
-            result = None if call[5] is None else call[5]()
+            result = None if call[3] is None else call[3]()
             if result is not None:
                 yield result
 

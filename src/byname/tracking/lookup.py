@@ -12,7 +12,7 @@ import torch
 from byname.reading.targets import is_in_place
 from byname.reading.tensor import fact
 from byname.source.code import binds_alone
-from byname.source.location import Expression, Site, locate, statements_binding
+from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.call import Call
 from byname.tracking.log import CallFinder, CreationRecord, Log
 from byname.tracking.tracker import TRACKERS
@@ -55,7 +55,7 @@ class SiteLookup:
     def _find_call(self, node: Any) -> Call | None:
         number = node._sequence_nr()
         found = [call for log in self._logs if (call := log.at(number)) is not None and self._can_make(call, node)]
-        if len(found) > 1 and len({(id(call.code), call.instruction) for call in found}) > 1:
+        if len({call.line.place for call in found}) > 1:
             return None
         return found[0] if found else None
 
@@ -66,9 +66,10 @@ class SiteLookup:
 
     def spot_of(self, call: Call) -> Expression | None:
         """Return the location of a call."""
-        key = call.line
+        code, instruction, caller = call.line
+        key = (id(code), instruction, *((0, -1) if caller is None else (id(caller[0]), caller[1])))  # the log lives on
         if key not in self._spots:
-            self._spots[key] = call.spot()
+            self._spots[key] = call.line.spot
         return self._spots[key]
 
     def made(self, tensor: torch.Tensor) -> CreationRecord | None:
@@ -137,14 +138,15 @@ def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expressi
     made = note_of(tensor) if lookup is None else lookup.made(tensor)
     if made is None:
         return None, None
-    spot = locate(made.code, made.instruction, made.caller)
+    code, spot = made.line.code, made.line.spot
+    if code is None or spot is None:
+        return None, None
     if made.first_sight:
-        return _making_before(made.code, spot), made.code
-    if made.passed_on is not None and not spot.whole:
-        later = locate(*made.passed_on)
-        if later.whole:
-            spot = replace(spot, site=replace(spot.site, target=later.site.target), whole=True)
-    return spot, made.code
+        return _making_before(code, spot), code
+    later = None if made.passed_on is None or spot.whole else made.passed_on.spot
+    if later is not None and later.whole:
+        spot = replace(spot, site=replace(spot.site, target=later.site.target), whole=True)
+    return spot, code
 
 
 def _making_of_result(
@@ -154,12 +156,12 @@ def _making_of_result(
         return None, None
     spot = lookup.spot_of(call)
     if spot is None or call.inside:
-        return (None if spot is None else replace(spot, whole=False)), call.code
+        return (None if spot is None else replace(spot, whole=False)), call.line.code
     if is_in_place(call.name):
-        return replace(spot, in_place=True), call.code
+        return replace(spot, in_place=True), call.line.code
     if call.result is None:
-        return output_spot(spot, fact(tensor, "output_nr")), call.code
-    return spot, call.code
+        return output_spot(spot, fact(tensor, "output_nr")), call.line.code
+    return spot, call.line.code
 
 
 def output_spot(spot: Expression, output: int) -> Expression:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from byname.reading.frames import (
+    Line,
     called_from,
     is_function,
     is_optimizers,
@@ -62,7 +63,7 @@ from byname.tracking.functions import (
     targets_of,
     versions_of,
 )
-from byname.tracking.log import Log
+from byname.tracking.log import Change, Log
 
 
 class TrackingMode(TorchFunctionMode):
@@ -128,7 +129,7 @@ class TrackingMode(TorchFunctionMode):
                     reference = None
                     self._note_parts(func.__name__, args, result, before, frame)
                 module = self._modules[-1] if self._modules else None
-                self._add_call((before, after, code, instruction, func, reference, module, inside, caller))
+                self._add_call((before, after, func, reference, module, inside, code, instruction, caller))
             elif type(result) is _Tensor:
                 self._note_making(func.__name__, args, result, before, _getframe(1))
             elif type(result) not in _HAVE_NO_TENSORS:
@@ -160,11 +161,11 @@ class TrackingMode(TorchFunctionMode):
         new = target._version
         if new != old:
             frame = sys._getframe(2)
-            storage = weakref.ref(memory_of(target))
-            code, instruction, caller = self._line_of_change(frame)
-            self._add_change((code, instruction, self._operation(func, frame), (storage,), ((old, new),), caller))
+            storage = _reference(memory_of(target))
+            line, operation = self._change_at(frame, func.__name__)
+            self._add_change(Change(line, operation, (storage,), ((old, new),)))
             if id(target) in self.log.made:
-                self._note_edits([target], func, frame)
+                self._note_edits([target], func.__name__, frame)
         if after != before:
             self._note_call(func, result, before, after, sys._getframe(2))
         return result
@@ -183,7 +184,7 @@ class TrackingMode(TorchFunctionMode):
             with DisableTorchFunction():
                 cuts = cuts_by(self.log, name, args, result, before, frame)
                 if cuts:
-                    self.log.note_making(result, users_frame(frame)[0], False, cuts)
+                    self.log.note_making(result, line_of(frame), False, cuts)
         elif result is None and _name_of(func) == "data":  # an assignment
             with DisableTorchFunction():
                 data_assigned(self.log, args[0], frame)
@@ -248,8 +249,10 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
             with DisableTorchFunction():
-                cuts = cuts_by(self.log, called.name, args, result, before, frame)
-                self.log.note_making(result, users_frame(frame)[0], False, cuts)
+                line = line_of(frame)
+                self.log.note_making(
+                    result, line, False, cuts_by(self.log, called.name, args, result, before, frame, line)
+                )
         if args and args[0] is CheckpointFunction:
             with DisableTorchFunction():
                 cut_by_checkpoint(self.log, result, before, frame)
@@ -266,24 +269,23 @@ class TrackingMode(TorchFunctionMode):
         """Return the form in which the log keeps a function, if it is cached."""
         return self._called.get(function) if is_pytorchs(function) else None
 
-    def _operation(self, func: Any, frame: FrameType) -> str:
-        """Return the name under which a change is recorded: inside an optimizer, the name of its step."""
-        if self.stepping is not None and is_optimizers(frame):
-            return self.stepping
-        return name_of(func)
+    def _change_at(self, frame: FrameType, name: str) -> tuple[Line, str]:
+        """Return the user's line that changed a tensor, and the name under which the change is recorded.
 
-    def _line_of_change(self, frame: FrameType) -> tuple[CodeType | None, int, Instruction | None]:
-        """Return the user's line that changed a tensor: of a step, the program's, since trainers call `step`."""
-        return line_of(frame if self.stepping is None else programs_frame(frame))
+        Inside an optimizer these are the program's line, since trainers call `step`, and the name of the step.
+        """
+        if self.stepping is None:
+            return line_of(frame), name
+        return line_of(programs_frame(frame)), self.stepping if is_optimizers(frame) else name
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         code, instruction, inside, caller = self._line(frame)
         reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
         module = self._modules[-1] if self._modules else None
-        self._add_call((before, after, code, instruction, called, reference, module, inside, caller))
+        self._add_call((before, after, called, reference, module, inside, code, instruction, caller))
 
     def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Instruction | None]:
-        """Return a `Call`'s facts about the user's frame: its code, instruction, modules inside, and caller."""
+        """Return the fields of the user's line, and before the last the number of modules inside."""
         user, inside = users_frame(frame)
         if user is None:
             return None, -1, inside, None
@@ -305,10 +307,10 @@ class TrackingMode(TorchFunctionMode):
         if not users and checks_a_distribution(frame):
             return
         with DisableTorchFunction():
-            cuts = cuts_by(self.log, name, args, result, before, frame)
-            if users:
-                same = bool(args) and result is args[0]
-                self.log.note_making(result, users_frame(frame)[0], same, cuts)
+            line = line_of(frame) if users else None
+            cuts = cuts_by(self.log, name, args, result, before, frame, line)
+            if line is not None:
+                self.log.note_making(result, line, bool(args) and result is args[0], cuts)
             elif cuts:
                 self.log.note_inner(result, cuts)
 
@@ -335,7 +337,7 @@ class TrackingMode(TorchFunctionMode):
                 if trainable:
                     self.log.frozen.append((*place_of(user), weakref.ref(tensor)))
             elif user is frame or result is tensor:
-                self.log.note_making(tensor, user, True)
+                self.log.note_making(tensor, line_of(user), True)
 
     def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """Record that the program reads a gradient that PyTorch does not keep."""
@@ -346,8 +348,8 @@ class TrackingMode(TorchFunctionMode):
     def _note_changes(
         self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
     ) -> None:
-        now = versions_of(targets)
-        unscales = now == versions and name_of(function) == UNSCALE
+        now, name = versions_of(targets), name_of(function)
+        unscales = now == versions and name == UNSCALE
         if now == versions and not unscales:
             return
         changed = [
@@ -357,16 +359,15 @@ class TrackingMode(TorchFunctionMode):
         ]
         with DisableTorchFunction():
             storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
-        name = self._operation(function, frame)
-        code, instruction, caller = self._line_of_change(frame)
-        self._add_change((code, instruction, name, storages, tuple([pair for _, pair in changed]), caller))
-        self._note_edits([tensor for tensor, _ in changed], function, frame)
+        line, operation = self._change_at(frame, name)
+        self._add_change(Change(line, operation, storages, tuple([pair for _, pair in changed])))
+        self._note_edits([tensor for tensor, _ in changed], name, frame)
 
-    def _note_edits(self, changed: Sequence[torch.Tensor], function: Any, frame: FrameType) -> None:
+    def _note_edits(self, changed: Sequence[torch.Tensor], name: str, frame: FrameType) -> None:
         """Record which of the changed tensors are the ``.data`` of a result."""
         with DisableTorchFunction():
             for tensor in changed:
-                data_changed(self.log, tensor, name_of(function), frame)
+                data_changed(self.log, tensor, name, frame)
 
 
 Suspended: TypeAlias = tuple[list[Any], list[Any]]

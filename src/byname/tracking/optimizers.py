@@ -12,17 +12,16 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
-from byname.reading.frames import line_of, programs_frame
+from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
-from byname.source.location import Instruction
 from byname.tracking.functions import memory_of, versions_of
-from byname.tracking.log import OptimizerStep
+from byname.tracking.log import Change, OptimizerStep
 from byname.tracking.mode import TrackingMode
 
 
@@ -32,7 +31,7 @@ class _Step:
 
     frame: FrameType
     name: str
-    place: tuple[CodeType | None, int, Instruction | None]
+    line: Line
     watches: list[TrackingMode]
     parameters: list[torch.Tensor]
     versions: tuple[int | None, ...]
@@ -78,17 +77,17 @@ def _stays_watched(optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs
 
 
 def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
-    place = code, instruction, caller = line_of(programs_frame(frame))
+    line = line_of(programs_frame(frame))
     name = f"{type(optimizer).__name__}.step"
     number = torch._C._autograd._get_sequence_nr()
     for watch in watches:
-        watch.log.steps.append(OptimizerStep(number, code, instruction, weakref.ref(optimizer), name, caller))
+        watch.log.steps.append(OptimizerStep(number, line, weakref.ref(optimizer), name))
         watch.stepping = name
     if watched:
-        return _Step(frame, name, place, watches, [], (), None)
+        return _Step(frame, name, line, watches, [], (), None)
     modes = FUNCTIONS.take_off(watches)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return _Step(frame, name, place, watches, parameters, versions_of(parameters), modes)
+    return _Step(frame, name, line, watches, parameters, versions_of(parameters), modes)
 
 
 def _end(step: _Step) -> None:
@@ -110,7 +109,6 @@ def _note_changes(step: _Step, watching: list[TrackingMode]) -> None:
         if before is not None and after is not None and before != after:
             storages.append(weakref.ref(memory_of(parameter)))
             versions.append((before, after))
-    code, instruction, caller = step.place
     if storages:
         for watch in watching:
-            watch.log.changes.append((code, instruction, step.name, tuple(storages), tuple(versions), caller))
+            watch.log.changes.append(Change(step.line, step.name, tuple(storages), tuple(versions)))

@@ -13,7 +13,7 @@ from byname.diagnose.context import FailureContext
 from byname.naming.history import name_around
 from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
-from byname.source.location import locate
+from byname.source.code import ThisCode
 from byname.tracking.call import Call
 from byname.tracking.tracker import logs
 
@@ -83,7 +83,7 @@ def _both_runs(context: FailureContext, nodes: Sequence[int]) -> tuple[list[Call
     numbers = [context.walk.nodes[number]._sequence_nr() for number in nodes]
     root = max(context.walk.nodes[number]._sequence_nr() for number in context.walk.roots)
     for log in logs():
-        calls = [Call(*raw) for raw in log.calls]
+        calls = [Call.of(raw) for raw in log.calls]
         then = [call for call in calls if call.after > min(numbers) and call.before <= max(numbers)]
         now = [call for call in calls if call.before > root]
         if then and now and any(call.before <= numbers[0] < call.after for call in then):
@@ -106,18 +106,16 @@ def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
     return max(starts, key=lambda start: (fits(start), start), default=0)
 
 
-def _key(call: Call) -> tuple[int, int, str, int]:
+def _key(call: Call) -> tuple[ThisCode | None, int, str, int]:
     module = None if call.module is None else call.module()
     # The line that led to a layer of PyTorch's is the forward's the first time, and the backward's the second.
     layer = type(module).__module__.startswith("torch.nn.")
-    place = (0, 0) if layer else (id(call.code), call.instruction)
+    place = (None, 0) if layer else call.line.place
     return *place, call.name, id(module)
 
 
 def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
-    subjects = [
-        Subject(_name(call), spot.site if (spot := call.spot()) is not None else None) for call in (*left_out, *added)
-    ]
+    subjects = [Subject(_name(call), call.line.site) for call in (*left_out, *added)]
     how = "{one[0]} was computed only the " + f"{'first' if left_out else 'second'} time"
     if left_out and added:
         how = "{one[0]} was computed the first time, but {one[1]} in its place the second time"
@@ -142,7 +140,7 @@ def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, st
 
 def _branches_by_mode(call: Call) -> bool:
     """Return whether a call stands in a branch of an ``if self.training:``."""
-    node: Any = None if call.code is None else locate(call.code, call.instruction).node
+    node: Any = None if call.line.spot is None else call.line.spot.node
     while node is not None:
         if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test).removeprefix("not ") == "self.training":
             return True
@@ -151,8 +149,8 @@ def _branches_by_mode(call: Call) -> bool:
 
 
 def _name(call: Call) -> Name:
-    spot = call.spot()
-    named = None if spot is None or call.code is None else name_around(spot, call.code)
+    spot, code = call.line.spot, call.line.code
+    named = None if spot is None or code is None else name_around(spot, code)
     return named or unnamed(None if spot is None else spot.site)
 
 

@@ -187,7 +187,7 @@ class _Change:
         """Return the variable that carries over the node from an earlier backward call of the same line, if it does."""
         nodes = self._context.walk.nodes
         run = first_run(nodes[self._slot.number])
-        if run is None or run.site is None or run.site != self._context.noticed:
+        if run is None or run.line.site is None or run.line.site != self._context.noticed:
             return None
         earlier = {number for number, node in enumerate(nodes[1:], 1) if first_run(node) is not None}
         return carrier_of(self._context, self._slot.number, earlier)

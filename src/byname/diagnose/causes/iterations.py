@@ -97,7 +97,7 @@ def _passed_back(context: FailureContext, node: int, user: int) -> Carrier | Non
     if made is None or module is None or site is None or not any(one is inner for one in modules_in(module)):
         return None
     forward = _forward_of(module)
-    if forward is None or made.code is not forward or not returns(forward, site.target, site.line):
+    if forward is None or made.line.code is not forward or not returns(forward, site.target, site.line):
         return None
     found = {
         site: paths
@@ -260,7 +260,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         carrier = Carrier(context.variable(number, stamped), context.site(number), None)
     variable, made, join = carrier
     run = freed_by(context.walk.nodes[number])
-    freed = None if run is None else run.site
+    freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
     if made is not None and variable.path:
         where = f", made at {made},"
@@ -390,8 +390,8 @@ def _repetitions(runs: Iterable[BackwardCall | None]) -> set[Any]:
     """Return the backward calls of the line that made most of them; those for some inputs, as in MAML, do not count."""
     lines: dict[Any, set[int]] = {}
     for run in runs:
-        if run is not None and run.code is not None and not (run.partial or run.creates):
-            lines.setdefault((id(run.code), run.instruction), set()).add(run.number)
+        if run is not None and run.line.code is not None and not (run.partial or run.creates):
+            lines.setdefault(run.line.place, set()).add(run.number)
     return set(max(lines.values(), key=len, default=()))
 
 
@@ -414,7 +414,7 @@ def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
         runs = [creating_run(fact(leaf, "grad")) for leaf in held]
     if held:
         names = tuple(context.names(held[::-1]))
-        lines = list(dict.fromkeys(run.site for run in runs if run is not None))
+        lines = list(dict.fromkeys(run.line.site for run in runs if run is not None))
         yield {"names": names, "quoted": quote_all(map(str, names)), "lines": lines}
 
 

@@ -24,7 +24,7 @@ from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, is_library, locate, statements_binding
+from byname.source.location import Site, is_library, statements_binding
 from byname.tracking.log import DetachPoint
 from byname.tracking.lookup import note_of, site_of_tensor
 from byname.tracking.tracker import logs
@@ -178,7 +178,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
     if not edits:
         return
     numbers = {node._sequence_nr() for node in loss.context.nodes}
-    sites = {edit: locate(edit.code, edit.instruction, edit.caller).site for edit in edits if edit.number in numbers}
+    sites = {edit: edit.line.site for edit in edits if edit.number in numbers}
     mine = [(edit, site) for edit, site in sites.items() if site is not None and not is_library(site.file)]
     for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
         path, remedy = without_data(site.statement or "", edit.operation)
@@ -197,8 +197,8 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
     variables, own = dict(_variables_of(loss.frame)), loss.frame.f_code
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
     sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
-    calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.code is own)
-    parts = ((node, locate(own, call.instruction).node) for node, call in calls)
+    calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.line.code is own)
+    parts = ((node, None if call.line.spot is None else call.line.spot.node) for node, call in calls)
     for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
@@ -211,7 +211,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
                 "variable": Name(path, "local", exact=False),
                 "made": site_of_tensor(variables[path]),
                 "why": why_cut(cut),
-                "cut": locate(cut.code, cut.instruction, cut.caller).site,
+                "cut": cut.line.site,
             }
             return
 
@@ -227,7 +227,8 @@ def _log_probabilities(values: dict[str, Any], leaves: Collection[int]) -> Itera
     """Yield those of some values that are log-probabilities, with a call that cut them off from one of the leaves."""
     for path, held in values.items():
         made = note_of(held) if is_tensor(held) else None
-        node = None if made is None else locate(made.code, made.instruction).node
+        spot = None if made is None else made.line.spot
+        node = None if spot is None else spot.node
         if is_tensor(held) and _LOG.search(path if node is None else f"{path} {ast.unparse(node)}"):
             cuts = [cut for log in logs() for cut in log.cuts_of(held) if cut.reason in ("no_grad", "inference")]
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))

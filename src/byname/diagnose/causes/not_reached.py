@@ -39,8 +39,7 @@ class Snip:
 
     def __init__(self, cut: DetachPoint) -> None:
         self.cut = cut
-        self.spot: Expression | None = None if cut.code is None else locate(cut.code, cut.instruction, cut.caller)
-        self.site: Site | None = None if self.spot is None else self.spot.site
+        self.spot, self.site = cut.line.spot, cut.line.site
 
     def told(self, context: FailureContext) -> Told:
         """Return what the call cuts off and why, as a part of a sentence."""
@@ -53,8 +52,8 @@ class Snip:
             name = context.name(result)
             if name.path and name.exact:
                 return name
-        if self.spot is not None and self.cut.code is not None:
-            named = name_around(self.spot, self.cut.code)
+        if self.spot is not None and self.cut.line.code is not None:
+            named = name_around(self.spot, self.cut.line.code)
             if named is not None:
                 return named
         for reference, _ in self.cut.inputs:
@@ -89,7 +88,7 @@ def _first_of_each(cuts: Sequence[DetachPoint]) -> list[Snip]:
     """Return the detach points to report. Under ``no_grad`` every call is one, and only the first is reported."""
     first: dict[object, DetachPoint] = {}
     for cut in cuts:
-        first.setdefault(cut.reason or cut.place, cut)
+        first.setdefault(cut.reason or cut.line.place, cut)
     return [Snip(cut) for cut in first.values()]
 
 
@@ -104,11 +103,15 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     made = None if log is None else _making_in(log, root)
     if log is None or made is None:
         return [], False
-    into, out = locate(made.code, made.instruction), [DetachPoint(*raw) for raw in log.cuts if raw[3] != "grad"]
+    code, into = made.line.code, made.line.spot
+    if code is None or into is None:
+        return [], False
+    out = [cut for cut in log.cuts if cut.name != "grad"]
     begin = log.steps[-1].number if log.steps else 0
-    numbers = {cut.place: cut for cut in out if cut.result is None and cut.number >= begin}
-    sure = [cut for cut in numbers.values() if cut.code is made.code and _feeds(_spot(cut), into)]
-    if sure or len(numbers) > _MOST_PLACES or not _makes_anew(made.code, into):
+    numbers = {cut.line.place: cut for cut in out if cut.result is None and cut.number >= begin}
+    here = [cut for cut in numbers.values() if cut.line.code is code]
+    sure = [cut for cut in here if (spot := cut.line.spot) is not None and _feeds(spot, into)]
+    if sure or len(numbers) > _MOST_PLACES or not _makes_anew(code, into):
         return sure[-1:], True
     return list(numbers.values()), False
 
@@ -128,10 +131,6 @@ def _makes_anew(code: CodeType, into: Expression) -> bool:
 
 
 _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
-
-
-def _spot(cut: DetachPoint) -> Expression:
-    return locate(cut.code, cut.instruction, cut.caller)
 
 
 def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
@@ -158,12 +157,12 @@ def _left_off(cut: DetachPoint) -> Site | None:
         return None
     offs = (log.switched_off for log in logs() if log.of_this_thread() and _recorded(log, cut))
     off = next((one for one in offs if one is not None and one.number <= cut.number), None)
-    return None if off is None or off.code is None else locate(off.code, off.instruction, off.caller).site
+    return None if off is None else off.line.site
 
 
 def _recorded(log: Log, cut: DetachPoint) -> bool:
     """Return whether a log has this detach point; one that ended before it does not know what was switched since."""
-    return any(raw[0] == cut.number and raw[1] is cut.code for raw in reversed(log.cuts))
+    return any(one.number == cut.number and one.line.code is cut.line.code for one in reversed(log.cuts))
 
 
 def why_cut(cut: DetachPoint) -> str:
@@ -308,7 +307,7 @@ def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Cu
     groups: dict[Any, CutOff] = {}
     with DisableTorchFunction():
         for one, cuts, sure in _cuts_behind(context, missing):
-            key = (*(cut.place for cut in cuts), sure)
+            key = (*(cut.line.place for cut in cuts), sure)
             groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], sure)).parameters.append(one)
     return list(groups.values())
 
@@ -346,12 +345,12 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
     It is None if they were not all used on one line.
     """
     calls = {key: call for log in logs() for key, call in _last_uses(log, 0).items()}
-    cuts = {id(one()): DetachPoint(*raw) for log in logs() for raw in log.cuts for one, _ in raw[5]}
+    cuts = {id(one()): cut for log in logs() for cut in log.cuts for one, _ in cut.inputs}
     found: dict[Site | None, Use] = {}
     for one in parameters:
         call, cut = calls.get(id(one)), cuts.get(id(one))
-        spot = call.spot() if call is not None else None if cut is None else _spot(cut)
-        use = Use(None if spot is None else spot.site, cut if call is None else None)
+        used = call or cut
+        use = Use(None if used is None else used.line.site, cut if call is None else None)
         found[use.site] = use
     return use if len(found) == 1 and use.site is not None and not is_library(use.site.file) else None
 
@@ -367,7 +366,7 @@ class _Evidence:
         self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
         self._carried = [cut for cut in self._carried if cut.name != "grad"]  # as in an attack: meant to be constant
         begin = _begin(context)
-        every = (DetachPoint(*raw) for raw in log.cuts if raw[3] != "grad")
+        every = (cut for cut in log.cuts if cut.name != "grad")
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)
@@ -404,7 +403,7 @@ def _last_uses(log: Log, since: int) -> dict[int, Call]:
     found: dict[int, Call] = {}
     seen: set[int] = set()
     for raw in reversed(log.calls):
-        call = Call(*raw)
+        call = Call.of(raw)
         if call.before < since:
             break
         module = None if call.module is None else call.module()
@@ -434,7 +433,7 @@ def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:
 
 
 def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
-    return list({cut.place: cut for cut in cuts}.values())
+    return list({cut.line.place: cut for cut in cuts}.values())
 
 
 def _missing(context: FailureContext) -> list[torch.Tensor]:

@@ -27,7 +27,7 @@ from byname.reading.frames import caller, line_of, locals_of, programs_frame
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, is_library, locate
+from byname.source.location import Site, is_library
 from byname.table import counted
 from byname.tracking.functions import UNSCALE, memory_of
 from byname.tracking.log import Change
@@ -175,21 +175,20 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
     with DisableTorchFunction():
         scale = _scale_of_step()
         clip = None if scale == 1 else _before_unscaling(optimizer)
-    if clip is None or clip.code is None or not {"get_scale", "_scale"}.isdisjoint(clip.code.co_names):
+    code, site = (None, None) if clip is None else (clip.line.code, clip.line.site)
+    if code is None or site is None or not {"get_scale", "_scale"}.isdisjoint(code.co_names):
         return
-    site = locate(clip.code, clip.instruction, clip.caller).site
     if is_library(site.file) or not _CLIPS.search(site.statement):
         return
-    code, instruction, outer = line_of(programs_frame(caller()))
-    step = None if code is None else locate(code, instruction, outer)
-    beside = step if code is clip.code else None  # its names are known there
+    step = line_of(programs_frame(caller()))
+    beside = step.spot if code is step.code else None  # its names are known there
     scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
     yield {
         "clip": site,
         "scale": scale,
         "scaler": scaler or "scaler",
         "optimizer": given or "optimizer",
-        "noticed": None if step is None else step.site,
+        "noticed": step.site,
     }
 
 
@@ -206,7 +205,7 @@ def _before_unscaling(optimizer: Any) -> Change | None:
     """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
     grads = [fact(one, "grad") for one in parameters_of(optimizer)]
     memory = {id(one): one for one in [memory_of(grad) for grad in grads if grad is not None]}
-    every = (Change(*raw) for log in logs() if log.of_this_thread() for raw in reversed(log.changes))
+    every = (one for log in logs() if log.of_this_thread() for one in reversed(log.changes))
     mine = (one for one in every if any(id(storage()) in memory for storage in one.storages))
     return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)
 

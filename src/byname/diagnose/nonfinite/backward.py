@@ -139,7 +139,7 @@ def of_backward(run: WatchedRun, offence: _Offence) -> tuple[tuple[Any, ...], Fi
     node = walk.nodes[offence.number]
     lookup = walk.lookup()
     call = lookup.call(node) if lookup else None
-    spot = None if call is None else call.spot()
+    spot = None if call is None else call.line.spot
     mask = _mask(walk, offence.number, lookup) if offence.masked else None
     if offence.how == "turned":
         culprit = _result_name(walk, offence.number)
@@ -156,7 +156,7 @@ def of_backward(run: WatchedRun, offence: _Offence) -> tuple[tuple[Any, ...], Fi
         tuple(one for one in sites if one is not None),
         remedy,
     )
-    where = (call.code, call.instruction) if call is not None else (node_name(node), site_of(run.place))
+    where = (call.line.code, call.line.instruction) if call is not None else (node_name(node), site_of(run.place))
     return (*where, offence.how), finding
 
 
