@@ -19,7 +19,7 @@ from torch import nn
 
 from byname.reading.objects import snapshot
 from byname.source.code import HIDDEN, ThisCode
-from byname.source.location import Expression, Instruction, Site, is_library, is_torch, locate
+from byname.source.location import PROGRAM, TORCH, WRITTEN_BY, Expression, Instruction, Site, is_torch, locate
 
 
 class RunningFrame(NamedTuple):
@@ -32,10 +32,7 @@ class RunningFrame(NamedTuple):
 
 def caller() -> FrameType | None:
     """Return the innermost frame that is neither byname's nor PyTorch's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_torch(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return users_frame(sys._getframe(1))[0]
 
 
 def programs_frame(frame: FrameType | None) -> FrameType | None:
@@ -44,10 +41,13 @@ def programs_frame(frame: FrameType | None) -> FrameType | None:
     A backward or a step is called by a trainer's code as often as by the program; a user wants the line of the program
     that led there. If no frame is the program's, the innermost one of a library is returned.
     """
-    found = library = users_frame(frame)[0]
-    while found is not None and not _is_programs(found):
-        found = found.f_back
-    return found or library
+    return _first_of_the_program(frame) or users_frame(frame)[0]
+
+
+def _first_of_the_program(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
+        frame = frame.f_back
+    return frame
 
 
 def running_frames() -> Iterator[RunningFrame]:
@@ -184,9 +184,6 @@ def running_module() -> nn.Module | None:
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
 """The code that calls a module's ``forward``: the module call, or the function inside it that also calls its hooks."""
 
-known_files: dict[str, bool] = {}
-"""Whether a file is PyTorch's, for the files met so far."""
-
 _MAKERS = frozenset({"handle_torch_function", "wrapped"})
 """PyTorch's functions that stand between a user's call and the mode."""
 
@@ -196,10 +193,7 @@ def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
     inside = 0
     while frame is not None:
         code = frame.f_code
-        theirs = known_files.get(code.co_filename)
-        if theirs is None:
-            theirs = known_files[code.co_filename] = is_torch(code.co_filename)
-        if not theirs:
+        if WRITTEN_BY[code.co_filename] != TORCH:
             break
         if code is CODE_OF_A_MODULES_CALL:
             inside += 1
@@ -255,7 +249,7 @@ def called_from(frame: FrameType) -> Instruction | None:
     back = frame.f_back
     if back is not None and frame.f_code.co_name not in _NO_FUNCTIONS:  # the usual cases first: every call pays for it
         code = back.f_code
-        if _program_files.get(code.co_filename):
+        if WRITTEN_BY[code.co_filename] == PROGRAM:
             return code, back.f_lasti
         if code is not CODE_OF_A_MODULES_CALL:
             return _found_outwards(frame, back)
@@ -272,10 +266,6 @@ def is_function(frame: FrameType) -> bool:
     return frame.f_code.co_name not in _NO_FUNCTIONS
 
 
-_program_files: dict[str, bool] = {}
-"""Whether a file is the program's, neither PyTorch's nor a library's, for the files met so far."""
-
-
 def _called_from_inside(frame: FrameType) -> Instruction | None:
     """Return the caller of the function that a comprehension stands in."""
     back = frame.f_back
@@ -285,39 +275,27 @@ def _called_from_inside(frame: FrameType) -> Instruction | None:
 
 
 def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | None:
-    """Return the caller where the frame that called is PyTorch's or a library's, or in a file not met so far."""
+    """Return the caller where the frame that called is PyTorch's or a library's."""
     while back is not None and is_torch(back.f_code.co_filename):
         if any(back.f_code is code for code in _CALL_FORWARD):
             return None
         back = back.f_back
-    if not _is_programs(frame):
-        while back is not None and not _is_programs(back):
-            back = back.f_back
-    return (back.f_code, back.f_lasti) if back is not None and _is_programs(back) else None
-
-
-def _is_programs(frame: FrameType) -> bool:
-    """Return whether a frame belongs to the program, and not to PyTorch or to an installed library."""
-    file = frame.f_code.co_filename
-    found = _program_files.get(file)
-    if found is None:
-        found = _program_files[file] = not is_library(file)
-    return found
+    program = _first_of_the_program(back)
+    if program is back or WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
+        return None if program is None else (program.f_code, program.f_lasti)
+    return None
 
 
 def line_of(frame: FrameType | None) -> Line:
     """Return the line of the user's frame, from the given one outwards."""
-    user, _ = users_frame(frame)
-    return NO_LINE if user is None else Line(user.f_code, user.f_lasti, called_from(user))
+    if frame is not None and WRITTEN_BY[frame.f_code.co_filename] == TORCH:  # most often it is the user's
+        frame, _ = users_frame(frame)
+    return NO_LINE if frame is None else Line(frame.f_code, frame.f_lasti, called_from(frame))
 
 
 def made_for_the_user(frame: FrameType) -> bool:
     """Return whether the calling frame is the user's, and not one of the many in which PyTorch works for itself."""
-    file = frame.f_code.co_filename
-    theirs = known_files.get(file)
-    if theirs is None:
-        theirs = known_files[file] = is_torch(file)
-    return not theirs or frame.f_code.co_name in _MAKERS
+    return WRITTEN_BY[frame.f_code.co_filename] != TORCH or frame.f_code.co_name in _MAKERS
 
 
 def computes(frame: FrameType) -> bool:

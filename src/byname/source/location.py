@@ -298,7 +298,7 @@ def scope_of(code: CodeType) -> str:
 
 def is_torch(filename: str) -> bool:
     """Return whether a file is part of PyTorch or byname, and so is no place in the user's program."""
-    return filename.startswith(_TORCH) or is_byname(filename)
+    return WRITTEN_BY[filename] == TORCH
 
 
 def users_frame(error: BaseException) -> Entry | None:
@@ -307,13 +307,30 @@ def users_frame(error: BaseException) -> Entry | None:
     return theirs[-1] if theirs else None
 
 
-@lru_cache(maxsize=4096)
 def is_library(filename: str) -> bool:
     """Return whether a file is installed (standard library, site-packages) rather than written by the user."""
-    if is_torch(filename) or filename.startswith("<frozen"):
-        return True
-    return filename.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(filename.replace("\\", "/").split("/"))
+    return WRITTEN_BY[filename] != PROGRAM
 
+
+TORCH, LIBRARY, PROGRAM = range(3)
+
+
+class _WrittenBy(dict[str, int]):
+    """Map from a file to whether it is PyTorch's or byname's, another library's, or the program's."""
+
+    def __missing__(self, filename: str) -> int:
+        if filename.startswith(_TORCH) or is_byname(filename):
+            by = TORCH
+        elif filename.startswith(("<frozen", *_INSTALLED)) or _PACKAGES & {*filename.replace("\\", "/").split("/")}:
+            by = LIBRARY
+        else:
+            by = PROGRAM
+        self[filename] = by
+        return by
+
+
+WRITTEN_BY = _WrittenBy()
+"""The files met so far: every recorded call looks here."""
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BESIDE_TORCH = Path(torch.__file__).parent.parent
