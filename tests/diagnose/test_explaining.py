@@ -14,7 +14,6 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 import byname
 from byname.diagnose.engine import freed_by
 from byname.diagnose.explaining import Explaining
-from byname.source.location import locate
 
 
 def spoil(width=3):
@@ -363,8 +362,8 @@ def test_a_backward_in_a_helper_is_noted_with_what_called_it():
         loss = torch.ones(3, requires_grad=True).exp().sum()
         learn(loss)
     run = freed_by(loss.grad_fn)
-    assert run.site.statement == "loss.backward()"
-    assert locate(*run.caller).site.statement == "learn(loss)"
+    assert run.line.site.statement == "loss.backward()"
+    assert run.line.site.caller.statement == "learn(loss)"
 
 
 class TestWhatIsToldBeforeAnErrorAndOnIt:

@@ -114,7 +114,7 @@ def test_what_was_there_before_has_no_line():
         turned = model.inner.weight.t()
         array.add_(1)
         other = torch.empty(0).set_(array.untyped_storage())
-    assert [allocation_of(tensor).code for tensor in (turned, array, other)] == [None, None, None]
+    assert [allocation_of(tensor).line.code for tensor in (turned, array, other)] == [None, None, None]
     assert tracker
 
 
