@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
-from byname.reading.interrupts import defer_signals
+from byname.reading.interrupts import defer_signals, raise_first
 
 T = TypeVar("T")
 Step = Callable[[], object]
@@ -53,7 +55,7 @@ class Undo:
                 stopped.
             args: its arguments.
         """
-        self._steps.append(_Step(step, args))
+        self._steps.append(partial(step, *args))
 
     def register(self, register: Callable[..., Any], *args: Any) -> None:
         """Call ``register(*args)``, such as a function that adds a hook, and note how to undo it.
@@ -107,17 +109,6 @@ class _Call:
 
 def _nothing() -> None:
     """Return None: no call is under way."""
-
-
-class _Step:
-    __slots__ = ("_args", "_function")
-
-    def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._function = function
-        self._args = args
-
-    def __call__(self) -> object:
-        return self._function(*self._args)
 
 
 class Shared:
@@ -206,6 +197,7 @@ class Patch:
             setattr(self._owner, self._name, wanted)
 
 
+@dataclass(eq=False, slots=True)
 class _Block:
     """A block that was entered.
 
@@ -215,12 +207,9 @@ class _Block:
         leaving: whether leaving it has begun.
     """
 
-    __slots__ = ("leaving", "thread", "undo")
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.undo = Undo()
-        self.leaving = False
+    thread: int = field(default_factory=threading.get_ident)
+    undo: Undo = field(default_factory=Undo)
+    leaving: bool = False
 
 
 class Blocks:
@@ -281,12 +270,3 @@ class Blocks:
 def _remove_all(handles: Sequence[Any]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def raise_first(errors: list[BaseException]) -> None:
-    """Raise the first of some errors, if there are any, and empty the list."""
-    try:
-        if errors:
-            raise errors[0]
-    finally:
-        errors.clear()

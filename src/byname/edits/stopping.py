@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module as calls
 
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
-from byname.undo import raise_first
+from byname.reading.interrupts import raise_first
 from byname.watch.attachment import Event
 
 

@@ -91,7 +91,7 @@ class _Held:
             return
         came, self.came = self.came, []
         with ExitStack() as stack:  # handles every signal that arrived, whatever the others raise
-            stack.callback(_raise_one, errors)
+            stack.callback(raise_first, errors)
             for number in reversed(came):
                 stack.callback(signal.raise_signal, number)
 
@@ -134,10 +134,10 @@ def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
     return later
 
 
-def _raise_one(errors: list[BaseException]) -> None:
-    """Raise the last of some errors, if there are any, and empty the list."""
+def raise_first(errors: list[BaseException]) -> None:
+    """Raise the first of some errors, if there are any, and empty the list."""
     try:
         if errors:
-            raise errors[-1]
+            raise errors[0]
     finally:
         errors.clear()

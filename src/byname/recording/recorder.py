@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
-from byname.reading.interrupts import defer_signals
+from byname.reading.interrupts import defer_signals, raise_first
 from byname.recording.analyser_listener import Reports
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import Clock
@@ -22,7 +22,7 @@ from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.memory import Store
 from byname.source.tracebacks import warn
 from byname.text import note_on, printable
-from byname.undo import Undo, raise_first
+from byname.undo import Undo
 from byname.watch.heard import WARNED, grouped
 
 
