@@ -11,9 +11,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-STANDS_IN = "<byname>"
-"""Name of the functions that stand in for a line of the program. Their code bears the file and number of that line."""
-
 _HERE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -54,9 +51,8 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def frames(error: BaseException) -> list[Entry]:
-    """Return the frames that an error passed through, outermost first, without functions that stand in for a line."""
-    chain = (one for one in _chain(error.__traceback__) if one.tb_frame.f_code.co_name != STANDS_IN)
-    return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in chain]
+    """Return the frames that an error passed through, outermost first."""
+    return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in _chain(error.__traceback__)]
 
 
 def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
@@ -72,7 +68,7 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     ours = _marked(stack)
     at = line, filename
     level = next((level for level, one in enumerate(inner) if (one.f_lineno, one.f_code.co_filename) == at), None)
-    if level is None or not ours[~level] or inner[level].f_code.co_name == STANDS_IN:
+    if level is None or not ours[~level]:
         return None
     kept = [one for one, drop in zip(stack, ours, strict=True) if not drop]
     return (inner[level], kept[~level]) if level < len(kept) else None
@@ -118,7 +114,7 @@ def related(error: BaseException) -> Iterator[BaseException]:
 
 def _marked(stack: Sequence[FrameType]) -> list[bool]:
     """Return for each frame, the outermost first, whether it is there because of byname."""
-    ours = [is_byname(one.f_code.co_filename) or one.f_code.co_name == STANDS_IN for one in stack]
+    ours = [is_byname(one.f_code.co_filename) for one in stack]
     for place in range(len(stack) - 1):
         if ours[place] and not ours[place + 1]:
             _mark_detour(stack, ours, place + 1)

@@ -1,17 +1,13 @@
-"""Origins: the calls of the forward pass that first made NaN or Inf, noted by a function mode.
-
-PyTorch's functions are called from code that bears the line of the program, so that their warnings name it.
-"""
+"""Origins: the calls of the forward pass that first made NaN or Inf, noted by a function mode."""
 
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from types import CodeType
 from typing import Any
 
 import numpy
@@ -25,7 +21,6 @@ from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import PLAIN, fact
-from byname.source.tracebacks import STANDS_IN, is_byname
 from byname.tracking.call import name_of
 from byname.tracking.functions import is_pytorchs
 
@@ -113,7 +108,6 @@ class OriginsMode(TorchFunctionMode):
         super().__init__()
         self._origins = origins
         self._kinds: dict[Any, int] = {}
-        self._stand_ins = StandIns()
         self._thread = threading.get_ident()
         self._stopped = False
 
@@ -129,21 +123,18 @@ class OriginsMode(TorchFunctionMode):
 
     @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        pytorchs = is_pytorchs(func)
-        kind = self._kinds.get(func) if pytorchs else None
+        kind = self._kinds.get(func) if is_pytorchs(func) else None
         if kind is None:
             kind = self._get_to_know(func)
         if self._stopped or kind is _BACKWARD:
             return func(*args, **(kwargs or {}))
-        # the warnings of PyTorch's functions are about the program's line; a user's function may call anything
-        call = self._stand_ins.at(sys._getframe(1), func) if pytorchs else plainly
         if kind is _READ:
-            return call(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
         # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
         changed = list(_tensors([target_of(args, kwargs, in_place=kind is _IN_PLACE)]))
         were_finite = [is_finite(one) for one in changed]
         before = _sequence_number()
-        result = call(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
         if type(result) is torch.Tensor and is_finite(result):
             if changed:
                 self._clear(changed)
@@ -263,65 +254,3 @@ def _operands(function: Any, args: Any, result: torch.Tensor) -> dict[str, Any]:
     if name in ("__rtruediv__", "__rdiv__", "__rpow__"):
         named = {"self": named.get("other"), "other": named.get("self")}
     return {slot: one for slot, one in named.items() if type(one) in PLAIN and one is not result}
-
-
-def plainly(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function from here; stand-ins have a copy of this code with another file and line."""
-    return function(*args, **kwargs)
-
-
-_LINES = max(line or 0 for _, _, line in plainly.__code__.co_lines()) - plainly.__code__.co_firstlineno
-"""Distance in lines from the beginning of a stand-in to its call."""
-
-
-class StandIns:
-    """Functions that call others as if from a line of the program, one for each place that has called."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[CodeType, int], FunctionType] = {}
-
-    def at(self, frame: FrameType | None, function: Any) -> Callable[[Any, Any, Any], Any]:
-        """Return a function that calls `function` as if from the program, given ``(function, args, kwargs)``.
-
-        Args:
-            frame: the frame that called the mode.
-            function: the function that the mode was given.
-        """
-        frame = _caller(frame, function)
-        if frame is None:
-            return plainly
-        place = (frame.f_code, frame.f_lasti)
-        known = self._known.get(place)
-        if known is None or known.__globals__ is not frame.f_globals:
-            known = self._known[place] = _standing_in(frame)
-        return known
-
-
-def _caller(frame: FrameType | None, function: Any) -> FrameType | None:
-    """Return the frame that called a function, past byname's modes and PyTorch's detour to each of them.
-
-    A function that is written in Python looks for modes itself, and is entered once more for each.
-    """
-    own = getattr(function, "__code__", None)
-    while frame is not None:
-        entered = frame.f_back
-        if is_byname(frame.f_code.co_filename):
-            frame = entered
-        elif frame.f_code.co_name == _DETOUR and entered is not None and entered.f_code is own:
-            frame = entered.f_back
-        else:
-            break
-    return frame
-
-
-_DETOUR = "handle_torch_function"
-
-
-def _standing_in(frame: FrameType) -> FunctionType:
-    code = plainly.__code__.replace(
-        co_filename=frame.f_code.co_filename,
-        co_firstlineno=(frame.f_lineno or 1) - _LINES,
-        co_name=STANDS_IN,
-        co_qualname=STANDS_IN,
-    )
-    return FunctionType(code, frame.f_globals)
