@@ -14,6 +14,7 @@ import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
+from torch.utils.weak import WeakIdKeyDictionary
 
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.reading.frames import caller
@@ -59,14 +60,6 @@ class Origin:
     was: str = ""
 
 
-class _Known(weakref.ref):  # type: ignore[type-arg]
-    """Weak reference to a tensor, with the origin of its values; dropped with the tensor."""
-
-    __slots__ = ("key", "origin")
-    key: int
-    origin: Origin
-
-
 class Origins:
     """The origins of the living tensors that hold NaN or Inf.
 
@@ -75,30 +68,24 @@ class Origins:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.overflow: Origin | None = None
 
     def of(self, tensor: torch.Tensor) -> Origin | None:
         """Return the origin of the values of this very tensor, or None."""
-        known = self._known.get(id(tensor))
-        return known.origin if known is not None and known() is tensor else None
+        origin: Origin | None = self._known.get(tensor)  # type: ignore[no-untyped-call]
+        return origin
 
     def note(self, tensor: torch.Tensor, origin: Origin) -> None:
         """Remember an origin for as long as the tensor lives."""
-        known = _Known(tensor, self._forget)
-        known.key, known.origin = id(tensor), origin
-        self._known[id(tensor)] = known
+        self._known[tensor] = origin
 
     def clear(self, tensor: torch.Tensor) -> None:
         """Forget the origin of a tensor that is being overwritten."""
-        self._known.pop(id(tensor), None)
+        self._known.pop(tensor, None)  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self._known)
-
-    def _forget(self, known: _Known) -> None:
-        if self._known.get(known.key) is known:
-            del self._known[known.key]
 
 
 class OriginsMode(TorchFunctionMode):
