@@ -8,9 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, compress, repeat
 from operator import call, is_not
-from typing import Any
+from typing import Any, TypeVar
 
 from byname.reading.quiet import collection_paused
+
+T = TypeVar("T")
 
 
 def heap() -> list[Any]:
@@ -73,9 +75,14 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 def snapshot(mapping: Any) -> list[tuple[Any, Any]]:
     """Return the items of a dict that other threads may be changing; empty if it changes too fast."""
+    return steady((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items(mapping))
+
+
+def steady(changing: Iterable[T]) -> list[T]:
+    """Return what is in a set or a dict that other threads may be changing; empty if it changes too fast."""
     for _ in range(5):
         try:
-            return list((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items(mapping))
+            return list(changing)
         except RuntimeError:
             continue
     return []
