@@ -18,13 +18,12 @@ from byname.model.module_tree import is_called, is_script, modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact
+from byname.reading.tensor import fact, memory_of
 from byname.table import Row, Rows, bytes_text, counted
 from byname.tracing.muted import nothing_compiled
 from byname.tracing.preserve import copied, tensors_in
 from byname.tracing.rehearsal import rehearsal
 from byname.tracing.tracer import refuse_unfinished
-from byname.tracking.functions import memory_of
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from byname.naming.search import Ours
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, facts_of
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, begin_of, facts_of
 
 core: Any = torch._C
 
@@ -90,19 +90,11 @@ def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
     if core._is_cow_tensor(tensor):
         offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
         return int(core._data_address(tensor) - offset)
-    return _begin(storage)
-
-
-def _begin(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage; 0 for that of a fake tensor or a wrapper, which has no memory."""
-    try:
-        return storage.data_ptr()
-    except RuntimeError:
-        return 0
+    return begin_of(storage)
 
 
 def _bare_block(storage: torch.UntypedStorage) -> StorageRegion:
-    start = _begin(storage) if storage.device.type != "meta" else 0
+    start = begin_of(storage)
     return StorageRegion(storage.device, storage.nbytes() if start else 0, start, storage)
 
 

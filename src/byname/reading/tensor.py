@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -208,7 +208,39 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _memory(storage: torch.UntypedStorage) -> int:
     """Return the size of a storage in bytes; 0 if it has no memory, as for meta, fake and wrapper tensors."""
-    return 0 if storage.device.type == "meta" or _attempt(storage.data_ptr) is None else storage.nbytes()
+    return storage.nbytes() if begin_of(storage) else 0
+
+
+def begin_of(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage; 0 for one that has no memory, as that of a meta or fake tensor or a wrapper."""
+    try:
+        return 0 if storage.device.type == "meta" else storage.data_ptr()
+    except RuntimeError:  # PyTorch's answer for a wrapper
+        return 0
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """Return the storage of a tensor, or the tensor itself if it has none."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return tensor
+
+
+def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
+    """Yield a tensor's storage, or those of its component tensors if it is sparse.
+
+    Callers hold `DisableTorchFunction`.
+    """
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
+        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program's would see that we ask for the parts
+        for part in () if watched else _PARTS.get(tensor.layout, ()):
+            yield getattr(torch.Tensor, part)(tensor).untyped_storage()
+        return
+    if type(tensor) in PLAIN or begin_of(storage):
+        yield storage
 
 
 def _guarded_facts(tensor: torch.Tensor) -> Facts:

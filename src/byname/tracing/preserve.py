@@ -18,8 +18,7 @@ from byname.errors import BadExampleError
 from byname.reading.modules import modules_in, own_parameters
 from byname.reading.objects import attributes_of, snapshot
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import fact, is_tensor
-from byname.tracking.functions import memory_of
+from byname.reading.tensor import fact, is_tensor, memory_of
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.tensor import fact
-from byname.tracking.functions import memory_of
+from byname.reading.tensor import fact, memory_of
 
 
 @dataclass(slots=True)

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from byname.reading.frames import NO_LINE, Line, called_from, line_of, users_frame
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import is_in_place
+from byname.reading.tensor import PLAIN, storages_of
 from byname.source.location import is_torch
-from byname.tracking.functions import PLAIN_TENSORS, versions_of
+from byname.tracking.functions import versions_of
 
 
 class Allocation(NamedTuple):
@@ -139,7 +140,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._others(func, types, args, kwargs or {})
         with DisableTorchFunction():  # PyTorch has asked the classes of the arguments already
             result = func(*args, **kwargs) if kwargs else func(*args)
-            if type(result) in PLAIN_TENSORS:  # the most frequent case, written out because every operator pays for it
+            if type(result) in PLAIN:  # the most frequent case, written out because every operator pays for it
                 try:
                     storage = result.untyped_storage()
                 except (NotImplementedError, RuntimeError):  # a layout that has no storage of its own
@@ -219,7 +220,7 @@ def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _has_a_handler(kind: Any) -> bool:
-    return kind not in PLAIN_TENSORS and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    return kind not in PLAIN and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
@@ -241,7 +242,7 @@ _LOGS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
 def is_given(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
     """Return whether a storage is among the arguments of an operator."""
     for value in values:
-        if type(value) in PLAIN_TENSORS and value.layout is torch.strided:
+        if type(value) in PLAIN and value.layout is torch.strided:
             if value.untyped_storage() is storage:
                 return True
         elif type(value) not in _NUMBERS and any(one is storage for one in storages_in([value])):
@@ -256,38 +257,8 @@ def storages_in(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the storages among some values, in the tensors among them, and in nested lists and tuples."""
     for value in values:
         if issubclass(type(value), torch.Tensor):
-            yield from _storages_of(value)
+            yield from storages_of(value)
         elif type(value) is torch.UntypedStorage:
             yield value
         elif issubclass(type(value), (list, tuple)):
             yield from storages_in(value)
-
-
-def _storages_of(tensor: torch.Tensor) -> Iterator[Any]:
-    """Yield a tensor's storage, or those of its component tensors if it is sparse."""
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
-        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program's would see that we ask for the parts
-        for part in () if watched else _PARTS.get(tensor.layout, ()):
-            yield getattr(torch.Tensor, part)(tensor).untyped_storage()
-        return
-    if type(tensor) in PLAIN_TENSORS or (storage.device.type != "meta" and _has_memory(storage)):
-        yield storage
-
-
-def _has_memory(storage: torch.UntypedStorage) -> bool:
-    """Return whether a storage has memory; the storage of a wrapper subclass has only a size."""
-    try:
-        return storage.data_ptr() != 0
-    except RuntimeError:  # PyTorch's answer for a wrapper
-        return False
-
-
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}

@@ -20,7 +20,7 @@ import torch
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.tracking.call import Called
-from byname.tracking.functions import PLAIN
+from byname.tracking.functions import MAKING
 from byname.tracking.mode import TrackingMode
 from byname.undo import Patch
 
@@ -121,4 +121,4 @@ class Compiled:
             watch.note_unseen(_CALLED, (), result, region.before, region.frame)
 
 
-_CALLED = Called("compiled", PLAIN, False)
+_CALLED = Called("compiled", MAKING, False)

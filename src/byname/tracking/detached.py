@@ -13,8 +13,8 @@ import torch
 from torch.distributions import constraints, distribution
 
 from byname.reading.frames import NO_LINE, Line, computes, line_of
-from byname.reading.tensor import fact
-from byname.tracking.functions import PLAIN_TENSORS, flat, memory_of
+from byname.reading.tensor import PLAIN, fact, memory_of
+from byname.tracking.functions import flat
 from byname.tracking.log import DataEdit, DetachPoint, Log
 
 VALUES = frozenset("data T mT H mH real imag".split())
@@ -140,9 +140,7 @@ def _note_edit(log: Log, number: int, name: str, frame: FrameType) -> None:
 def requires_grad(tensor: torch.Tensor) -> bool:
     """Return whether a tensor requires grad. Callers hold `DisableTorchFunction`."""
     kind = type(tensor)
-    return bool(
-        tensor.requires_grad if kind is torch.Tensor or kind in PLAIN_TENSORS else fact(tensor, "requires_grad")
-    )
+    return bool(tensor.requires_grad if kind is torch.Tensor or kind in PLAIN else fact(tensor, "requires_grad"))
 
 
 def checks_a_distribution(frame: FrameType) -> bool:

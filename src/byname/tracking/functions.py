@@ -7,15 +7,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
 
 from byname.reading.objects import namespace_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.targets import is_in_place, target_of
-from byname.reading.tensor import fact
+from byname.reading.tensor import PLAIN, fact
 from byname.tracking.call import Called, is_method, name_of
 
-READ, PLAIN, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
+READ, MAKING, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
 anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads no tensor, but such as a size; switches
 gradients on or off.
@@ -23,9 +22,6 @@ gradients on or off.
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 """The function by which a ``GradScaler`` divides gradients by its scale; it does not count up their versions."""
-
-PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-"""Classes whose attributes can be read without running any user code."""
 
 modes_left = torch._C._len_torch_function_stack
 """Returns the number of function modes on the stack; inside a mode's own handler, those below it."""
@@ -57,7 +53,7 @@ def kind_of(function: Any) -> int:
         return FACT
     if name == "_set_grad_enabled":
         return SWITCH
-    return IN_PLACE if is_in_place(name) else PLAIN
+    return IN_PLACE if is_in_place(name) else MAKING
 
 
 def is_pytorchs(function: Any) -> bool:
@@ -108,7 +104,7 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     """Return the version of each tensor; None for an inference tensor, which has no version counter."""
-    if not modes_left() and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
+    if not modes_left() and all(type(tensor) in PLAIN for tensor in tensors):
         try:
             return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
@@ -116,11 +112,3 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     with DisableTorchFunction():
         inference = torch._C.TensorBase.is_inference
         return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
-
-
-def memory_of(tensor: torch.Tensor) -> Any:
-    """Return the storage of a tensor, or the tensor itself if it has none."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return tensor

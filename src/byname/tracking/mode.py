@@ -30,7 +30,7 @@ from byname.reading.frames import (
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.targets import first_given
-from byname.reading.tensor import fact
+from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
 from byname.tracking.call import Called, name_of
@@ -48,8 +48,7 @@ from byname.tracking.functions import (
     FACT,
     GRADIENT,
     IN_PLACE,
-    PLAIN,
-    PLAIN_TENSORS,
+    MAKING,
     READ,
     SETTER,
     SWITCH,
@@ -58,7 +57,6 @@ from byname.tracking.functions import (
     called_as,
     is_pytorchs,
     kind_of,
-    memory_of,
     modes_left,
     targets_of,
     versions_of,
@@ -103,7 +101,7 @@ class TrackingMode(TorchFunctionMode):
             kind = self._kinds.get(func)
         except Exception:  # noqa: BLE001 - a callable of somebody's, which cannot be hashed or compared
             kind = None
-        if kind is PLAIN and not (kwargs and "out" in kwargs):  # written out, because nearly every call pays for it
+        if kind is MAKING and not (kwargs and "out" in kwargs):  # written out, because nearly every call pays for it
             before = _sequence_number()
             if kwargs:
                 result, args = func(*args, **kwargs), (*args, *kwargs.values())
@@ -141,12 +139,7 @@ class TrackingMode(TorchFunctionMode):
             return self._read(func, args, kwargs or {}, sys._getframe(1))
         if kind is SWITCH:
             return self._switch(func, args, sys._getframe(1))
-        if (
-            kind is IN_PLACE
-            and args
-            and type(args[0]) in PLAIN_TENSORS
-            and not (modes_left() or args[0].is_inference())
-        ):
+        if kind is IN_PLACE and args and type(args[0]) in PLAIN and not (modes_left() or args[0].is_inference()):
             return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
 
@@ -206,7 +199,7 @@ class TrackingMode(TorchFunctionMode):
     @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Call a function that may change its arguments, or is seen for the first time."""
-        if kind is GRADIENT and type(args[0]) in PLAIN_TENSORS and not modes_left() and fact(args[0], "is_leaf"):
+        if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         if kind is None:
             kind = self._get_to_know(func)

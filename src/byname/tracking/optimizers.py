@@ -20,7 +20,8 @@ import torch
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
-from byname.tracking.functions import memory_of, versions_of
+from byname.reading.tensor import memory_of
+from byname.tracking.functions import versions_of
 from byname.tracking.log import Change, OptimizerStep
 from byname.tracking.mode import TrackingMode
 

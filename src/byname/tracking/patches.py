@@ -30,7 +30,7 @@ from byname.source.tracebacks import clean
 from byname.tracking.call import Called
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
-from byname.tracking.functions import PLAIN
+from byname.tracking.functions import MAKING
 from byname.tracking.log import Log
 from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
@@ -141,7 +141,7 @@ class _Unseen:
 
     def _noted(self, function: Any) -> Any:
         """Return a wrapper that records each call of a function that makes tensors."""
-        called = Called(function.__name__.replace("__new__", "Parameter"), PLAIN, False)
+        called = Called(function.__name__.replace("__new__", "Parameter"), MAKING, False)
 
         @dynamo_skip
         def noted(*args: Any, **kwargs: Any) -> Any:

@@ -14,10 +14,9 @@ import torch
 from byname.errors import BadArgumentError, NotATensorError
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import is_tensor
+from byname.reading.tensor import is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.allocations import AllocationLog, AllocationMode
-from byname.tracking.functions import memory_of
 from byname.tracking.log import Log, Mutation
 from byname.tracking.mode import TrackingMode
 from byname.tracking.patches import NEW_THREADS, start, stop

@@ -23,9 +23,8 @@ from byname.diagnose.engine import first_run
 from byname.diagnose.expressions import FailingExpression, failing_expression
 from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor
+from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
 from byname.table import counted
-from byname.tracking.functions import memory_of
 from byname.tracking.log import Mutation
 from byname.tracking.tracker import logs
 
