@@ -18,7 +18,7 @@ from torch import nn
 import byname
 from byname.errors import BadArgumentError, NotATensorError
 from byname.source.location import locate
-from byname.tracking.call import Call
+from byname.tracking.log import Call
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["calls", "allocations"])

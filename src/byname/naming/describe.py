@@ -29,7 +29,7 @@ from byname.naming.names import Findings
 from byname.reading.frames import NO_LINE
 from byname.reading.tensor import STORAGE, Facts, card_from, fact
 from byname.source.location import Expression, Site, statements_binding
-from byname.tracking.call import Call
+from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, site_of_tensor
 
 

@@ -12,7 +12,7 @@ from byname.naming.name import Name
 from byname.naming.roots import module_of
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, scope_of, statements_binding
-from byname.tracking.call import Call
+from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
 

@@ -21,8 +21,8 @@ from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
+from byname.reading.operations import is_in_place, target_of, versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
-from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import is_tensor
 from byname.source.code import ThisCode
 from byname.source.location import Instruction
@@ -34,7 +34,6 @@ from byname.tracing.open_calls import OpenCalls
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import Numbers, shape_of
 from byname.tracking.depth import Deeper
-from byname.tracking.functions import versions_of
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from byname.reading.modes import FUNCTIONS
+from byname.reading.operations import MAKING
 from byname.reading.quiet import dynamo_skip
-from byname.tracking.call import Called
-from byname.tracking.functions import MAKING
+from byname.tracking.log import Called
 from byname.tracking.mode import TrackingMode
 from byname.undo import Patch
 

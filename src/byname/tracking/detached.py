@@ -13,8 +13,8 @@ import torch
 from torch.distributions import constraints, distribution
 
 from byname.reading.frames import NO_LINE, Line, computes, line_of
+from byname.reading.operations import flat
 from byname.reading.tensor import PLAIN, fact, memory_of
-from byname.tracking.functions import flat
 from byname.tracking.log import DataEdit, DetachPoint, Log
 
 VALUES = frozenset("data T mT H mH real imag".split())

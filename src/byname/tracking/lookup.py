@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from byname.reading.targets import is_in_place
+from byname.reading.operations import is_in_place
 from byname.reading.tensor import fact
 from byname.source.code import binds_alone
 from byname.source.location import Expression, Site, statements_binding
-from byname.tracking.call import Call
-from byname.tracking.log import CallFinder, CreationRecord, Log
+from byname.tracking.log import Call, CallFinder, CreationRecord, Log
 from byname.tracking.tracker import TRACKERS
 
 

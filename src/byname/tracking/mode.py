@@ -28,12 +28,28 @@ from byname.reading.frames import (
     users_frame,
 )
 from byname.reading.modes import DISPATCHES, FUNCTIONS
+from byname.reading.operations import (
+    FACT,
+    GRADIENT,
+    IN_PLACE,
+    MAKING,
+    READ,
+    SETTER,
+    SWITCH,
+    TAKEN,
+    UNSCALE,
+    first_given,
+    is_pytorchs,
+    kind_of,
+    modes_left,
+    name_of,
+    targets_of,
+    versions_of,
+)
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
-from byname.reading.targets import first_given
 from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
-from byname.tracking.call import Called, name_of
 from byname.tracking.detached import (
     VALUES,
     checks_a_distribution,
@@ -44,24 +60,7 @@ from byname.tracking.detached import (
     data_changed,
     requires_grad,
 )
-from byname.tracking.functions import (
-    FACT,
-    GRADIENT,
-    IN_PLACE,
-    MAKING,
-    READ,
-    SETTER,
-    SWITCH,
-    TAKEN,
-    UNSCALE,
-    called_as,
-    is_pytorchs,
-    kind_of,
-    modes_left,
-    targets_of,
-    versions_of,
-)
-from byname.tracking.log import Change, Log
+from byname.tracking.log import Called, Change, Log, called_as
 
 
 class TrackingMode(TorchFunctionMode):

@@ -19,9 +19,9 @@ import torch
 
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.modes import FUNCTIONS
+from byname.reading.operations import versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
 from byname.reading.tensor import memory_of
-from byname.tracking.functions import versions_of
 from byname.tracking.log import Change, OptimizerStep
 from byname.tracking.mode import TrackingMode
 

@@ -24,14 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.objects import attributes_of, found_in
+from byname.reading.operations import MAKING
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_torch
 from byname.source.tracebacks import clean
-from byname.tracking.call import Called
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
-from byname.tracking.functions import MAKING
-from byname.tracking.log import Log
+from byname.tracking.log import Called, Log
 from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
 from byname.tracking.warned import about_the_program

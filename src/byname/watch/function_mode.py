@@ -30,8 +30,8 @@ from byname.model.operations import (
     taken,
 )
 from byname.reading.modes import FUNCTIONS
+from byname.reading.operations import is_in_place
 from byname.reading.quiet import dynamo_skip
-from byname.reading.targets import is_in_place
 from byname.source.code import ThisCode
 from byname.tracing.callers import functions_running
 from byname.tracing.muted import active_modes

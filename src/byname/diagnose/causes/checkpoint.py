@@ -14,7 +14,7 @@ from byname.naming.history import name_around
 from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.code import ThisCode
-from byname.tracking.call import Call
+from byname.tracking.log import Call
 from byname.tracking.tracker import logs
 
 _REMEDY = (

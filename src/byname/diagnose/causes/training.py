@@ -25,11 +25,11 @@ from byname.naming.name import Name, at
 from byname.reading.arguments import parameters_of
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
 from byname.reading.objects import attributes_of, living
+from byname.reading.operations import UNSCALE
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library
 from byname.table import counted
-from byname.tracking.functions import UNSCALE
 from byname.tracking.log import Change
 from byname.tracking.tracker import logs
 

@@ -1,18 +1,16 @@
-"""Kinds of PyTorch functions, and the tensors that a call of each kind may change."""
+"""Operations: PyTorch functions by name and by kind, and the tensors that a call of one may change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from byname.reading.objects import namespace_of
+from byname.reading.objects import attributes_of, found_in, namespace_of
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.targets import is_in_place, target_of
 from byname.reading.tensor import PLAIN, fact
-from byname.tracking.call import Called, is_method, name_of
 
 READ, MAKING, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
@@ -26,14 +24,31 @@ UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 modes_left = torch._C._len_torch_function_stack
 """Returns the number of function modes on the stack; inside a mode's own handler, those below it."""
 
-_BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
-_WRITTEN_IN_C = (*_BUILTINS, type("".__len__))
+BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
+_WRITTEN_IN_C = (*BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 _FACTS = frozenset(
     "size dim stride numel is_contiguous is_floating_point is_complex storage_offset element_size get_device "
     "shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested".split()
 )
 _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function; ``?`` for a callable that has none, or computes it."""
+    if type(function) in _HAVE_A_NAME:
+        return str(function.__name__)
+    name = attributes_of(function).get("__name__", found_in(type(function), "__name__"))
+    return name if type(name) is str else "?"
+
+
+_HAVE_A_NAME = (FunctionType, type(len), type(str.join), type(str.__len__), type("".__len__))
+
+
+def is_method(function: Any) -> bool:
+    """Return whether a function is a method of tensors."""
+    name = name_of(function)
+    return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
 def kind_of(function: Any) -> int:
@@ -47,7 +62,7 @@ def kind_of(function: Any) -> int:
         return SETTER
     if name in _TAKING:
         return TAKEN
-    if type(function) not in _BUILTINS or name.startswith("_fused"):
+    if type(function) not in BUILTINS or name.startswith("_fused"):
         return COMPOSITE
     if name in _FACTS:
         return FACT
@@ -69,13 +84,6 @@ def _kind_of_access(access: str, attribute: Any) -> int:
         return SETTER
     name = getattr(attribute, "__name__", "") if access == "__get__" else ""
     return GRADIENT if name == "grad" else FACT if name in _FACTS else READ
-
-
-def called_as(function: Any, kind: int) -> Any:
-    """Return the form in which the log keeps a function: a builtin as it is, any other as a `Called`."""
-    if type(function) in _BUILTINS:
-        return function
-    return Called(name_of(function), kind, is_method(function))
 
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
@@ -112,3 +120,48 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     with DisableTorchFunction():
         inference = torch._C.TensorBase.is_inference
         return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
+
+
+def is_in_place(name: str) -> bool:
+    """Return whether a function of this name changes its first argument.
+
+    Both names of an operator are known, that of the method and that of the operation: ``__setitem__`` and ``setitem``.
+    ``__imatmul__`` is not among them: tensors have none.
+
+    >>> [is_in_place(name) for name in ("add_", "_foreach_add_", "__iadd__", "iand", "setitem")]
+    [True, True, True, True, True]
+    >>> [is_in_place(name) for name in ("add", "__get__", "__imatmul__")]
+    [False, False, False]
+    """
+    return name in _IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_OPERATIONS = ("setitem", *(f"i{operator}" for operator in _OPERATORS))
+_IN_PLACE_NAMES = frozenset({*_OPERATIONS, *(f"__{name}__" for name in _OPERATIONS)})
+
+
+def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Return the first argument of a call; if there are only keywords, ``input``, ``self`` or the first of them."""
+    if args:
+        return args[0]
+    given = kwargs or {}
+    return next((given[name] for name in ("input", "self") if name in given), next(iter(given.values()), None))
+
+
+def target_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, in_place: bool) -> Any:
+    """Return the tensor, or the list of tensors, into which a call writes; None if it writes into none.
+
+    That a function returns its argument says nothing: ``x.contiguous()`` and a dropout in eval mode do so too.
+
+    Args:
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        in_place: whether the name of the function says so, see `is_in_place`; asked once for each function.
+    """
+    out = kwargs.get("out") if kwargs else None
+    if out is not None:
+        return out
+    if in_place or (kwargs and kwargs.get("inplace") is True):
+        return first_given(args, kwargs)
+    return None
