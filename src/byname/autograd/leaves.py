@@ -17,7 +17,7 @@ from byname.naming.describe import Describer
 from byname.naming.name import Name
 from byname.naming.names import Findings, Question
 from byname.naming.search import Targets
-from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
 from byname.source.location import Located, Site

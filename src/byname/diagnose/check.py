@@ -16,7 +16,7 @@ from byname.diagnose.causes.ownership import OWNERSHIP
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
-from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import collection_paused
 from byname.reading.tensor import is_tensor
 

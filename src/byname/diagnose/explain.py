@@ -17,8 +17,8 @@ from byname.diagnose.context import FailureContext, context_of
 from byname.diagnose.finding import Explanation, Finding, explained, known_sites
 from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
-from byname.reading.arguments import models_of, optimizers_of
 from byname.reading.frames import revisiting
+from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import collection_paused
 from byname.source.location import is_torch
 

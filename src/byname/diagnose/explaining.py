@@ -16,7 +16,7 @@ from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.memory.reserve import RESERVE
-from byname.reading.arguments import models_of, optimizers_of
+from byname.reading.modules import models_of, optimizers_of
 from byname.source.tracebacks import clean, related
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track

@@ -17,8 +17,7 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name, at
-from byname.reading.arguments import parameters_of
-from byname.reading.modules import own_parameters
+from byname.reading.modules import own_parameters, parameters_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site

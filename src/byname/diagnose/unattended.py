@@ -20,7 +20,7 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.learning import LearningWatch
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.arguments import parameters_of
+from byname.reading.modules import parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact

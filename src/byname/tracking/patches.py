@@ -16,6 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ from byname.reading.objects import attributes_of, found_in
 from byname.reading.operations import MAKING
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_torch
-from byname.source.tracebacks import clean
+from byname.source.tracebacks import clean, meant_frame
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
 from byname.tracking.log import Called, Log
 from byname.tracking.mode import TrackingMode, restore, suspend
 from byname.tracking.optimizers import Steps
-from byname.tracking.warned import about_the_program
 from byname.undo import Patch, Shared
 
 
@@ -80,7 +80,7 @@ class _Unseen:
             Patch(torch.jit, "trace", _once(self._unwatched)),
             Patch(torch.autograd.profiler.record_function, "__exit__", _once(self._steps.ending)),
             Patch(torch._utils.ExceptionWrapper, "__init__", _once(_cleaning)),
-            Patch(warnings, "_showwarnmsg", _once(about_the_program)),
+            Patch(warnings, "_showwarnmsg", _once(_about_the_program)),
         ]
         self._hook: Any = None
         self._deeper = Deeper()
@@ -225,6 +225,43 @@ def _cleaning(wrap: Any) -> Any:
         wrap(*args, **kwargs)
 
     return cleaning
+
+
+def _about_the_program(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
+    """Return a wrapper of ``warnings._showwarnmsg`` that issues a warning about byname's line for the program's line.
+
+    So the program's filters decide about it, and Python's memory of what was shown is that of the program's line.
+    """
+
+    @functools.wraps(show)
+    def showing(message: warnings.WarningMessage) -> None:
+        found = meant_frame(message.filename, message.lineno)
+        if found is None:
+            show(message)
+        else:
+            _forget(message, found[0])
+            _issue(message, found[1])
+
+    return showing
+
+
+def _forget(message: warnings.WarningMessage, frame: FrameType) -> None:
+    """Remove a warning from Python's memory of what was shown, once a line and once at all, of a frame's module."""
+    key = str(message.message), message.category
+    frame.f_globals.get("__warningregistry__", {}).pop((*key, message.lineno), None)
+    vars(warnings).get("onceregistry", {}).pop(key, None)
+
+
+def _issue(message: warnings.WarningMessage, frame: FrameType) -> None:
+    warnings.warn_explicit(
+        message.message,
+        message.category,
+        frame.f_code.co_filename,
+        frame.f_lineno or 0,
+        frame.f_globals.get("__name__"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+        source=message.source,
+    )
 
 
 def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:

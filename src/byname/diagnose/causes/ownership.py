@@ -24,9 +24,8 @@ from byname.diagnose.engine import ENGINE, first_run
 from byname.diagnose.finding import known_sites
 from byname.naming.name import Name, quote_all
 from byname.naming.roots import codes_of_the_program
-from byname.reading.arguments import parameters_of
 from byname.reading.frames import locals_of, running_frames
-from byname.reading.modules import modules_in, parameters_held, parameters_in, plain_containers
+from byname.reading.modules import modules_in, parameters_held, parameters_in, parameters_of, plain_containers
 from byname.reading.objects import found_in, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, is_tensor

@@ -25,9 +25,8 @@ from byname.diagnose.engine import engine_call
 from byname.diagnose.expressions import FailingExpression, failing_expression, parsed, value_at
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
-from byname.reading.arguments import parameters_of
 from byname.reading.frames import locals_of
-from byname.reading.modules import plain_containers
+from byname.reading.modules import parameters_of, plain_containers
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor

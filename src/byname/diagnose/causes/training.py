@@ -22,8 +22,8 @@ from byname.diagnose.causes.ownership import reads_gradients
 from byname.diagnose.expressions import assignments
 from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
-from byname.reading.arguments import parameters_of
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.operations import UNSCALE
 from byname.reading.quiet import DisableTorchFunction

@@ -29,8 +29,8 @@ from byname.naming.history import name_at
 from byname.naming.name import Name, quote
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.arguments import parameters_of
 from byname.reading.frames import caller, programs_frame
+from byname.reading.modules import parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, locate
