@@ -242,9 +242,8 @@ class TrackingMode(TorchFunctionMode):
         elif issubclass(type(result), torch.Tensor):
             with DisableTorchFunction():
                 line = line_of(frame)
-                self.log.note_making(
-                    result, line, False, cuts_by(self.log, called.name, args, result, before, frame, line)
-                )
+                cuts = cuts_by(self.log, called.name, args, result, before, frame, line)
+                self.log.note_making(result, line, False, cuts)
         if args and args[0] is CheckpointFunction:
             with DisableTorchFunction():
                 cut_by_checkpoint(self.log, result, before, frame)
