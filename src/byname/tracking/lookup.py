@@ -13,8 +13,8 @@ from byname.reading.operations import is_in_place
 from byname.reading.tensor import fact
 from byname.source.code import binds_alone
 from byname.source.location import Expression, Site, statements_binding
-from byname.tracking.log import Call, CallFinder, CreationRecord, Log
-from byname.tracking.tracker import TRACKERS
+from byname.tracking.log import Call, CallFinder, CreationRecord
+from byname.tracking.tracker import TRACKERS, logs
 
 
 class SiteLookup:
@@ -31,12 +31,12 @@ class SiteLookup:
 
     def __init__(self, roots: Iterable[torch.Tensor] = (), holds: Callable[[Any], bool] | None = None) -> None:
         known = list(roots)
-        logs = [CallFinder(log) for log in _every_log() if log.calls]
-        self._logs = [log for log in logs if _belongs(log, known, holds)]
+        finders = [CallFinder(log) for log in logs() if log.calls]
+        self._logs = [log for log in finders if _belongs(log, known, holds)]
         if holds is not None:  # a whole graph
             for log in self._logs:
                 log.index()
-        self._notes = [log.made for log in _every_log()]
+        self._notes = [log.made for log in logs()]
         self._calls: dict[Any, Call | None] = {}
         self._spots: dict[tuple[int, int, int, int], Expression | None] = {}
         self._names: dict[type, str] = {}
@@ -54,7 +54,7 @@ class SiteLookup:
     def _find_call(self, node: Any) -> Call | None:
         number = node._sequence_nr()
         found = [call for log in self._logs if (call := log.at(number)) is not None and self._can_make(call, node)]
-        if len({call.line.place for call in found}) > 1:
+        if len(found) > 1 and len({call.line.place for call in found}) > 1:
             return None
         return found[0] if found else None
 
@@ -172,15 +172,11 @@ def output_spot(spot: Expression, output: int) -> Expression:
 
 def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, CreationRecord]] | None = None) -> CreationRecord | None:
     """Return the creation record of a tensor without a node; by default from all existing logs."""
-    for by_id in [log.made for log in _every_log()] if notes is None else notes:
+    for by_id in [log.made for log in logs()] if notes is None else notes:
         made = by_id.get(id(tensor))
         if made is not None and made() is tensor:
             return made
     return None
-
-
-def _every_log() -> list[Log]:
-    return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 
 def _making_before(code: CodeType, sight: Expression) -> Expression | None:
