@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from byname.reading.frames import NO_LINE, Line, called_from, line_of, users_frame
+from byname.reading.frames import NO_LINE, Line, line_of, users_frame
 from byname.reading.operations import is_in_place, versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, storages_of
@@ -188,7 +188,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while user is not None and user.f_code.co_filename == _COPY:
             user, _ = users_frame(user.f_back)
         if user is not None:
-            return Line(user.f_code, user.f_lasti, called_from(user))
+            return line_of(user)
         if threading.get_ident() != self._thread:
             return line_of(sys._current_frames().get(self._thread))
         return NO_LINE
