@@ -146,7 +146,7 @@ class _Gate:
             if blocked and look.thread not in looking:
                 return False
             self._turns["looks"].add(look)
-            weakref.finalize(look, self._closed.release, look.token).atexit = False
+            weakref.finalize(look, self._over, look.token).atexit = False
             self._closed.hold(look.token)
         return True
 
@@ -154,9 +154,12 @@ class _Gate:
         """Open the gate after a look; a second call does nothing. A backward that stood still goes on in its turn."""
         with self._lock:
             self._turns["looks"].discard(look)
-        self._closed.release(look.token)
+        self._over(look.token)
         if self._is_inside() and _hooks_stop_backward() and look.thread not in self.threads("looks"):
             self._wait(lambda: not self._others("looks"))
+
+    def _over(self, token: object) -> None:
+        self._closed.release(token)  # of what is in force now: a fork has begun anew
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine as soon as nobody looks."""
