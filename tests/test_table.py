@@ -84,6 +84,9 @@ def test_a_key_of_the_last_version_gives_the_value_with_a_warning_that_names_the
     with pytest.warns(DeprecationWarning, match=r"the key 'made at' of rows\(\) is now 'made_at'") as warned:
         assert (row["made at"], row.get("made at")) == ("aa", "aa")
     assert [one.filename for one in warned] == [__file__] * 2
+    row["held_by"] = ("a variable", "a graph")
+    with pytest.warns(DeprecationWarning, match="held_by"):
+        assert row["held by"] == "a variable; a graph"  # as it was
     for key in ("made", "made  at", 1):
         with pytest.raises(KeyError):
             row[key]

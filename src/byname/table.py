@@ -69,7 +69,7 @@ class Column:
         read: returns its plain value for a row; by default that of the attribute, as text unless it is plain.
         show: returns what is printed for a row; by default the plain value.
         printed: False for a column that only ``rows()`` has.
-        title: the heading.
+        title: the heading, if it is another.
     """
 
     key: str
@@ -126,14 +126,16 @@ class Tabled:
 
 
 class RowDict(dict[str, Any]):
-    """A row by attribute names, which for one version also answers to their headings, such as ``made at``."""
+    """A row by attribute names. For one version it also answers to their headings, such as ``made at``."""
 
     def __missing__(self, key: str) -> Any:
         name = key.replace(" ", "_") if type(key) is str else key
         if name == key or name not in self:
             raise KeyError(key)
         warn(f"the key {key!r} of rows() is now {name!r}", DeprecationWarning)
-        return self[name]
+        value = self[name]
+        texts = type(value) is tuple and all(type(one) is str for one in value)
+        return "; ".join(value) if texts else value  # it was one text
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, also of an old one."""
@@ -190,9 +192,6 @@ class Rows(Sequence[R], Generic[R]):
         """Return the columns that a narrow terminal may leave out, in the order in which to drop them."""
         return [one.heading for one in sorted(self._columns(), key=attrgetter("spare")) if one.spare]
 
-    def __str__(self) -> str:
-        return self.head()
-
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
         """Return the table with its first rows.
 
@@ -204,7 +203,7 @@ class Rows(Sequence[R], Generic[R]):
         return text(shown, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
 
     def __repr__(self) -> str:
-        return str(self)
+        return self.head()
 
     def _repr_html_(self) -> str:
         return to_html(self._shown(), title=self._title(), notes=self._notes())
