@@ -86,14 +86,14 @@ class Column:
 
     def value(self, one: Any) -> Any:
         """Return the plain value of the column for a row."""
-        return plain(getattr(one, self.key)) if self.read is None else self.read(one)
+        return plain_value(getattr(one, self.key)) if self.read is None else self.read(one)
 
     def shown(self, one: Any) -> Any:
         """Return what is printed for a row."""
         return self.value(one) if self.show is None else self.show(one)
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return numbers, text and tuples as they are, and any other object as text: a dtype as ``float32``."""
     if type(value) in (str, int, float, bool, tuple, NoneType):
         return value
@@ -242,7 +242,7 @@ class Totals(Rows[R]):
         return grouped((self._key(one, column), *self._memory(one)) for one in self.items)
 
     def _key(self, one: R, column: str) -> Hashable:
-        value: Hashable = plain(getattr(one, column))
+        value: Hashable = plain_value(getattr(one, column))
         return "" if value is None else value
 
     def _memory(self, one: Any) -> tuple[Hashable | None, int]:

@@ -49,11 +49,6 @@ class GraphNode(Located, Tabled):
 
     node = Alias[int]("number")
 
-    @property
-    def statement(self) -> str | None:
-        """The statement that made it; None when unknown."""
-        return None if self.site is None else self.site.statement
-
     columns = (
         Column("node"),
         Column("name"),
@@ -154,11 +149,6 @@ class Step(Located, Tabled):
     node: str
     index: int | None
     site: Site | None = None
-
-    @property
-    def statement(self) -> str | None:
-        """The statement that made the node; None when unknown."""
-        return None if self.site is None else self.site.statement
 
     columns = (
         Column("node"),

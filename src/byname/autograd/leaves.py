@@ -71,16 +71,6 @@ class Leaf(Carded, Located, Tabled):
         return self.names[0]
 
     @property
-    def tensor(self) -> torch.Tensor | None:
-        """The leaf itself, or None once the program has dropped it."""
-        return self.card.tensor
-
-    @property
-    def bytes(self) -> int:
-        """The memory of its elements in bytes."""
-        return self.card.bytes
-
-    @property
     def optimizer(self) -> str | bool | None:
         """The optimizer's parameter group as ``group 0``; False if no group has it, None without an optimizer."""
         return f"group {self.group}" if self.in_optimizer else self.in_optimizer

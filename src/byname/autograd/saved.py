@@ -6,8 +6,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
-
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.pause import backward_elsewhere, backward_paused, not_ended
 from byname.autograd.slots import Slot, slots_of
@@ -33,6 +31,7 @@ class SavedTensor(Carded, Located, Tabled):
         state: ``live``; ``freed`` by a backward; ``modified`` in place since it was saved, so that backward will fail;
             ``packed`` by a hook (a checkpoint, ``save_on_cpu``); byname never unpacks it.
         card: its shape, dtype, device and storage; None when it is freed, or packed into something that is no tensor.
+            For an operation's own result, PyTorch makes a new tensor object on each read, so that `tensor` is None.
         name: its name in the program.
         site: the location of the operation that saved it; None when unknown.
         module: the path of the module that ran, or that owns the tensor; empty when neither is known.
@@ -58,19 +57,6 @@ class SavedTensor(Carded, Located, Tabled):
         return tuple([row for row in self.storage_rows if row != self.position])
 
     saved_at = Alias["Site | None"]("site")
-
-    @property
-    def bytes(self) -> int:
-        """The memory of its own elements in bytes; 0 once it is freed."""
-        return 0 if self.card is None else self.card.bytes
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        """The saved tensor, or None when it is gone.
-
-        For an operation's own result, PyTorch makes a new tensor object on each read.
-        """
-        return None if self.card is None else self.card.tensor
 
     columns = (
         Column("name"),

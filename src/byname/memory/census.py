@@ -49,8 +49,8 @@ class StorageRow(Carded, Located, Tabled):
     kind: str
     module: str
     card: Card | None
-    device: torch.device = field()  # or else the property of `Carded` would be its default
-    bytes: int
+    device: torch.device = field()  # without `field()` the property of `Carded` would be the default
+    bytes: int = field()
     views: int
     used: int
     memory: str

@@ -125,6 +125,16 @@ class Carded:
         """The tensor's device, such as ``cuda:0``."""
         return None if self.card is None else self.card.device
 
+    @property
+    def bytes(self) -> int:
+        """The memory of the tensor's own elements in bytes; 0 without a card."""
+        return 0 if self.card is None else self.card.bytes
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor itself, or None once the program has dropped it."""
+        return None if self.card is None else self.card.tensor
+
 
 def _without_tensor(*facts: Any) -> Card:
     return card_from((*facts, _gone))

@@ -83,6 +83,11 @@ class Located:
         return self.site
 
     @property
+    def statement(self) -> str | None:
+        """The statement at the site; None when that is unknown."""
+        return None if self.site is None else self.site.statement
+
+    @property
     def caller(self) -> str | None:
         """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
         return None if self.site is None else self.site.called_by
