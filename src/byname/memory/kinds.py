@@ -33,11 +33,9 @@ class Kinds:
             return "gradient"
         if any(id(one) in self._state or self._is_in_a_state(one) for one in tensors):
             return "optimizer"
-        in_graph = [one for one in tensors if self._in_graph(one)]
-        if not in_graph:
+        if not any(is_node(link.owner) for one in tensors for link in self._look.links(one)):
             return "other"
-        held = [one for one in tensors if self._look.names(one)]
-        if not held:
+        if not any(self._look.names(one) for one in tensors):
             return "saved"
         return "other" if any(fact(one, "grad_fn") is not None for one in tensors) else "input"
 
@@ -57,9 +55,6 @@ class Kinds:
         links = self._look.links(tensor)
         wholes = [link.owner for link in links if is_tensor(link.owner) and link.role not in ("grad", "base")]
         return any(link.role == "grad" for one in [tensor, *wholes] for link in self._look.links(one))
-
-    def _in_graph(self, tensor: torch.Tensor) -> bool:
-        return any(is_node(link.owner) for link in self._look.links(tensor))
 
     @cached_property
     def _parameters(self) -> dict[int, nn.Module]:

@@ -247,8 +247,8 @@ def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[L
         if findings.met(tensor):
             continue
         for way in reached.ways_to(tensor, limit=1):
-            link = Link(known[id(way.root)], printable(_role(way.root, written(way).words)))
-            found.setdefault(id(tensor), Ours()).append(link)
+            role = f"{way.root.text} (packed)" if way.root.how == "packed" else written(way).words
+            found.setdefault(id(tensor), Ours()).append(Link(known[id(way.root)], printable(role)))
     return found
 
 
@@ -269,10 +269,6 @@ def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
     for node, slot, raw in () if backward_elsewhere() else packed_in(nodes):
         for one in (raw.data, raw.unpack_hook):
             yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
-
-
-def _role(root: Root, words: str) -> str:
-    return f"{root.text} (packed)" if root.how == "packed" else words
 
 
 def where(named: Named) -> str:
