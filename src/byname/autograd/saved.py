@@ -31,7 +31,7 @@ class SavedTensor(Carded, Located, Tabled):
         state: ``live``; ``freed`` by a backward; ``modified`` in place since it was saved, so that backward will fail;
             ``packed`` by a hook (a checkpoint, ``save_on_cpu``); byname never unpacks it.
         card: its shape, dtype, device and storage; None when it is freed, or packed into something that is no tensor.
-            For an operation's own result, PyTorch makes a new tensor object on each read, so that `tensor` is None.
+            For an operation's own result, PyTorch makes a new tensor object on each read.
         name: its name in the program.
         site: the location of the operation that saved it; None when unknown.
         module: the path of the module that ran, or that owns the tensor; empty when neither is known.
