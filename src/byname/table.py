@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -311,6 +310,8 @@ def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], widt
 
 def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) -> str:
     """Return the rows as an HTML table, with all text escaped."""
+    import html
+
     styles = {column: _RIGHT if _numeric(rows, column) else _LEFT for column in _columns(rows)}
     head = "".join(f"<th{style}>{html.escape(column)}</th>" for column, style in styles.items())
     body = "".join(

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import chain, compress, count, islice, repeat
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
-import numpy.typing
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -29,10 +28,13 @@ from byname.source.location import Site
 from byname.text import printable
 from byname.tracking.lookup import SiteLookup, site_of_tensor
 
+if TYPE_CHECKING:
+    import numpy.typing
+
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``, untyped: the package also reads attributes that PyTorch's stub does not declare."""
 
-Numbers: TypeAlias = numpy.typing.NDArray[numpy.int64]
+Numbers: TypeAlias = "numpy.typing.NDArray[numpy.int64]"
 
 
 class Walk:

@@ -21,7 +21,7 @@ from byname.reading.modules import own_parameters, parameters_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import Site
-from byname.tracking.tracker import logs
+from byname.tracking.log import logs
 
 ENOUGH = 4
 """Steps of an optimizer, or backward calls, of which something is said."""

@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count, repeat
 from operator import is_
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy
-import numpy.typing
 import torch
 
 from byname.naming.children.python import held_by_torch_future
@@ -24,6 +23,9 @@ from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import heap, namespace_of
 from byname.source.tracebacks import is_byname
+
+if TYPE_CHECKING:
+    import numpy.typing
 
 HEIGHT = 16
 _AT_ONCE = 32
@@ -202,7 +204,7 @@ class References:
 _LOTS_AT_ONCE = 1024
 _MARKS = 1 << 20
 
-Codes: TypeAlias = numpy.typing.NDArray[numpy.uint32]
+Codes: TypeAlias = "numpy.typing.NDArray[numpy.uint32]"
 """Shortened addresses of objects: equal for the same object, and seldom equal for two different ones."""
 
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import executing
+if TYPE_CHECKING:
+    import executing
 
 HIDDEN = "_byname_"
 """Prefix of the names that byname adds to the code of a function in order to listen to its variables."""
@@ -92,6 +93,8 @@ def text_of(file: str) -> executing.Source:
 
     An unchanged file always gives one and the same `executing.Source` object, so results can be cached by it.
     """
+    import executing  # here, since most questions need no source
+
     with one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python gave these warnings when the program compiled the file
         return executing.Source.for_filename(file)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import executing
 import torch
 
 from byname.source.code import (
@@ -28,6 +27,9 @@ from byname.source.code import (
 )
 from byname.source.tracebacks import Entry, frames, is_byname, shown_file
 from byname.text import printable
+
+if TYPE_CHECKING:
+    import executing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -344,6 +344,21 @@ def _mutation(change: Change, before: int, after: int) -> Mutation:
         return Mutation(change.operation, before, after, None)
     changed = changed_by(code, instruction, change.operation)
     return Mutation(change.operation, before, after, change.line.site, changed, scope_of(code))
+
+
+class Logging(Protocol):
+    """A tracker, as far as those need it who only read its logs."""
+
+    logs: list[Log]
+
+
+TRACKERS: weakref.WeakSet[Logging] = weakref.WeakSet()
+"""All existing trackers, so that `leaves` and other functions find locations without being given one."""
+
+
+def logs() -> list[Log]:
+    """Return the logs of all existing trackers."""
+    return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 
 class CallFinder:

@@ -13,8 +13,7 @@ from byname.reading.operations import is_in_place
 from byname.reading.tensor import fact
 from byname.source.code import binds_alone
 from byname.source.location import Expression, Site, statements_binding
-from byname.tracking.log import Call, CallFinder, CreationRecord
-from byname.tracking.tracker import TRACKERS, logs
+from byname.tracking.log import TRACKERS, Call, CallFinder, CreationRecord, logs
 
 
 class SiteLookup:

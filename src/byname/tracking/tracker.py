@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -17,7 +16,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.allocations import AllocationLog, AllocationMode
-from byname.tracking.log import Log, Mutation
+from byname.tracking.log import TRACKERS, Log, Mutation
 from byname.tracking.mode import TrackingMode
 from byname.tracking.patches import NEW_THREADS, start, stop
 from byname.undo import Blocks, Undo
@@ -144,10 +143,6 @@ class Tracker:
         return f"<byname.Tracker: {seen}>"
 
 
-TRACKERS: weakref.WeakSet[Tracker] = weakref.WeakSet()
-"""All existing trackers, so that `leaves` and other functions find locations without being given one."""
-
-
 def track(*, allocations: bool = False, limit: int = 1_000_000) -> Tracker:
     """Record where every operation of this thread stands in the source, while the ``with`` block runs.
 
@@ -186,8 +181,3 @@ def _drop(held: list[T], one: T) -> None:
     """Remove an item from a list, unless another thread has removed it."""
     with suppress(ValueError):
         held.remove(one)
-
-
-def logs() -> list[Log]:
-    """Return the logs of all existing trackers."""
-    return [log for tracker in list(TRACKERS) for log in tracker.logs]

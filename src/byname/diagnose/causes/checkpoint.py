@@ -14,8 +14,7 @@ from byname.naming.history import name_around
 from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.code import ThisCode
-from byname.tracking.log import Call
-from byname.tracking.tracker import logs
+from byname.tracking.log import Call, logs
 
 _REMEDY = (
     "what runs inside a checkpoint must do the same both times: no counters, caches, branches or random choices in "

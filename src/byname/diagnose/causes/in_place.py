@@ -25,8 +25,7 @@ from byname.naming.name import Name, unnamed
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
 from byname.table import counted
-from byname.tracking.log import Mutation
-from byname.tracking.tracker import logs
+from byname.tracking.log import Mutation, logs
 
 
 class _Changed(NamedTuple):

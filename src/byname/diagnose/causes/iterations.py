@@ -26,8 +26,7 @@ from byname.reading.tensor import fact
 from byname.source.code import is_kept, returns
 from byname.source.location import Site, assignments_calling
 from byname.table import counted
-from byname.tracking.log import Call
-from byname.tracking.tracker import logs
+from byname.tracking.log import Call, logs
 
 
 class Carrier(NamedTuple):

@@ -25,9 +25,8 @@ from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_library, statements_binding
-from byname.tracking.log import DetachPoint
+from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of, site_of_tensor
-from byname.tracking.tracker import logs
 
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),

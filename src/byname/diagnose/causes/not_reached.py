@@ -28,9 +28,8 @@ from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site, is_library, locate, statements_binding
-from byname.tracking.log import Call, CreationRecord, DetachPoint, Log
+from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
-from byname.tracking.tracker import logs
 
 
 class Snip:

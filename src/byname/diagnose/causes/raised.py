@@ -32,7 +32,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_torch, locate, statements_binding
 from byname.table import bytes_text, counted
-from byname.tracking.tracker import logs
+from byname.tracking.log import logs
 
 
 def _several_elements(context: FailureContext) -> Iterator[Facts]:

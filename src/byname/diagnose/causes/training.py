@@ -30,8 +30,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library
 from byname.table import counted
-from byname.tracking.log import Change
-from byname.tracking.tracker import logs
+from byname.tracking.log import Change, logs
 
 MANY = 8
 """Steps after which something is said of some parameters of an optimizer, while others of it learn."""
