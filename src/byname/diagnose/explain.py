@@ -14,7 +14,7 @@ from byname.diagnose.causes.iterations import BACKWARD_TWICE
 from byname.diagnose.causes.not_reached import NO_GRAD_PATH
 from byname.diagnose.causes.raised import RAISED
 from byname.diagnose.context import FailureContext, context_of
-from byname.diagnose.finding import Explanation, Finding, explained, known_sites
+from byname.diagnose.finding import Explanation, Finding, explained
 from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.reading.frames import revisiting
@@ -64,9 +64,8 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
         context = context_of(asked, models, optimizers)
         finding = _understood(context)
     if finding is None:
-        return Explanation(
-            "unknown", f"byname has no explanation for this {type(asked).__name__}", (), known_sites(context.noticed)
-        )
+        sites = () if context.noticed is None else (context.noticed,)
+        return Explanation("unknown", f"byname has no explanation for this {type(asked).__name__}", (), sites)
     return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
 
 

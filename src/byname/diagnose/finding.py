@@ -113,11 +113,6 @@ def culprits_of(*names: Name) -> tuple[Name, ...]:
     return tuple(dict.fromkeys([name for name in names if name.path]))
 
 
-def known_sites(*sites: Site | None) -> tuple[Site, ...]:
-    """Return the lines of a story that are known, in its order."""
-    return tuple([site for site in sites if site is not None])
-
-
 def quote_operation(operation: str, spot: Expression | None, culprit: Name | None) -> str:
     """Return a phrase for an operation, with its line and the variable that it made."""
     words = f"`{operation}`"

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.autograd.walk import has_graph
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
-from byname.diagnose.causes.not_reached import MAY_BE, CutOff, cut_off
+from byname.diagnose.causes.not_reached import MAY_BE, Unreached, cut_off
 from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall
@@ -143,14 +143,14 @@ class _Waiting(NamedTuple):
         return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
 
 
-def _cut_off_from(graph: FailureContext, optimizer: Any) -> Iterator[tuple[CutOff, Finding]]:
+def _cut_off_from(graph: FailureContext, optimizer: Any) -> Iterator[tuple[Unreached, Finding]]:
     """Yield each group of an optimizer's parameters that recorded calls cut off from a loss, with the finding."""
     if not graph.roots:
         return
     context, reached = graph.about(optimizers=[optimizer]), set(map(id, graph.leaves))
     missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
     for group in cut_off(context, missing):
-        if group.snips:
+        if group.cuts:
             yield group, group.finding(context)
 
 

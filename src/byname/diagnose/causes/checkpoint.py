@@ -197,5 +197,4 @@ _SAME = "the checkpointed part did not do the same when backward recomputed it"
 CHECKPOINT_MISMATCH: Cause[FailureContext] = Cause("checkpoint-mismatch",
     Raised(RuntimeError, r"torch\.utils\.checkpoint"),
     _mismatch,
-    "{how}",
-    "{remedy}")
+    "{how}", "{remedy}")

@@ -16,7 +16,7 @@ from torch import nn
 from byname.autograd.saved import SavedTensor, rows_of
 from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, versions_told
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
-from byname.diagnose.causes.iterations import Carrier, carrier_of, letting_go
+from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, base_name
 from byname.diagnose.engine import first_run
@@ -181,7 +181,7 @@ class _Change:
             "remedy": remedy,
         }
 
-    def _carrier(self) -> Carrier | None:
+    def _carrier(self) -> CarriedOver | None:
         """Return the variable that carries over the node from an earlier backward call of the same line, if it does."""
         nodes = self._context.walk.nodes
         run = first_run(nodes[self._slot.number])
@@ -278,11 +278,9 @@ _MODIFIED = Raised(RuntimeError, r"has been modified by an inplace operation")
 # fmt: off
 MODIFIED: tuple[Cause[FailureContext], ...] = (
     Cause("modified-in-place", any_of(_MODIFIED, _may_be_changed), _modified,
-        "autograd saved {saved} for this backward, and it was {what}",
-        "{remedy}"),
+        "autograd saved {saved} for this backward, and it was {what}", "{remedy}"),
     Cause("optimizer-step-between", any_of(_MODIFIED, _may_be_changed), _stepped,
-        "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}",
-        "{remedy}"),
+        "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}", "{remedy}"),
 )
 LEAF_IN_PLACE: Cause[FailureContext] = Cause("leaf-in-place",
     Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),

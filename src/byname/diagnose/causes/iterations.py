@@ -29,7 +29,7 @@ from byname.table import counted
 from byname.tracking.log import Call, logs
 
 
-class Carrier(NamedTuple):
+class CarriedOver(NamedTuple):
     """A variable whose value has a graph that an earlier backward call has run.
 
     Attributes:
@@ -43,7 +43,7 @@ class Carrier(NamedTuple):
     join: Site | None
 
 
-def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> Carrier | None:
+def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> CarriedOver | None:
     """Return the variable by which the graph gets at a node of an earlier backward call.
 
     Args:
@@ -57,17 +57,17 @@ def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -
             later = [user for user in context.walk.users[node] if user and user not in earlier]
             name = describer.living_result(node) if later else None
             if name is not None and not name.relation:
-                return Carrier(name, context.site(node), None)
+                return CarriedOver(name, context.site(node), None)
             changed = next((user for user in later if context.walk.name(user).startswith("CopySlices")), None)
             name = None if changed is None else describer.living_result(changed)
             if changed is not None and name is not None:
-                written = written or Carrier(name, None, context.site(changed))
+                written = written or CarriedOver(name, None, context.site(changed))
             if later and written is None:
                 written = _rebound(context, node, later[0]) or _passed_back(context, node, later[0])
     return written
 
 
-def _rebound(context: FailureContext, node: int, user: int) -> Carrier | None:
+def _rebound(context: FailureContext, node: int, user: int) -> CarriedOver | None:
     """Return what one statement reads and binds again, if it made both a node and its user: ``h = cell(x, h)``."""
     spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
     made = context.site(node)
@@ -76,13 +76,13 @@ def _rebound(context: FailureContext, node: int, user: int) -> Carrier | None:
     return _carrier(context, node, _carried(spot.site.statement), made)
 
 
-def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Site | None) -> Carrier | None:
+def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Site | None) -> CarriedOver | None:
     known = context.variable(node)
     carried = replace(known, path=", ".join(paths), how="local", exact=False, relation="", distance=0)
-    return Carrier(carried, made, None) if paths else None
+    return CarriedOver(carried, made, None) if paths else None
 
 
-def _passed_back(context: FailureContext, node: int, user: int) -> Carrier | None:
+def _passed_back(context: FailureContext, node: int, user: int) -> CarriedOver | None:
     """Return what a statement passes to a module and binds again, if the module returned a node's result.
 
     Of ``self.h = self.cell(x, self.h)`` in a ``forward`` it is ``self.h``. It is surely carried over: the module
@@ -256,7 +256,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     number, stamped = found.possible[0], found.stamped
     carrier = carrier_of(context, number, stamped)
     if carrier is None:
-        carrier = Carrier(context.variable(number, stamped), context.site(number), None)
+        carrier = CarriedOver(context.variable(number, stamped), context.site(number), None)
     variable, made, join = carrier
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
@@ -273,9 +273,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
         "remedy": tell(
-            remedy,
-            it=f"`{variable.path}`" if variable.path else "it",
-            detach=letting_go(context, variable, made),
+            remedy, it=f"`{variable.path}`" if variable.path else "it", detach=letting_go(context, variable, made)
         ),
     }
 
@@ -423,8 +421,7 @@ _FREED = Raised(RuntimeError, r"backward through the graph a second time|saved t
 BACKWARD_TWICE: tuple[Cause[FailureContext], ...] = (
     Cause("backward-twice", any_of(_FREED, _may_be_freed), _freed,
         "{each:-}{lines:-}this backward{noticed:at} goes through {variable}{where} but the tensors that autograd saved "
-        "there are gone: {by}",
-        "{remedy}"),
+        "there are gone: {by}", "{remedy}"),
     Cause("backward-twice", any_of(_FREED, _may_be_freed), _perhaps_freed,
         "{names:-}{lines:-}this backward{noticed:at} goes through {who}, but an earlier backward freed the tensors "
         "that autograd saved there. byname.explaining() around the program remembers which backward that was",

@@ -368,8 +368,7 @@ _COMPARED = (
 LOSSES: tuple[Cause[Loss], ...] = (
     Cause("data-edit", always, _edited,
         "suspicious: {statement}{edited:at} changes a result that this loss is computed from through .data, where "
-        "autograd does not see it: backward computes gradients as if nothing had changed there{names:-}",
-        "{remedy}"),
+        "autograd does not see it: backward computes gradients as if nothing had changed there{names:-}", "{remedy}"),
     Cause("double-softmax", is_first, _squashed_twice,
         "suspicious: {what}(){given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
         "gradients become small, and the loss cannot go below a bound",
@@ -399,8 +398,7 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "recorded under no_grad can be the old one in a ratio of both"),
     Cause("leaf-loss", always, _leaf_losses,
         "{lines:-}backward{noticed:at} starts from {loss}, which was made{made:at} from nothing that requires grad, "
-        "and was given requires_grad itself: no parameter gets a gradient from it{cut}",
-        "{remedy}"),
+        "and was given requires_grad itself: no parameter gets a gradient from it{cut}", "{remedy}"),
 )
 # fmt: on
 """What a loss shows before a backward call of a running program, and is hardly ever meant."""

@@ -32,33 +32,27 @@ from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
 
 
-class Snip:
-    """A detach point as it is reported: the call that was recorded, with its expression and line."""
+def told_at(context: FailureContext, cut: DetachPoint) -> Told:
+    """Return what a call cuts off and why, as a part of a sentence."""
+    return tell("{result} {why}", result=Subject(_cut_off_by(context, cut), cut.line.site), why=why_cut(cut))
 
-    def __init__(self, cut: DetachPoint) -> None:
-        self.cut = cut
-        self.spot, self.site = cut.line.spot, cut.line.site
 
-    def told(self, context: FailureContext) -> Told:
-        """Return what the call cuts off and why, as a part of a sentence."""
-        return tell("{cut} {why}", cut=Subject(self.name(context), self.site), why=why_cut(self.cut))
-
-    def name(self, context: FailureContext) -> Name:
-        """Return the variable that the line assigns, or else one that it reads."""
-        result = None if self.cut.result is None else self.cut.result()
-        if result is not None:
-            name = context.name(result)
-            if name.path and name.exact:
-                return name
-        if self.spot is not None and self.cut.line.code is not None:
-            named = name_around(self.spot, self.cut.line.code)
-            if named is not None:
-                return named
-        for reference, _ in self.cut.inputs:
-            tensor = reference()
-            if tensor is not None and context.name(tensor).path:
-                return context.name(tensor)
-        return unnamed(self.site)
+def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
+    """Return the variable that the line of a cut assigns, or else one that it reads."""
+    result = None if cut.result is None else cut.result()
+    if result is not None:
+        name = context.name(result)
+        if name.path and name.exact:
+            return name
+    spot, code = cut.line.spot, cut.line.code
+    named = None if spot is None or code is None else name_around(spot, code)
+    if named is not None:
+        return named
+    for reference, _ in cut.inputs:
+        tensor = reference()
+        if tensor is not None and context.name(tensor).path:
+            return context.name(tensor)
+    return unnamed(cut.line.site)
 
 
 def _without_graph(context: FailureContext) -> torch.Tensor | None:
@@ -82,12 +76,12 @@ def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
     return _at_cuts(context, _first_of_each(cuts), certain) if cuts else None
 
 
-def _first_of_each(cuts: Sequence[DetachPoint]) -> list[Snip]:
-    """Return the detach points to report. Under ``no_grad`` every call is one, and only the first is reported."""
+def _first_of_each(cuts: Sequence[DetachPoint]) -> list[DetachPoint]:
+    """Return the cuts to report. Under ``no_grad`` every call is one, and only the first is reported."""
     first: dict[object, DetachPoint] = {}
     for cut in cuts:
         first.setdefault(cut.reason or cut.line.place, cut)
-    return [Snip(cut) for cut in first.values()]
+    return [*first.values()]
 
 
 def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
@@ -136,8 +130,8 @@ def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
     return made if made is not None and made() is root else None
 
 
-def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> Facts:
-    off, remedy, still = _left_off(snips[0].cut), remedy_of(snips[0].cut), ""
+def _at_cuts(context: FailureContext, cuts: Sequence[DetachPoint], certain: bool) -> Facts:
+    off, remedy, still = _left_off(cuts[0]), remedy_of(cuts[0]), ""
     if off is not None:
         still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
         remedy = (
@@ -145,7 +139,7 @@ def _at_cuts(context: FailureContext, snips: Sequence[Snip], certain: bool) -> F
             "`with torch.no_grad():`, which switches them on again at its end"
         )
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
-    places = Told.joined("; and ", [snip.told(context) for snip in snips])
+    places = Told.joined("; and ", [told_at(context, cut) for cut in cuts])
     return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
@@ -261,30 +255,30 @@ IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
 """Degrees of certainty that a call cut a parameter off from a loss."""
 
 
-class CutOff(NamedTuple):
+class Unreached(NamedTuple):
     """Parameters that a loss does not reach, with the calls that cut them off.
 
     Attributes:
         parameters: the parameters.
-        snips: the calls; none if none was seen, several if any of them may be the one.
+        cuts: the calls; none if none was seen, several if any of them may be the one.
         sure: IS, PROBABLY or MAY_BE.
     """
 
     parameters: list[torch.Tensor]
-    snips: list[Snip]
+    cuts: list[DetachPoint]
     sure: str
 
     def facts(self, context: FailureContext) -> Facts:
         """Return the facts of these parameters."""
         names = tuple(context.names(self.parameters))
         remedy = "compute the loss with them, or freeze them with requires_grad_(False)"
-        if self.snips:
+        if self.cuts:
             they = "it" if len(names) == 1 else "they"
-            remedy = f"if {they} should learn, {remedy_of(self.snips[0].cut)}; if not, requires_grad_(False) says so"
+            remedy = f"if {they} should learn, {remedy_of(self.cuts[0])}; if not, requires_grad_(False) says so"
         return {
             "names": names,
             "way": self._way(context),
-            "cuts": [snip.site for snip in self.snips],
+            "cuts": [cut.line.site for cut in self.cuts],
             "remedy": remedy,
         }
 
@@ -294,19 +288,19 @@ class CutOff(NamedTuple):
 
     def _way(self, context: FailureContext) -> str:
         """Return the place of the cut, as the rest of a sentence."""
-        if not self.snips:
+        if not self.cuts:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
-        places = list(dict.fromkeys(snip.told(context) for snip in self.snips))  # several on one line may be the same
+        places = list(dict.fromkeys(told_at(context, cut) for cut in self.cuts))  # several on one line may be the same
         return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 
-def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[CutOff]:
+def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Unreached]:
     """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
-    groups: dict[Any, CutOff] = {}
+    groups: dict[Any, Unreached] = {}
     with DisableTorchFunction():
         for one, cuts, sure in _cuts_behind(context, missing):
             key = (*(cut.line.place for cut in cuts), sure)
-            groups.setdefault(key, CutOff([], [Snip(cut) for cut in cuts], sure)).parameters.append(one)
+            groups.setdefault(key, Unreached([], cuts, sure)).parameters.append(one)
     return list(groups.values())
 
 
@@ -486,5 +480,4 @@ NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
 )
 DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", before_it_runs, _awaited, *AWAITED)
 DETACHED: Cause[FailureContext] = Cause("detached-parameter", before_it_runs, _detached,
-    "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}",
-    "{remedy}")
+    "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}", "{remedy}")

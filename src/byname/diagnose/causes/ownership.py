@@ -18,10 +18,9 @@ from torch import nn
 
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.diagnose.cause import Cause, Facts, before_it_runs, tell
-from byname.diagnose.causes.not_reached import MAY_BE, Snip, cuts_beside
+from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside, told_at
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import ENGINE, first_run
-from byname.diagnose.finding import known_sites
 from byname.naming.name import Name, quote_all
 from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
@@ -32,6 +31,7 @@ from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import Site, is_library
 from byname.table import counted
+from byname.tracking.log import DetachPoint
 
 
 class _LeftOut(NamedTuple):
@@ -83,7 +83,7 @@ def _left_out_of(context: FailureContext) -> _LeftOut:
     hidden = _hidden(context, mine) if mine else {}
     theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()
     names = tuple([leaf.name for leaf in mine if not context.models or id(leaf.tensor) in theirs])
-    uses = known_sites(*(use.site for leaf in mine for use in leaf.consumers))
+    uses = tuple([use.site for leaf in mine for use in leaf.consumers if use.site is not None])
     lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
     return _LeftOut(names, uses, hidden, bool(uses) and lost)
 
@@ -115,24 +115,24 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
     if hidden:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
-    snip, beside = _other_side(context, context.once(_leaves)), ""
-    if snip is not None:
-        beside = f". Beside it, {snip.told(context)}, and comes from others that it has"
+    cut, beside = _other_side(context, context.once(_leaves)), ""
+    if cut is not None:
+        beside = f". Beside it, {told_at(context, cut)}, and comes from others that it has"
         them = "it" if len(names) == 1 else "them"
         remedy = f"if the cut is on the wrong side, move it to {them}; if not, {remedy}"
     yield {
         "names": names,
         "lack": f"{_those(context)} {'has' if _several(context) else 'does not have'}",
         "beside": beside,
-        "cut": None if snip is None else snip.site,
+        "cut": None if cut is None else cut.line.site,
         "remedy": remedy,
     }
 
 
-def _other_side(context: FailureContext, leaves: Sequence[Leaf]) -> Snip | None:
+def _other_side(context: FailureContext, leaves: Sequence[Leaf]) -> DetachPoint | None:
     """Return a call that certainly or probably cuts parameters of an optimizer off from a part of the loss."""
     mine = [leaf.tensor for leaf in leaves if leaf.in_optimizer and leaf.tensor is not None]
-    return next((Snip(cut) for cut, sure in cuts_beside(context, mine) if sure is not MAY_BE), None)
+    return next((cut for cut, sure in cuts_beside(context, mine) if sure is not MAY_BE), None)
 
 
 def _wraps_too_early(use: Site) -> bool:
@@ -484,8 +484,7 @@ OWNERSHIP: tuple[Cause[FailureContext], ...] = (
         "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
         "make it once, in __init__ of the module, and build the optimizer after that"),
     Cause("not-in-optimizer", before_it_runs, _left_out,
-        "{names:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}",
-        "{remedy}"),
+        "{names:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}"),
     Cause("orphaned-parameter", before_it_runs, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),

@@ -554,8 +554,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
     Cause("unused-input", Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
         _unused_inputs,
-        "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}",
-        "{remedy}"),
+        "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}", "{remedy}"),
     Cause("input-without-grad", Raised(RuntimeError, r"differentiated Tensors does not require grad"),
         _input_without_grad,
         "a gradient{noticed:at} is asked for {asked}{made:-}, which does not require grad: nothing that it was "
@@ -571,8 +570,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
         "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
-        "the optimizer{noticed:at} got no parameters{why}",
-        "{remedy}"),
+        "the optimizer{noticed:at} got no parameters{why}", "{remedy}"),
     Cause("ddp-unused",
         Raised(RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"),
         _awaited,
@@ -614,8 +612,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "to pass; or write a torch.autograd.Function with its derivative"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
-        "that the program made itself can be copied so",
-        "{remedy}"),
+        "that the program made itself can be copied so", "{remedy}"),
     Cause("scaler-order", Raised(RuntimeError, r"unscale_\(\) has already been called"), _calls_of_scaler,
         "GradScaler: unscale_(){noticed:at} is called again for an optimizer without an update() between",
         "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step"),

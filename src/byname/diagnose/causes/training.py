@@ -288,8 +288,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         lambda followed: followed.some_without and followed.over and followed.steps >= MANY and not followed.outside,
         _unused,
         "{without} {without:has|have} no gradient in any of {steps}, and other parameters of it have: no backward "
-        "reaches {without:it|them}{how}{used:-}",
-        "{remedy}"),
+        "reaches {without:it|them}{how}{used:-}", "{remedy}"),
     Cause("zero-gradient", lambda followed: followed.steps >= MANY or len(followed.zero) == len(followed.keys), _zero,
         "the gradient of {names} is exactly 0 in each of those of {steps} that were looked at{why}{called:-}",
         "{remedy}"),
