@@ -57,7 +57,7 @@ class Cause(Generic[Q]):
     remedy: str
 
     def findings(self, question: Q) -> Iterator[Finding]:
-        """Yield the findings of this cause."""
+        """Yield the findings of this cause about a question."""
         for facts in self.facts(question) if self.when(question) else ():
             yield self.finding({**question.known, **facts})
 
@@ -78,14 +78,14 @@ def nothing_more(question: object) -> Iterable[Facts]:
     return ({},)
 
 
-class Told(str):
+class Sentence(str):
     """A sentence, or a part of one, with the names and the lines that it mentions."""
 
     names: tuple[Name, ...]
     sites: tuple[Site, ...]
 
     @classmethod
-    def joined(cls, separator: str, parts: Iterable[Told]) -> Told:
+    def joined(cls, separator: str, parts: Iterable[Sentence]) -> Sentence:
         """Return several parts as one."""
         every = list(parts)
         whole = cls(separator.join(every))
@@ -101,17 +101,17 @@ class Subject(NamedTuple):
     site: Site | None
 
 
-def tell(words: str, /, **facts: Any) -> Told:
+def tell(words: str, /, **facts: Any) -> Sentence:
     """Return a sentence with facts in place of its braces.
 
-    >>> told = tell("{names} {names:has|have} no gradient{made:at}", names=(Name("w", "local"),), made=None)
-    >>> told, [str(name) for name in told.names]
+    >>> sentence = tell("{names} {names:has|have} no gradient{made:at}", names=(Name("w", "local"),), made=None)
+    >>> sentence, [str(name) for name in sentence.names]
     ('`w` has no gradient', ['w'])
     """
     teller = _Teller()
-    told = Told(teller.vformat(words, (), facts))
-    told.names, told.sites = tuple(teller.names), tuple(teller.sites)
-    return told
+    sentence = Sentence(teller.vformat(words, (), facts))
+    sentence.names, sentence.sites = tuple(teller.names), tuple(teller.sites)
+    return sentence
 
 
 class _Teller(string.Formatter):
@@ -144,7 +144,7 @@ class _Teller(string.Formatter):
         elif isinstance(value, Name):
             if every or (value.path and value not in self.names):
                 self.names.append(value)
-        elif isinstance(value, Told):
+        elif isinstance(value, Sentence):
             self._remember([*value.names, *value.sites], every)
         elif isinstance(value, list | tuple):
             for one in value:
@@ -175,10 +175,10 @@ class Raised:
 
     def __call__(self, failure: Failed) -> bool:
         """Return whether an error is of this kind."""
-        told = re.search(self.pattern, failure.message, re.DOTALL)
-        if told is None or not issubclass(type(failure.error), self.kinds):
+        match = re.search(self.pattern, failure.message, re.DOTALL)
+        if match is None or not issubclass(type(failure.error), self.kinds):
             return False
-        failure.told = told
+        failure.match = match
         return True
 
 
@@ -196,7 +196,7 @@ class Failed(Question, Protocol):
     """An error, as `Raised` asks about it."""
 
     error: BaseException | None
-    told: re.Match[str]
+    match: re.Match[str]
 
     @property
     def message(self) -> str:

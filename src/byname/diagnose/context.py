@@ -41,10 +41,10 @@ class FailureContext:
         models, optimizers: those that the user gave.
         error: the error, if there is one.
         places: the frames and instructions that the error passed, innermost first; empty without an error.
-        told: what the pattern of a cause found in the message of the error.
+        match: what the pattern of a cause found in the message of the error.
     """
 
-    told: re.Match[str]
+    match: re.Match[str]
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
-from byname.diagnose.cause import Cause, Facts, Raised, Subject, Told, any_of, before_it_runs, tell
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, Subject, any_of, before_it_runs, tell
 from byname.diagnose.causes.raised import AWAITED, reduced_by
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
@@ -32,7 +32,7 @@ from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
 
 
-def told_at(context: FailureContext, cut: DetachPoint) -> Told:
+def sentence_of(context: FailureContext, cut: DetachPoint) -> Sentence:
     """Return what a call cuts off and why, as a part of a sentence."""
     return tell("{result} {why}", result=Subject(_cut_off_by(context, cut), cut.line.site), why=why_cut(cut))
 
@@ -139,7 +139,7 @@ def _at_cuts(context: FailureContext, cuts: Sequence[DetachPoint], certain: bool
             "`with torch.no_grad():`, which switches them on again at its end"
         )
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
-    places = Told.joined("; and ", [told_at(context, cut) for cut in cuts])
+    places = Sentence.joined("; and ", [sentence_of(context, cut) for cut in cuts])
     return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
@@ -290,7 +290,9 @@ class Unreached(NamedTuple):
         """Return the place of the cut, as the rest of a sentence."""
         if not self.cuts:
             return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
-        places = list(dict.fromkeys(told_at(context, cut) for cut in self.cuts))  # several on one line may be the same
+        places = list(
+            dict.fromkeys(sentence_of(context, cut) for cut in self.cuts)
+        )  # several on one line may be the same
         return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.diagnose.cause import Cause, Facts, before_it_runs, tell
-from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside, told_at
+from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside, sentence_of
 from byname.diagnose.causes.readers import reads_gradient_of
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import first_run
@@ -111,7 +111,7 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
     cut, beside = _other_side(context, context.once(_leaves)), ""
     if cut is not None:
-        beside = f". Beside it, {told_at(context, cut)}, and comes from others that it has"
+        beside = f". Beside it, {sentence_of(context, cut)}, and comes from others that it has"
         them = "it" if len(names) == 1 else "them"
         remedy = f"if the cut is on the wrong side, move it to {them}; if not, {remedy}"
     yield {

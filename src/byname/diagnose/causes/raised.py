@@ -172,7 +172,7 @@ def _without_parameters(path: str, module: nn.Module) -> Facts:
 def _without_derivative(context: FailureContext) -> Iterator[Facts]:
     if not context.has_graph:
         return
-    operation, argument = context.told[1], context.told[2]
+    operation, argument = context.match[1], context.match[2]
     with DisableTorchFunction():
         kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
     ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
@@ -207,7 +207,7 @@ def _changed_view(context: FailureContext) -> Iterator[Facts]:
     view: Any = None if failing is None or target is None else failing.value(target)
     if failing is None or site is None or target is None or not is_tensor(view):
         return
-    name, maker = Name(ast.unparse(target), "local", site.function, exact=False), context.told[1]
+    name, maker = Name(ast.unparse(target), "local", site.function, exact=False), context.match[1]
     advice = instead_of(site.statement, _method(failing.node), name.path, reads_it=False, keeps_graph=False)
     called = f"one call of `{maker.removesuffix('Backward0').lower()}`" if maker else "one call"
     yield {"view": name, "made": made_at(view), "maker": called, "advice": advice}
@@ -338,7 +338,7 @@ def _awaited(context: FailureContext) -> Iterator[Facts]:
     held = (dict(locals_of(frame)).get("self") for frame in frames)
     wrapper = next((one for one in held if isinstance(one, nn.parallel.DistributedDataParallel)), None)
     every = [] if wrapper is None else reduced_by(wrapper)
-    indices = [int(word) for word in context.told[1].split()]
+    indices = [int(word) for word in context.match[1].split()]
     if wrapper is not None and all(index < len(every) for index in indices):
         with DisableTorchFunction():
             names = tuple(context.names([every[index] for index in indices]))
@@ -373,7 +373,7 @@ def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
         numbers = _repeated(outer.walk) if outer.has_graph else []
     if numbers:
         sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
-        path = context.told[1]
+        path = context.match[1]
         yield {
             "whose": f"`{path}`" if path else "a parameter",
             "parameter": Name(f"module.{path}", "parameter", exact=False) if path else (),
@@ -395,10 +395,10 @@ def _repeated(walk: Walk) -> list[int]:
 
 def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
     """Yield the custom function whose backward returned another number of gradients than it has inputs."""
-    custom = _custom_function(context, context.told[1])
+    custom = _custom_function(context, context.match[1])
     if custom is None:
         return
-    wanted, got = int(context.told[2]), int(context.told[3])
+    wanted, got = int(context.match[2]), int(context.match[3])
     returned, given = _return_of(custom), _inputs_of(custom)
     last = ""
     if got < wanted and returned is not None and returned.statement.startswith("return "):
@@ -416,14 +416,14 @@ def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
 
 
 def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
-    custom = _custom_function(context, context.told[1])
+    custom = _custom_function(context, context.match[1])
     if custom is not None:
-        number, given = int(context.told[2]), _inputs_of(custom)
+        number, given = int(context.match[2]), _inputs_of(custom)
         yield {
             "backward": Name(f"{custom.__name__}.backward", "attribute", exact=False),
             "returned": _return_of(custom),
-            "got": context.told[3],
-            "wanted": context.told[4],
+            "got": context.match[3],
+            "wanted": context.match[4],
             "input": f"`{given[number]}`" if number < len(given) else f"number {number + 1}",
         }
 

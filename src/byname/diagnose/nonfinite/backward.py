@@ -254,12 +254,12 @@ def _returned_nan(context: FailureContext) -> Iterator[Facts]:
     if not context.has_graph:
         return
     with DisableTorchFunction():
-        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.told[1]]
+        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.match[1]]
         ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
         mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
     if len(named) == 1 or ran:
         number = (ran or named)[-1]
-        operation = context.told[1].rstrip("0123456789").removesuffix("Backward").lower()
+        operation = context.match[1].rstrip("0123456789").removesuffix("Backward").lower()
         remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
         hides = ""
         if mask is not None:
