@@ -27,39 +27,39 @@ from byname.source.location import Site
 Facts: TypeAlias = dict[str, Any]
 
 
-class Question(Protocol):
-    """What a table of causes is asked about, such as an error or a graph."""
+class Case(Protocol):
+    """An error, a graph, a loss or an optimizer: the subject of a table of causes."""
 
     @property
     def known(self) -> Facts:
         """The facts that every sentence of the table may mention; ``noticed`` is one of them, or None."""
 
 
-Q = TypeVar("Q", bound=Question)
+C = TypeVar("C", bound=Case)
 
 
 @dataclass(frozen=True)
-class Cause(Generic[Q]):
+class Cause(Generic[C]):
     """One way in which a program goes wrong. Several rows may have one identifier, and tell of it in other words.
 
     Attributes:
         id: the identifier, as in `Finding.cause`.
-        when: whether the question may be about this cause, which is quick to tell.
+        when: whether the case may be about this cause, which is quick to tell.
         facts: yields the facts of each problem of this kind; nothing where the evidence is missing.
         says: the sentence about these facts.
         remedy: the sentence about what to write instead.
     """
 
     id: str
-    when: Callable[[Q], bool]
-    facts: Callable[[Q], Iterable[Facts]]
+    when: Callable[[C], bool]
+    facts: Callable[[C], Iterable[Facts]]
     says: str
     remedy: str
 
-    def findings(self, question: Q) -> Iterator[Finding]:
-        """Yield the findings of this cause about a question."""
-        for facts in self.facts(question) if self.when(question) else ():
-            yield self.finding({**question.known, **facts})
+    def findings(self, case: C) -> Iterator[Finding]:
+        """Yield the findings of this cause about a case."""
+        for facts in self.facts(case) if self.when(case) else ():
+            yield self.finding({**case.known, **facts})
 
     def finding(self, facts: Facts) -> Finding:
         """Return the finding that tells some facts; ``details`` among them are further lines of it."""
@@ -68,13 +68,13 @@ class Cause(Generic[Q]):
         return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()))
 
 
-def always(question: object) -> bool:
-    """Return True: when a cause is asked about every question."""
+def always(case: object) -> bool:
+    """Return True: when a cause is asked about every case."""
     return True
 
 
-def nothing_more(question: object) -> Iterable[Facts]:
-    """Return what is enough where a sentence mentions only facts that its question knows."""
+def nothing_more(case: object) -> Iterable[Facts]:
+    """Return no further facts: for a sentence that mentions only what every sentence of the table may mention."""
     return ({},)
 
 
@@ -167,7 +167,7 @@ def _text(value: Any, spec: str) -> str:
 class Raised:
     """When an error of some type is raised, with a message that fits a pattern (PyTorch 2.7 to 2.13).
 
-    It leaves the match with the question, so that the facts need not look into the message again.
+    It leaves the match with the case, so that the facts need not look into the message again.
     """
 
     kinds: type[BaseException] | tuple[type[BaseException], ...]
@@ -182,17 +182,17 @@ class Raised:
         return True
 
 
-def before_it_runs(question: Failed) -> bool:
+def before_it_runs(case: Failed) -> bool:
     """Return whether there is no error: when a cause is looked for before a backward call."""
-    return question.error is None
+    return case.error is None
 
 
-def any_of(*whens: Callable[[Q], bool]) -> Callable[[Q], bool]:
+def any_of(*whens: Callable[[C], bool]) -> Callable[[C], bool]:
     """Return a condition that holds when one of several does."""
-    return lambda question: any(when(question) for when in whens)
+    return lambda case: any(when(case) for when in whens)
 
 
-class Failed(Question, Protocol):
+class Failed(Case, Protocol):
     """An error, as `Raised` asks about it."""
 
     error: BaseException | None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from byname.diagnose.cause import Cause, Q
+from byname.diagnose.cause import C, Cause
 from byname.diagnose.causes.losses import LOSSES, Loss, flat_in, is_first
 from byname.diagnose.causes.not_reached import last_use
 from byname.diagnose.causes.training import (
@@ -264,9 +264,9 @@ class LearningWatch:
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
             self._told.add(id(followed))
 
-    def _tell_all(self, causes: Iterable[Cause[Q]], question: Q) -> bool:
+    def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> bool:
         """Tell what is found by some causes; return whether anything is."""
-        found = [finding for cause in causes for finding in cause.findings(question)]
+        found = [finding for cause in causes for finding in cause.findings(case)]
         for finding in found:
             self._tell(finding)
         return bool(found)

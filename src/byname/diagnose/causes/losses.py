@@ -401,4 +401,4 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "and was given requires_grad itself: no parameter gets a gradient from it{cut}", "{remedy}"),
 )
 # fmt: on
-"""What a loss shows before a backward call of a running program, and is hardly ever meant."""
+"""Causes that a loss shows before a backward call of a running program: hardly ever is it meant so."""

@@ -362,7 +362,7 @@ AWAITED = (
     "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
     "DistributedDataParallel, which costs a walk through the graph each step",
 )
-"""What is said of parameters whose gradients a wrapper waits for, and the remedy."""
+"""The sentence about parameters whose gradients a wrapper waits for, and the remedy."""
 
 
 def _reduced_twice(context: FailureContext) -> Iterator[Facts]:

@@ -264,7 +264,7 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "before another is made there, and nothing reads them",
         "to accumulate gradients, call zero_grad() after each step only, not before each backward"),
 )
-"""What is asked before each step of an optimizer."""
+"""Causes that are looked for before each step of an optimizer."""
 
 OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("zero-learning-rate", lambda followed: followed.steps == followed.idle, nothing_more,
@@ -316,7 +316,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "model.train()",
         "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"),
 )
-"""What is asked of an optimizer after many steps, or when the program ends."""
+"""Causes that are looked for after many steps of an optimizer, or when the program ends."""
 
 NEVER_STEPPED: Cause[FollowedOptimizer] = Cause("never-stepped", always, _backward_calls,
     "{calls} or more{backward:at} {number:reaches|reach} {names}, and no step of the optimizer ({kind}) that has "
