@@ -17,7 +17,7 @@ from byname.model.selectors import Selector
 from byname.model.spot import Spot
 from byname.model.where import meaning_of, parts_of
 from byname.place import parse
-from byname.reading.operations import is_in_place
+from byname.reading.functions import is_in_place
 from byname.rewriting.trace_record import Record, Trace, passed
 from byname.table import listed
 

@@ -19,9 +19,9 @@ from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Call, Flow
 from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
+from byname.reading.functions import is_in_place, target_of, versions_of
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
-from byname.reading.operations import is_in_place, target_of, versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.source.code import ThisCode

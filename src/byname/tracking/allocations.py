@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from byname.reading.frames import NO_LINE, Line, line_of, users_frame
-from byname.reading.operations import is_in_place, versions_of
+from byname.reading.functions import is_in_place, versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, storages_of
 from byname.source.location import is_torch

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from byname.reading.functions import MAKING
 from byname.reading.modes import FUNCTIONS
-from byname.reading.operations import MAKING
 from byname.reading.quiet import dynamo_skip
 from byname.tracking.log import Called
 from byname.tracking.mode import TrackingMode

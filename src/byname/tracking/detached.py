@@ -13,7 +13,7 @@ import torch
 from torch.distributions import constraints, distribution
 
 from byname.reading.frames import NO_LINE, Line, computes, line_of
-from byname.reading.operations import flat
+from byname.reading.functions import flat
 from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.tracking.log import DataEdit, DetachPoint, Log
 

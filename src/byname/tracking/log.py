@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from byname.reading.frames import NO_LINE, Line
-from byname.reading.operations import BUILTINS, is_method, name_of
+from byname.reading.functions import BUILTINS, is_method, name_of
 from byname.reading.tensor import fact
 from byname.source.location import Site, changed_by, scope_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.operations import is_in_place
+from byname.reading.functions import is_in_place
 from byname.reading.tensor import fact
 from byname.source.code import binds_alone
 from byname.source.location import Expression, Site, statements_binding

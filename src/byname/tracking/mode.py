@@ -27,8 +27,7 @@ from byname.reading.frames import (
     programs_frame,
     users_frame,
 )
-from byname.reading.modes import DISPATCHES, FUNCTIONS
-from byname.reading.operations import (
+from byname.reading.functions import (
     FACT,
     GRADIENT,
     IN_PLACE,
@@ -46,6 +45,7 @@ from byname.reading.operations import (
     targets_of,
     versions_of,
 )
+from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.location import Instruction

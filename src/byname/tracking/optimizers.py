@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from byname.reading.frames import Line, line_of, programs_frame
+from byname.reading.functions import versions_of
 from byname.reading.modes import FUNCTIONS
-from byname.reading.operations import versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
 from byname.reading.tensor import memory_of
 from byname.tracking.log import Change, OptimizerStep

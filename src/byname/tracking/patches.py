@@ -23,9 +23,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from byname.reading.functions import MAKING
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.operations import MAKING
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_torch
 from byname.source.tracebacks import clean, meant_frame

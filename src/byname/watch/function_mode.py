@@ -29,8 +29,8 @@ from byname.model.operations import (
     operation_path,
     taken,
 )
+from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
-from byname.reading.operations import is_in_place
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import ThisCode
 from byname.tracing.callers import functions_running

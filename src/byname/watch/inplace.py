@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.operations import is_in_place, target_of
+from byname.reading.functions import is_in_place, target_of
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
 

@@ -23,9 +23,9 @@ from byname.diagnose.expressions import assignments
 from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.functions import UNSCALE
 from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
-from byname.reading.operations import UNSCALE
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library

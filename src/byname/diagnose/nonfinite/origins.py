@@ -18,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
 from byname.reading.frames import caller
+from byname.reading.functions import is_in_place, is_pytorchs, name_of, target_of
 from byname.reading.modes import FUNCTIONS
-from byname.reading.operations import is_in_place, is_pytorchs, name_of, target_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, fact
 

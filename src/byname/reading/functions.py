@@ -1,4 +1,4 @@
-"""Operations: PyTorch functions by name and by kind, and the tensors that a call of one may change."""
+"""Functions: those of PyTorch, by name and by kind, and the tensors that a call of one may change."""
 
 from __future__ import annotations
 
