@@ -399,18 +399,30 @@ async def outer(refs):
 
 
 class Odd(asyncio.Task):
+    asked = 0
+
     def get_name(self):
         raise AssertionError("asked for its name")
 
     def get_coro(self):
         raise AssertionError("asked for its coroutine")
 
+    def done(self):
+        Odd.asked += 1
+        return super().done()
+
+    def get_loop(self):
+        Odd.asked += 1
+        return super().get_loop()
+
 
 async def look_at_odd():
     refs, unready = [], asyncio.Future.__new__(asyncio.Future)
     odd, slow = Odd(outer(refs)), asyncio.tasks._PyTask(outer(refs), name="slow")
     await asyncio.sleep(0)
+    before = Odd.asked
     found = [byname.name(ref()) for ref in refs]
+    assert Odd.asked == before
     del unready
     odd.cancel()
     slow.cancel()

@@ -22,7 +22,7 @@ from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.tags import tag_of, tagged
 from byname.reading.frames import in_a_module, locals_of, running_frames
-from byname.reading.objects import namespace_of
+from byname.reading.objects import namespace_of, steady
 from byname.source.location import is_library, is_torch, scope_of
 
 OWN, PRIVATE, LOOP, FOREIGN = range(4)
@@ -300,11 +300,26 @@ def _handled_in(ident: int) -> str:
 
 
 def _tasks() -> Iterator[tuple[str, object]]:
-    """Yield every task of the event loops that run, with its name."""
+    """Yield every task of `asyncio` with its name; since Python 3.14 only those of the event loops that run."""
     asyncio: Any = sys.modules.get("asyncio")
-    loops: Any = getattr(asyncio, "BaseEventLoop", None)  # missing while ``asyncio`` is being imported
-    for frame, _, _ in running_frames() if loops else ():
-        if frame.f_code is loops.run_forever.__code__:
-            for task in asyncio.all_tasks(dict(locals_of(frame))["self"]):
-                kinds = (kind for kind in (asyncio.Task, asyncio.tasks._PyTask) if issubclass(type(task), kind))
-                yield next((str(kind.get_name(task)) for kind in kinds), "?"), task
+    complete = getattr(asyncio, "BaseEventLoop", None) is not None  # it may be under import
+    for task in _every_task(asyncio) if complete else ():
+        kinds = (kind for kind in (asyncio.Task, asyncio.tasks._PyTask) if issubclass(type(task), kind))
+        yield next((str(kind.get_name(task)) for kind in kinds), "?"), task
+
+
+def _every_task(asyncio: Any) -> Iterator[object]:
+    """Yield the tasks without asking one whether it is done, as `asyncio.all_tasks` does before Python 3.14.
+
+    The class of a task may be the program's.
+    """
+    if sys.version_info >= (3, 14):
+        for frame, _, _ in running_frames():
+            if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
+                yield from asyncio.all_tasks(dict(locals_of(frame))["self"])
+        return
+    known = vars(asyncio.tasks)
+    for reference in steady(known.get("_scheduled_tasks", known.get("_all_tasks")).data):
+        task = reference()
+        if task is not None:
+            yield task
