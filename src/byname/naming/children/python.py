@@ -68,9 +68,14 @@ def leads_on(value: object) -> bool:
 
 
 def held_by_context(obj: contextvars.Context) -> Held:
-    """Yield the values of a context's variables, which the collector lists only by way of three objects of C."""
-    for value in obj.values():
-        yield from held_inside(value)
+    """Yield the values of a context's variables."""
+    for variable, value in obj.items():
+        if leads_on(value):
+            yield _value_in_context, variable.name, value
+
+
+def _value_in_context(name: str) -> Reference:
+    return Reference("held", lambda before: f"({name!r} in {before})", evaluates=False)
 
 
 def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
@@ -79,6 +84,19 @@ def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
     for one in gc.get_referents(obj) if value is _UNSET else [value]:
         if leads_on(one):
             yield same, Reference("held", suffix(".get()")), one
+
+
+def held_by_threads(obj: Any) -> Held:
+    """Yield the values that every thread has in a ``threading.local``, each in a dict that only its thread reads."""
+    dicts = [values for held in gc.get_referents(obj) if type(held) is dict for _, values in snapshot(held)]
+    for values in dicts:
+        for name, value in snapshot(values) if type(values) is dict else ():
+            if type(name) is str and leads_on(value):
+                yield _of_a_thread, name, value
+
+
+def _of_a_thread(name: str) -> Reference:
+    return Reference("held", lambda before: f"({before}.{name} of some thread)", evaluates=False)
 
 
 _UNSET = object()

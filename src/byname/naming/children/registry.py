@@ -32,6 +32,7 @@ from byname.naming.children.python import (
     held_by_sequence,
     held_by_set,
     held_by_table,
+    held_by_threads,
     held_by_torch_future,
     held_by_traceback,
     held_by_variable,
@@ -267,7 +268,7 @@ _TABLE: tuple[_Entry, ...] = (
     ((CACHE,), held_by_cache),
     ((contextvars.Context,), held_by_context),
     ((contextvars.ContextVar,), held_by_variable),
-    ((threading.local,), held_by_builtin),
+    ((threading.local,), held_by_threads),
     (ARRAYS, held_by_array),
     ((torch._C.Future,), held_by_torch_future),
 )
