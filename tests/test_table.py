@@ -107,3 +107,22 @@ def test_items_made_on_access_are_as_a_tuple_of_them():
     assert made == ("1", "2", "3") == made and made == Lazy(range(1, 4), str) and made != ["1", "2", "3"]
     assert hash(made) == hash(("1", "2", "3")) and repr(made) == "('1', '2', '3')"
     assert made.index("2") == 1 and "4" not in made and pickle.loads(pickle.dumps(made)) == made
+
+
+class Looked(Rows):
+    """Rows that a look finds anew, each time one less."""
+
+    looks = 0
+
+    @property
+    def items(self):
+        self.looks += 1
+        return tuple(range(4 - self.looks))
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"), [(list, [0, 1, 2]), (lambda rows: [*reversed(rows)], [2, 1, 0]), (lambda rows: rows.index(2), 2)]
+)
+def test_rows_that_may_change_are_read_once(ask, answer):
+    rows = Looked()
+    assert (ask(rows), rows.looks) == (answer, 1)

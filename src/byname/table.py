@@ -161,6 +161,13 @@ class Rows(Sequence[R], Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return iter(self.items)
 
+    def __reversed__(self) -> Iterator[R]:
+        return reversed(self.items)
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Return the position of a row; `items`, which may be a look at the heap, are read once."""
+        return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
+
     def rows(self) -> list[Row]:
         """Return one dict of plain values per row."""
         return [one.row() for one in self.items]  # type: ignore[attr-defined]
