@@ -1,7 +1,7 @@
 """A Python that has imported what the tests use, and forks a process for each command line that it receives.
 
-`processes` starts it and sends the command lines. A fork runs one as Python does: ``-c PROGRAM``, ``-m byname ...`` or a
-file, after options ``-u`` and ``-W``.
+The runner forks it, or `processes` starts it, and sends the command lines. A fork runs one as Python does:
+``-c PROGRAM``, ``-m byname ...`` or a file, after options ``-u`` and ``-W``.
 """
 
 import atexit
@@ -42,7 +42,7 @@ def serve(requests):
         if requests in ready:
             message, files, _, _ = socket.recv_fds(requests, LARGEST, 4)
             if not message:
-                sys.exit()
+                os._exit(0)
             *streams, answers = files
             child = os.fork()
             if not child:
@@ -154,9 +154,8 @@ def load():
     gc.freeze()  # else every fork copies the million objects of PyTorch when it collects garbage
 
 
-def main():
-    load()
-    case, streams = serve(socket.socket(fileno=int(sys.argv[1])))
+def main(requests):
+    case, streams = serve(requests)
     connect(streams, "-u" in case["words"][:2])
     code = become(case)
     if case["finalized"]:
@@ -165,4 +164,5 @@ def main():
 
 
 if __name__ == "__main__":
-    exec(main(), sys.modules["__main__"].__dict__)
+    load()
+    exec(main(socket.socket(fileno=int(sys.argv[1]))), sys.modules["__main__"].__dict__)

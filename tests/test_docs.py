@@ -20,6 +20,8 @@ from processes import run_forked_file, run_forked_ranks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = [page for page in PAGES if page.parent.name == "recipes" or page.name == "coming-from-tensortrace.md"]
+"""The pages whose programs take seconds."""
 END = "-- end of block --"
 FILE = "python file"
 RANKS = "python 2 ranks"
@@ -110,8 +112,12 @@ def printed(page, folder):
     return [prints[part] for part in parts]
 
 
-@pytest.mark.grid(fast=13)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.grid(fast=12)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
+)
 def test_page(page, tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()
     for (code, output), prints in zip(examples(lines), printed(page, tmp_path), strict=True):

@@ -381,7 +381,7 @@ BLOCKS = {
 
 @pytest.mark.sees_nothing
 @pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
-@pytest.mark.grid(fast=4)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_signal_at_any_moment_of_entering_and_leaving_leaves_nothing_in_force(kind, everything_as_before):
     model, x = new_model(), torch.ones(1, 2)
