@@ -11,7 +11,7 @@ from torch import nn
 from training import Trainer
 
 import byname
-from byname.memory.reserve import RESERVE
+from byname.memory.oom import RESERVE
 
 FAR_TOO_MUCH = 10**15
 
@@ -81,7 +81,7 @@ def test_the_explanation_holds_the_lines_and_no_tensor():
 
 NO_ROOM = """
 import resource, torch, byname
-from byname.memory.reserve import RESERVE
+from byname.memory.oom import RESERVE
 
 torch.set_num_threads(1)
 weight = torch.ones(256, 256, requires_grad=True)

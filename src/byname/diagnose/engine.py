@@ -21,7 +21,7 @@ import torch
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
-from byname.memory.reserve import RESERVE
+from byname.memory.oom import RESERVE
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor

@@ -15,7 +15,7 @@ from byname.diagnose.finding import Explanation, Finding, Note, can_take_a_note,
 from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
-from byname.memory.reserve import RESERVE
+from byname.memory.oom import RESERVE
 from byname.reading.modules import models_of, optimizers_of
 from byname.source.tracebacks import clean, related
 from byname.tracking.patches import NEW_THREADS

@@ -17,12 +17,13 @@ import numpy
 import torch
 
 from byname.autograd.walk import Node
-from byname.memory.kinds import originals
+from byname.memory.living import LiveObjects, optimizer_state
 from byname.memory.patterns import LOST, Group, Size
 from byname.memory.snapshot import HeapSnapshot, reached_from_context, where
 from byname.naming.children.python import futures
 from byname.naming.names import Named
 from byname.naming.search import Ours
+from byname.reading.modules import state_of
 from byname.reading.objects import found_in
 from byname.reading.tensor import card_of, fact, facts_of
 
@@ -68,7 +69,7 @@ class Evidence:
     @cached_property
     def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
         """The keys in the state of live models and optimizers, with the shapes of the tensors there."""
-        return originals(self.look.living)
+        return _originals(self.look.living)
 
     @cached_property
     def context_cycle(self) -> str:
@@ -123,6 +124,13 @@ def _seen_of(named: Named) -> float:
 
 _bytes_of: Callable[[Any], int] = vars(numpy.ndarray)["nbytes"].__get__
 _type_of: Callable[[Any], numpy.dtype[Any]] = vars(numpy.ndarray)["dtype"].__get__
+
+
+def _originals(alive: LiveObjects) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """Return the ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
+    pairs = [*optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
+    shapes = ((key, facts_of(value)[0]) for key, value in pairs)
+    return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy and nested have none
 
 
 def _is_graph_in_grad(found: Evidence) -> bool:

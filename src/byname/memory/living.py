@@ -1,13 +1,19 @@
-"""Live objects: the tensors on Python's heap, and through them the tensors that only PyTorch's C++ holds.
+"""Live objects: the tensors on Python's heap, the tensors that only PyTorch's C++ holds, and which of all are garbage.
 
 Python's collector lists every tensor that has a Python object. These hold the others: as a gradient, a base, a part of
 a sparse tensor, or in a slot of autograd's graph. `LiveObjects` holds all that it found, so callers drop it before they
 return.
+
+Garbage are the objects that only reference cycles keep alive, counted as the collector does (CPython's ``gc_refs``): an
+object all of whose references come from objects that are themselves unreachable. The collector is not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +23,18 @@ from torch.autograd import forward_ad
 from byname.autograd.pause import backward_elsewhere
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.naming.referrers import candidates, codes_of, everything, reached_from
+from byname.naming.referrers import (
+    References,
+    are_few,
+    candidates,
+    codes_of,
+    everything,
+    is_ours,
+    reached_from,
+)
 from byname.naming.search import Ours, OursById, Targets
-from byname.reading.tensor import PLAIN, fact, parts_of
+from byname.reading.objects import attributes_of, heap, snapshot
+from byname.reading.tensor import PLAIN, fact, is_tensor, parts_of
 from byname.tracking.allocations import Allocation, living_allocations
 
 
@@ -118,6 +133,15 @@ def living() -> LiveObjects:
     return LiveObjects(objects, hidden)
 
 
+def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in the state of live optimizers, with their keys."""
+    for optimizer in alive.optimizers:
+        state = attributes_of(optimizer).get("state")
+        for _, entry in snapshot(state) if issubclass(type(state), dict) else ():
+            if issubclass(type(entry), dict):
+                yield from ((key, value) for key, value in snapshot(entry) if type(key) is str and is_tensor(value))
+
+
 def _sorted_out(objects: list[object]) -> list[list[Any]]:
     """Return the tensors, nodes, storages, modules and optimizers among these objects.
 
@@ -187,3 +211,55 @@ def _tangent(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         return
     if tangent is not None:
         yield "tangent", tangent
+
+
+_OF_THE_LOOP = 3
+"""References to an object while it is counted: the list of all objects, the loop's variable, the argument."""
+
+
+def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
+    """Return the ids of the objects that only objects of the same set keep alive.
+
+    Args:
+        objects: by id; a set that holds, for each of its members, also the objects that refer to it.
+    """
+    held, inside, outside = _references_to(objects)
+    alive = outside | _held_from_elsewhere(objects, held)
+    return frozenset(objects.keys() - _reached(alive, inside))
+
+
+_FEW = 64
+"""The most objects of which the collector finds the holders sooner than all references are read."""
+
+
+def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[int, list[int]], set[int]]:
+    """Return the references to each object, the referents of each among these, and those that others refer to."""
+    held = Counter[int]()
+    inside: dict[int, list[int]] = {}
+    outside: set[int] = set()
+    # The collector does not see what tuples hold that it does not track, as those of arrays alone.
+    few = are_few(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
+    for holder in gc.get_referrers(*objects.values()) if few else References(heap()).suspects(objects.keys()):
+        found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
+        held.update(found)
+        if id(holder) in objects:
+            inside[id(holder)] = found
+        elif found and not is_ours(holder):
+            outside.update(found)
+    return held, inside, outside
+
+
+def _held_from_elsewhere(objects: Mapping[int, object], held: Mapping[int, int]) -> set[int]:
+    """Return the objects with references from outside of the heap: variables of running functions, and C++."""
+    everything: list[object] = Ours(objects.values())
+    return {id(thing) for thing in everything if sys.getrefcount(thing) - _OF_THE_LOOP > held.get(id(thing), 0)}
+
+
+def _reached(start: set[int], inside: Mapping[int, list[int]]) -> set[int]:
+    reached, waiting = set(start), list(start)
+    while waiting:
+        for ident in inside.get(waiting.pop(), ()):
+            if ident not in reached:
+                reached.add(ident)
+                waiting.append(ident)
+    return reached

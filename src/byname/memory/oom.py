@@ -1,21 +1,27 @@
-"""OOM report: the largest groups of memory by name, their main holders, and the memory in no known tensor."""
+"""Out of memory: the report of what fills the memory, and the address space held back so that there is room for it.
+
+The report has the largest groups of memory by name, their main holders, and the memory in no known tensor.
+"""
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import nn
 
 from byname.autograd.walk import is_node
 from byname.memory.blocks import StorageRegion, unattributed
-from byname.memory.kinds import Kinds
+from byname.memory.census import Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, looking
 from byname.naming.reference_path import ReferencePath, pattern_of
 from byname.table import bytes_text, counted, grouped
 from byname.text import printable
+from byname.undo import Shared
 
 GROUPS, HOLDERS = 10, 3
 
@@ -97,3 +103,48 @@ def _holding(look: HeapSnapshot) -> Iterator[str]:
             claimed |= groups[key].blocks
             shown += 1
             yield f"`{key.pattern}` {bytes_text(sizes[key])}"
+
+
+class _Reserve:
+    """Address space of the process, held while a block may need it. It takes no memory, as nothing is written there.
+
+    Attributes:
+        size: in bytes.
+    """
+
+    size = 128 * 2**20
+
+    def __init__(self) -> None:
+        self._users = Shared(self.hold, self.give_back)
+        self._held: mmap.mmap | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held now."""
+        return self._held is not None
+
+    def begin(self, block: object) -> None:
+        """Hold it from now on until `end` is called for this block."""
+        self._users.hold(block)
+
+    def end(self, block: object) -> None:
+        """Give it back if no other block needs it. A second call does nothing."""
+        self._users.release(block)
+
+    def hold(self) -> None:
+        """Hold it, again if it was given back; where there is no room for it, nothing is held."""
+        with self._users.lock:
+            if self._held is None and self._users.holders:
+                with suppress(OSError, ValueError, AttributeError):  # no room; or Windows, whose mmap has no flags
+                    self._held = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def give_back(self) -> None:
+        """Make room: the process may allocate as much as this was."""
+        with self._users.lock:
+            held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+
+RESERVE = _Reserve()
+"""The only one of the process, whose memory is one."""

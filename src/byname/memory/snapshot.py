@@ -20,8 +20,7 @@ from byname.autograd.pause import backward_elsewhere, backward_paused
 from byname.autograd.slots import packed_in
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
 from byname.memory.blocks import StorageRegion, blocks_of, used
-from byname.memory.garbage import garbage_among
-from byname.memory.living import Link, living
+from byname.memory.living import Link, garbage_among, living
 from byname.naming.name import Name, quote
 from byname.naming.names import Findings, Named, find_near
 from byname.naming.reference_path import written
