@@ -1,4 +1,4 @@
-"""Run command: ``byname run`` runs a program as Python would, explains errors of autograd, and records values."""
+"""Run and census commands: a program run as Python would, explained and recorded, or the tensors alive in it listed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from byname.cli.ask import add_pid, print_answer
 from byname.cli.command import CommandError, positive, say
 from byname.cli.program import Program, ended_with, module, report, script
 
 if TYPE_CHECKING:
-    from byname.cli.findings_file import FindingsFile
+    from byname.cli.json_lines import FindingsFile
     from byname.cli.recorded import Recorded
     from byname.cli.reported import Reported
     from byname.diagnose.finding import Finding
@@ -66,7 +67,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
     recorded = _recorded(options)
     files: list[FindingsFile | Reported] = []
     if options.json is not None:
-        from byname.cli.findings_file import FindingsFile
+        from byname.cli.json_lines import FindingsFile
 
         files.append(FindingsFile(options.json))
     if options.report is not None:
@@ -101,6 +102,59 @@ def _recorded(options: argparse.Namespace) -> Recorded | None:
     return None
 
 
+class Census:
+    """Run a program, and list which tensors are alive in it, or which grow in number.
+
+    The program runs as under python: the same arguments, output, exit code and traceback. When its last line has run,
+    a census goes to the standard error; when it fails, a census of the moment of the error, with the variables of the
+    functions that failed.
+
+    examples:
+      byname census train.py --epochs 3
+      byname census --every 100 --top 10 train.py
+      byname census --growth --every 100 -m package.train
+      byname census --every 100 --json alive.jsonl train.py
+
+    With --pid it asks a process that runs already: one that was started by `byname run --census-on-signal` or `byname
+    census --census-on-signal`, or, with Python 3.14 or newer, any process of the same Python.
+
+      byname census --pid 4711
+      byname census --pid 4711 --json -
+    """
+
+    name = "census"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the times of the looks, what they show, and the program."""
+        parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
+        parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
+        parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
+        parser.add_argument(
+            "--json",
+            metavar="FILE",
+            help="write it as lines of JSON, too; with --pid, - prints JSON instead of the table",
+        )
+        add_pid(parser)
+        add_program(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run the program to its end, or ask the one that runs."""
+        if options.pid is None:
+            return run_program(options, _looks)
+        if options.json not in (None, "-"):
+            raise CommandError("with --pid the census goes to the standard output: --json -", exit_code=2)
+        return print_answer(options, "census", options.top, in_json=options.json == "-")
+
+
+def _looks(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
+    from byname.cli.json_lines import JsonLines
+    from byname.cli.looks import CensusShown, GrowthShown
+
+    lines = None if options.json is None else JsonLines(options.json)
+    shown = (GrowthShown if options.growth else CensusShown)(options.every, options.top, lines)
+    return [shown] if lines is None else [lines, shown]
+
+
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Tell the parser of the program; everything after the script or the module belongs to it."""
     parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
@@ -124,7 +178,7 @@ def run_program(
     program = _program(options)
     watchers = watchers_of(options)
     if options.census_on_signal:
-        from byname.cli.signals import answer_signals
+        from byname.cli.moment import answer_signals
 
         answer_signals()
     program.take_place()

@@ -1,4 +1,4 @@
-"""Findings file: what a run found, as a line of JSON each, for other programs to read."""
+"""JSON lines: findings, censuses, growth and lines of a program as values that JSON has, and the file of a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,43 @@ from pathlib import Path
 from typing import Any
 
 from byname.cli.command import CommandError
-from byname.cli.json_facts import finding_facts
 from byname.cli.unnoticed import Watcher, failure
 from byname.diagnose.finding import Finding, explained
+from byname.memory.census import Census, StorageRow
+from byname.memory.growth import Growth
+from byname.source.location import Site
 from byname.text import printable
+
+
+def finding_facts(finding: Finding) -> dict[str, Any]:
+    """Return a finding as values that JSON has."""
+    return finding.row() | {"sites": [site_facts(site) for site in finding.sites]}
+
+
+def census_facts(found: Census) -> dict[str, Any]:
+    """Return a census as values that JSON has, with all rows. No row holds the values of a tensor."""
+    return {
+        "bytes": found.bytes,
+        "unattributed": found.unattributed,
+        "notes": list(found.notes),
+        "rows": [_storage_facts(one) for one in found],
+    }
+
+
+def _storage_facts(one: StorageRow) -> dict[str, Any]:
+    row = one.row()
+    sites = {"site": one.site, "caller": one.site and one.site.caller}
+    return {"holders": row.pop("held_by"), **row, **{key: site and site_facts(site) for key, site in sites.items()}}
+
+
+def growth_facts(found: Growth) -> dict[str, Any]:
+    """Return what grew as values that JSON has."""
+    return {"rows": [one.row() | {"marks": one.marks} for one in found]}
+
+
+def site_facts(site: Site) -> dict[str, Any]:
+    """Return a line of the program as values that JSON has."""
+    return {"file": site.file, "line": site.line, "function": site.function, "statement": site.statement}
 
 
 class JsonLines(Watcher):
