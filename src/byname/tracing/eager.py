@@ -10,13 +10,13 @@ its compiled code is used again once nothing is attached.
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import active_modes, of_thread
+from byname.undo import Patch, Shared
 
 _CHOICE = "_callback_from_stance"
 """The compiler's function that chooses whether a call runs compiled (PyTorch 2.6 to 2.13)."""
@@ -34,6 +35,9 @@ RUN_EAGERLY = (
     "compiled functions and modules run eagerly while this is attached, in the whole process: nothing could be seen "
     "inside of them. Results may differ in the last digits. After remove() they run as compiled before"
 )
+
+
+_Note: TypeAlias = Callable[[], object]
 
 
 class Uncompiled:
@@ -47,7 +51,7 @@ class Uncompiled:
     def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
         self._model = model
         self._notes = notes
-        self._note: Callable[[], None] | None = None
+        self._note: _Note | None = None
         self._let_go: weakref.finalize[Any, Any] | None = None
 
     def install(self) -> None:
@@ -56,12 +60,7 @@ class Uncompiled:
         Raises:
             BadArgumentError: called inside a compiled function; the rest of that function would run compiled.
         """
-        notes = self._notes
-
-        def note() -> None:
-            notes.setdefault(RUN_EAGERLY)
-
-        self._note = note
+        self._note = note = partial(self._notes.setdefault, RUN_EAGERLY)
         # the process must not keep a discarded attachment on: when this object is collected, the compiler is released
         self._let_go = weakref.finalize(self, EAGERLY.release, note)
         self._let_go.atexit = False
@@ -90,41 +89,28 @@ class _Eagerly:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._holders: list[Callable[[], None]] = []
+        self._users = Shared(self._begin, self._end)
         self._arrival: _Arrival | None = None
         self._before: Any = None
         self._stance: Any = None
-        self._chosen: Any = None
-        self._choose: Any = None
+        self._choice: Patch | None = None
 
     @property
     def on(self) -> bool:
         """Whether compiled functions run eagerly now."""
-        return bool(self._holders)
+        return bool(self._users.holders)
 
-    def hold(self, note: Callable[[], None]) -> None:
+    def hold(self, note: _Note) -> None:
         """Run compiled functions eagerly from now on, even if the compiler is imported only later.
 
         Args:
             note: called with no arguments whenever a compiled function is called; identifies the holder in `release`.
         """
-        with self._lock:
-            try:
-                self._holders.append(note)
-                if self._arrival is None and self._stance is None:
-                    self._begin()
-            except BaseException:
-                self.release(note)
-                raise
+        self._users.hold(note)
 
-    def release(self, note: Callable[[], None]) -> None:
+    def release(self, note: _Note) -> None:
         """Remove a holder; after the last one, functions run compiled again. A second call does nothing."""
-        with self._lock:
-            if note in self._holders:
-                self._holders.remove(note)
-            if not self._holders:
-                self._end()
+        self._users.release(note)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -147,23 +133,22 @@ class _Eagerly:
             sys.meta_path.insert(0, self._arrival)
 
     def _end(self) -> None:
-        if self._arrival is not None and self._arrival in sys.meta_path:
+        if self._arrival in sys.meta_path:
             sys.meta_path.remove(self._arrival)
         self._arrival = None
-        frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-        if self._stance is None or frames is None:
-            return
-        if frames._stance is self._stance:
-            frames._stance = self._before
-        # a stance that the program set meanwhile puts ours back when it ends: make ours equal to the original
-        vars(self._stance).update(vars(self._before))
-        if self._choose is not None and vars(frames).get(_CHOICE) is self._choose:
-            setattr(frames, _CHOICE, self._chosen)
-        self._before = self._stance = self._chosen = self._choose = None
+        if self._stance is not None:
+            frames: Any = sys.modules["torch._dynamo.eval_frame"]
+            if frames._stance is self._stance:
+                frames._stance = self._before
+            # a stance that the program set meanwhile puts ours back when it ends: make ours equal to the original
+            vars(self._stance).update(vars(self._before))
+        if self._choice is not None:
+            self._choice.remove()
+        self._before = self._stance = self._choice = None
 
     def _arrived(self) -> None:
-        with self._lock:
-            if self._holders:
+        with self._users.lock:
+            if self.on:
                 self._step_aside()
 
     def _step_aside(self) -> None:
@@ -177,10 +162,8 @@ class _Eagerly:
         self._before = frames._stance
         self._stance = frames.DynamoStance("force_eager")
         frames._stance = self._stance
-        self._chosen = vars(frames).get(_CHOICE)
-        if self._chosen is not None:
-            self._choose = self._choosing(frames)
-            setattr(frames, _CHOICE, self._choose)
+        self._choice = Patch(frames, _CHOICE, lambda _: self._choosing(frames))
+        self._choice.install()
 
     def _choosing(self, frames: Any) -> Callable[[Any], Any]:
         stop_counting = vars(frames).get("set_fullgraph_compiled_frame_count")
@@ -194,7 +177,7 @@ class _Eagerly:
             if stop_counting is not None:
                 stop_counting(-1)  # else `fullgraph=True` raises because nothing was compiled
             if callback is not None:
-                for note in tuple(self._holders):
+                for note in self._users.holders:
                     note()
             return None
 
