@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import byname
-from byname.source.location import is_torch, users_frame
+from byname.source.location import failing_frame, is_torch, locate
 from byname.source.tracebacks import clean, frames, is_byname, without_byname
 
 
@@ -56,7 +56,7 @@ def failure(call):
 
 
 def places(error):
-    return [(entry.frame.f_code, entry.lineno) for entry in frames(error)][1:]  # the first is of failure()
+    return [(entry.code, entry.instruction) for entry in frames(error)][1:]  # the first is of failure()
 
 
 def test_cleaned_tracebacks_are_those_of_the_program_alone():
@@ -69,19 +69,21 @@ def test_cleaned_tracebacks_are_those_of_the_program_alone():
         assert places(tracked) == places(plain), program.__name__
 
 
-def test_the_users_frame_is_the_innermost_that_is_not_of_a_library():
+def test_the_failing_frame_is_the_innermost_that_is_not_of_a_library():
     with byname.track():
         for program in PROGRAMS[:4]:
-            entry = users_frame(failure(program))
+            entry = failing_frame(failure(program))
             assert entry.frame.f_code is program.__code__
-            assert entry.lineno == max(line for _, _, line in program.__code__.co_lines() if line)
+            assert locate(entry.code, entry.instruction).site.line == max(
+                line for _, _, line in program.__code__.co_lines() if line
+            )
 
 
 def test_an_error_that_passed_nowhere_has_no_frames():
     error = ValueError()
     clean(error)
     assert frames(error) == []
-    assert users_frame(error) is None
+    assert failing_frame(error) is None
     assert without_byname(None) is None
 
 

@@ -103,9 +103,9 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the program's, and reported as Python does it
-        from byname.source.location import users_frame  # here, since a command's help does not need PyTorch
+        from byname.source.location import failing_frame  # here, since a command's help does not need PyTorch
 
-        if users_frame(error) is not None or isinstance(error, SyntaxError):  # otherwise byname itself has failed
+        if failing_frame(error) is not None or isinstance(error, SyntaxError):  # otherwise byname itself has failed
             clean(error)
         while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == _RUNPY:
             error.__traceback__ = error.__traceback__.tb_next

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from byname.cli.command import say
 from byname.memory.census import Census, census
-from byname.source.location import is_library
+from byname.reading.frames import frame_of_the_program
 from byname.source.tracebacks import frames
 from byname.table import text
 from byname.text import printable, table_width
@@ -96,7 +96,7 @@ def _from_a_handler(error: BaseException) -> bool:
     """Return whether a signal handler of the program raised an error."""
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = [one.__code__ for one in handlers if type(one) in (FunctionType, MethodType)]
-    return any(entry.frame.f_code is code for entry in frames(error)[1:] for code in codes)
+    return any(one.code is code for one in frames(error)[1:] for code in codes)
 
 
 def census_text(found: Census, top: int, width: int | None = None) -> str:
@@ -114,8 +114,7 @@ def census_text(found: Census, top: int, width: int | None = None) -> str:
 
 def where(frame: FrameType | None) -> str:
     """Return where the program is, such as `` at train.py:14``; empty where it is nowhere."""
-    while frame is not None and is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = frame_of_the_program(frame)
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from byname.diagnose.finding import Finding
 from byname.naming.name import Name, at, quote, quote_all, quote_at
+from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
 
 Facts: TypeAlias = dict[str, Any]
@@ -56,10 +57,11 @@ class Cause(Generic[C]):
     says: str
     remedy: str
 
-    def findings(self, case: C) -> Iterator[Finding]:
-        """Yield the findings of this cause about a case."""
-        for facts in self.facts(case) if self.when(case) else ():
-            yield self.finding({**case.known, **facts})
+    def findings(self, case: C) -> list[Finding]:
+        """Return the findings of this cause about a case, in which no code of a tensor's class has run."""
+        with DisableTorchFunction():
+            facts = self.facts(case) if self.when(case) else ()
+            return [self.finding({**case.known, **one}) for one in facts]
 
     def finding(self, facts: Facts) -> Finding:
         """Return the finding that tells some facts; ``details`` among them are further lines of it."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -20,11 +19,12 @@ from byname.naming.describe import Describer
 from byname.naming.name import Name
 from byname.naming.names import Findings, find
 from byname.naming.search import Targets
-from byname.reading.frames import Place, called_from, locals_of, places_of
+from byname.reading.frames import called_from, locals_of, passed_by, variables_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.location import Instruction, Site, is_library, is_torch, locate
+from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class FailureContext:
         inputs: the inputs that gradients are asked for; empty for all leaves.
         models, optimizers: those that the user gave.
         error: the error, if there is one.
-        places: the frames and instructions that the error passed, innermost first; empty without an error.
+        passed: the frames that the error passed, innermost first; empty without an error.
         match: what the pattern of a cause found in the message of the error.
     """
 
@@ -59,7 +59,7 @@ class FailureContext:
         self.models = models
         self.optimizers = optimizers
         self.error = error
-        self.places = [] if error is None else places_of(error)
+        self.passed = [] if error is None else passed_by(error)
         self._evidence: dict[Any, Any] = {}
 
     def about(self, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()) -> FailureContext:
@@ -117,54 +117,59 @@ class FailureContext:
     @cached_property
     def noticed(self) -> Site | None:
         """The user's line at which the error came up; for a failed backward, the line that called it."""
-        place = self.users_place
-        return None if place is None else locate(place.frame.f_code, place.instruction, self._caller(place)).site
+        user = self._users_frame
+        return None if user is None else locate(user.code, user.instruction, self._caller(user)).site
 
     @property
     def known(self) -> dict[str, Any]:
         """The facts that every sentence about it may mention."""
         return {"noticed": self.noticed}
 
-    def _caller(self, place: Place) -> Instruction | None:
-        """Return the instruction that called the function of a place; None if that function is not a helper."""
-        called = called_from(place.frame)
-        outer = self.places[self.places.index(place) + 1 :]
+    def _caller(self, passed: PassedFrame) -> Instruction | None:
+        """Return the instruction that called the function of a frame; None if that function is not a helper."""
+        called = called_from(passed.frame)
+        outer = self.passed[self.passed.index(passed) + 1 :]
         # not called[1]: a frame that handles the error has gone on since
-        calls = ((one.frame.f_code, one.instruction) for one in outer if called and one.frame.f_code is called[0])
+        calls = ((one.code, one.instruction) for one in outer if called and one.code is called[0])
         return next(calls, None)
 
     def variables(self) -> dict[str, Any]:
         """Return the variables that the line which called backward can read; none without an error."""
-        place = self.users_place
-        return {} if place is None else {**place.frame.f_globals, **dict(locals_of(place.frame))}
+        return {} if self._users_frame is None else variables_of(self._users_frame.frame)
 
     def frames(self, *functions: str) -> Iterator[dict[str, Any]]:
         """Yield the variables of each frame of these functions that the error passed."""
-        for place in self.places:
-            if place.frame.f_code.co_name in functions:
-                yield dict(locals_of(place.frame))
+        return (dict(locals_of(one.frame)) for one in self.passed if one.code.co_name in functions)
+
+    def selves(self, kind: type[T]) -> Iterator[T]:
+        """Yield the objects of a class whose methods the error passed, the innermost first."""
+        held: Iterator[Any] = (dict(locals_of(one.frame)).get("self") for one in self.passed)
+        return (one for one in held if issubclass(type(one), kind))
 
     @cached_property
-    def users_place(self) -> Place | None:
+    def _users_frame(self) -> PassedFrame | None:
         """The innermost of the program's frames that the error passed outside of the engine, or else a library's."""
-        theirs = list(self._outside_torch())
-        return next((one for one in theirs if not is_library(one.frame.f_code.co_filename)), None) or self.failing_place
+        return next((one for one in self._outside if not is_library(one.file)), self.failing_frame)
 
     @cached_property
-    def failing_place(self) -> Place | None:
+    def failing_frame(self) -> PassedFrame | None:
         """The innermost frame that the error passed outside of the engine and of PyTorch."""
-        return next(self._outside_torch(), None)
+        return next((one for one in self._outside if not _is_torch(one.file)), None)
 
-    def _outside_torch(self) -> Iterator[Place]:
-        engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
-        outside = self.places[engine[-1] :] if engine else self.places
-        return (place for place in outside if not _is_torch(place.frame))
+    @property
+    def _outside(self) -> list[PassedFrame]:
+        """The frames outside of the engine."""
+        return self.passed[self._engine[-1] :] if self._engine else self.passed
+
+    @cached_property
+    def _engine(self) -> list[int]:
+        """The positions of the engine's frames among the passed ones."""
+        return [at for at, one in enumerate(self.passed) if engine_call(one.frame) is not None]
 
     @cached_property
     def _failed_in_python(self) -> bool:
         """Whether the error came from the backward of a custom function, inside the engine."""
-        engine = [at for at, place in enumerate(self.places) if engine_call(place.frame) is not None]
-        return any(not _is_torch(place.frame) for place in self.places[: engine[0] if engine else 0])
+        return any(not _is_torch(one.file) for one in self.passed[: self._engine[0] if self._engine else 0])
 
     def can_fail_at(self, number: int) -> bool:
         """Return whether a node whose saved tensors are gone, or were changed, can be the node that failed.
@@ -259,14 +264,13 @@ def base_name(name: Name) -> Name:
     return replace(name, relation="") if name.relation == "view of" else name
 
 
-def _is_torch(frame: FrameType) -> bool:
-    """Return whether a frame is PyTorch's or a context manager's, where the user looks for no mistake."""
-    file = frame.f_code.co_filename
+def _is_torch(file: str) -> bool:
+    """Return whether a file is PyTorch's or that of context managers, where the user looks for no mistake."""
     return is_torch(file) or file.startswith("<frozen") or file == contextlib.__file__
 
 
 def context_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> FailureContext:
     """Return the context of an error, with the graph that the engine was working on, as read from the traceback."""
-    calls = (engine_call(place.frame) for place in places_of(error))
+    calls = (engine_call(one.frame) for one in passed_by(error))
     roots, inputs = next((call for call in calls if call is not None), ((), ()))
     return FailureContext(roots, inputs, models, optimizers, error)

@@ -78,17 +78,17 @@ def _in_flight() -> BaseException:
 
 def _understood(context: FailureContext) -> Finding | None:
     """Return the first finding whose pattern is in the error's message and whose evidence is found."""
-    if not context.places or _is_raised_by_the_user(context):
+    if not context.passed or _is_raised_by_the_user(context):
         return None
     return next((finding for cause in ERRORS for finding in cause.findings(context)), None)
 
 
 def _is_raised_by_the_user(context: FailureContext) -> bool:
     """Return whether a ``raise`` of the program itself raised the error, whatever its message says."""
-    if is_torch(context.places[0].frame.f_code.co_filename):
+    raising = context.passed[0]
+    if is_torch(raising.file) or raising.instruction < 0:
         return False
-    code, instruction = context.places[0].frame.f_code, context.places[0].instruction
-    return instruction >= 0 and dis.opname[code.co_code[instruction]] in ("RAISE_VARARGS", "RERAISE")
+    return dis.opname[raising.code.co_code[raising.instruction]] in ("RAISE_VARARGS", "RERAISE")
 
 
 ERRORS: tuple[Cause[FailureContext], ...] = (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from byname.diagnose.context import FailureContext
-from byname.reading.frames import locals_of
+from byname.reading.frames import variables_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import is_tensor
 from byname.source.code import source_of
@@ -83,12 +83,11 @@ class FailingExpression(NamedTuple):
 
 def failing_expression(context: FailureContext) -> FailingExpression | None:
     """Return the innermost expression of the program that an error passed; None if its source is not at hand."""
-    place = context.failing_place
-    node = None if place is None else locate(place.frame.f_code, place.instruction).node
-    if place is None or node is None:
+    failing = context.failing_frame
+    node = None if failing is None else locate(failing.code, failing.instruction).node
+    if failing is None or node is None:
         return None
-    variables = {**place.frame.f_globals, **dict(locals_of(place.frame))}
-    return FailingExpression(node, place.frame.f_code, variables)
+    return FailingExpression(node, failing.code, variables_of(failing.frame))
 
 
 def value_at(context: FailureContext, path: str) -> Any:

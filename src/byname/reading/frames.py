@@ -20,6 +20,7 @@ from torch import nn
 from byname.reading.objects import snapshot
 from byname.source.code import HIDDEN, ThisCode
 from byname.source.location import PROGRAM, TORCH, WRITTEN_BY, Expression, Instruction, Site, is_torch, locate
+from byname.source.tracebacks import PassedFrame, frames, outwards
 
 
 class RunningFrame(NamedTuple):
@@ -41,10 +42,11 @@ def programs_frame(frame: FrameType | None) -> FrameType | None:
     A backward or a step is called by a trainer's code as often as by the program; a user wants the line of the program
     that led there. If no frame is the program's, the innermost one of a library is returned.
     """
-    return _first_of_the_program(frame) or users_frame(frame)[0]
+    return frame_of_the_program(frame) or users_frame(frame)[0]
 
 
-def _first_of_the_program(frame: FrameType | None) -> FrameType | None:
+def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is neither PyTorch's nor of a library, from the given one outwards, or None."""
     while frame is not None and WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
         frame = frame.f_back
     return frame
@@ -59,25 +61,16 @@ def running_frames() -> Iterator[RunningFrame]:
     # Not this generator's own frame: one that refers to itself lives, with its callers, until the next collection.
     others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != here]
     for ident, innermost in [(here, sys._getframe().f_back), *others]:
-        frame: FrameType | None = innermost
-        distance = 0
-        while frame is not None:
-            if not is_torch(frame.f_code.co_filename):
-                if frame not in _revisited.frames:
-                    yield RunningFrame(frame, distance, ident != here)
-                distance += 1
-            frame = frame.f_back
+        theirs = (frame for frame in outwards(innermost) if not is_torch(frame.f_code.co_filename))
+        for distance, frame in enumerate(theirs):
+            if frame not in _revisited.frames:
+                yield RunningFrame(frame, distance, ident != here)
 
 
 def stacks() -> frozenset[int]:
     """Return the ids of all frames that are running, in every thread, and of those that count as running ones."""
-    found = set(map(id, _revisited.frames))
-    frame: FrameType | None
-    for frame in sys._current_frames().values():
-        while frame is not None:
-            found.add(id(frame))
-            frame = frame.f_back
-    return frozenset(found)
+    running = (frame for innermost in sys._current_frames().values() for frame in outwards(innermost))
+    return frozenset(map(id, [*_revisited.frames, *running]))
 
 
 def in_a_module(frame: FrameType) -> bool:
@@ -85,33 +78,18 @@ def in_a_module(frame: FrameType) -> bool:
     return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
 
 
-class Place(NamedTuple):
-    """A frame that an error passed, and the instruction at which it stood then."""
-
-    frame: FrameType
-    instruction: int
-
-
-def places_of(error: BaseException) -> list[Place]:
-    """Return the places of all frames that an error passed, the innermost first, then of the frames outside them."""
-    passed = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        passed.append(Place(traceback.tb_frame, traceback.tb_lasti))
-        traceback = traceback.tb_next
-    outer: FrameType | None = passed[0].frame.f_back if passed else None
-    above = []
-    while outer is not None:
-        above.append(Place(outer, outer.f_lasti))
-        outer = outer.f_back
-    return [*reversed(passed), *above]
+def passed_by(error: BaseException) -> list[PassedFrame]:
+    """Return all frames that an error passed, the innermost first, and then the frames outside them."""
+    passed = frames(error)
+    outer = outwards(passed[0].frame.f_back if passed else None)
+    return [*reversed(passed), *(PassedFrame(frame, frame.f_lasti) for frame in outer)]
 
 
 @contextmanager
 def revisiting(error: BaseException | None) -> Iterator[None]:
     """Within the block, treat the variables of functions that an error has left as those of running ones."""
     before = _revisited.frames
-    _revisited.frames = () if error is None else tuple([place.frame for place in places_of(error)])
+    _revisited.frames = () if error is None else tuple([one.frame for one in passed_by(error)])
     try:
         yield
     finally:
@@ -123,6 +101,11 @@ class _Revisited(threading.local):
 
 
 _revisited = _Revisited()
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables that a frame can read by name: its locals, and the globals."""
+    return {**frame.f_globals, **dict(locals_of(frame))}
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
@@ -172,13 +155,9 @@ CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
 
 def running_module() -> nn.Module | None:
     """Return the module that is being called in this thread, the innermost one; None if none is."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CODE_OF_A_MODULES_CALL:
-            module: nn.Module | None = frame.f_locals.get("self")
-            return module
-        frame = frame.f_back
-    return None
+    calls = (frame for frame in outwards(sys._getframe(1)) if frame.f_code is CODE_OF_A_MODULES_CALL)
+    innermost = next(calls, None)
+    return None if innermost is None else innermost.f_locals.get("self")
 
 
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
@@ -280,7 +259,7 @@ def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | N
         if any(back.f_code is code for code in _CALL_FORWARD):
             return None
         back = back.f_back
-    program = _first_of_the_program(back)
+    program = frame_of_the_program(back)
     if program is back or WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
         return None if program is None else (program.f_code, program.f_lasti)
     return None

@@ -25,7 +25,7 @@ from byname.source.code import (
     source_of,
     statements_of,
 )
-from byname.source.tracebacks import Entry, frames, is_byname, shown_file
+from byname.source.tracebacks import PassedFrame, frames, is_byname, shown_file
 from byname.text import printable
 
 if TYPE_CHECKING:
@@ -308,10 +308,9 @@ def is_torch(filename: str) -> bool:
     return WRITTEN_BY[filename] == TORCH
 
 
-def users_frame(error: BaseException) -> Entry | None:
+def failing_frame(error: BaseException) -> PassedFrame | None:
     """Return the innermost frame that is neither PyTorch's nor byname's; None if the error passed through none."""
-    theirs = [entry for entry in frames(error) if not is_torch(entry.frame.f_code.co_filename)]
-    return theirs[-1] if theirs else None
+    return next((one for one in reversed(frames(error)) if not is_torch(one.file)), None)
 
 
 def is_library(filename: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
@@ -19,12 +19,21 @@ def is_byname(filename: str) -> bool:
     return filename.startswith(_HERE)
 
 
-class Entry(NamedTuple):
-    """One entry of a traceback: a frame, and the instruction and line that it was at when the error passed."""
+class PassedFrame(NamedTuple):
+    """A frame that an error passed, and the instruction at which it stood then."""
 
     frame: FrameType
-    lasti: int
-    lineno: int
+    instruction: int
+
+    @property
+    def code(self) -> CodeType:
+        """The code of its function."""
+        return self.frame.f_code
+
+    @property
+    def file(self) -> str:
+        """The file of its function."""
+        return self.frame.f_code.co_filename
 
 
 def clean(error: BaseException) -> None:
@@ -50,9 +59,9 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def frames(error: BaseException) -> list[Entry]:
+def frames(error: BaseException) -> list[PassedFrame]:
     """Return the frames that an error passed through, outermost first."""
-    return [Entry(one.tb_frame, one.tb_lasti, one.tb_lineno) for one in _chain(error.__traceback__)]
+    return [PassedFrame(one.tb_frame, one.tb_lasti) for one in _chain(error.__traceback__)]
 
 
 def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
@@ -63,7 +72,7 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     Args:
         filename, line: the line that the warning is about.
     """
-    inner = list(_outwards(sys._getframe(2)))
+    inner = list(outwards(sys._getframe(2)))
     stack = inner[::-1]
     ours = _marked(stack)
     at = line, filename
@@ -74,7 +83,8 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     return (inner[level], kept[~level]) if level < len(kept) else None
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, the one that called it, and so on."""
     while frame is not None:
         yield frame
         frame = frame.f_back

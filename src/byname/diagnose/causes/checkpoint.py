@@ -12,7 +12,6 @@ from byname.diagnose.cause import Cause, Facts, Raised, Subject, tell
 from byname.diagnose.context import FailureContext
 from byname.naming.history import name_around
 from byname.naming.name import Name, unnamed
-from byname.reading.quiet import DisableTorchFunction
 from byname.source.code import ThisCode
 from byname.tracking.log import Call, logs
 
@@ -26,9 +25,8 @@ def _mismatch(context: FailureContext) -> Iterator[Facts]:
     """Yield the first operation that the recomputation left out, added or did on other shapes."""
     record = _record(context)
     if record is not None and context.has_graph:
-        with DisableTorchFunction():
-            nodes = _nodes_of(context, record)
-            found = _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
+        nodes = _nodes_of(context, record)
+        found = _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
         yield found
 
 

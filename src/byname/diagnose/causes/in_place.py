@@ -22,7 +22,6 @@ from byname.diagnose.context import FailureContext, base_name
 from byname.diagnose.engine import first_run
 from byname.diagnose.expressions import FailingExpression, failing_expression
 from byname.naming.name import Name, unnamed
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.log import Mutation, logs
@@ -39,20 +38,18 @@ def _changed_in(context: FailureContext) -> _Changed:
     """Return the facts of the saved tensors that were changed since; for an error one at most."""
     if not context.has_graph:
         return _Changed([], [])
-    with DisableTorchFunction():
-        spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
-        changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
-        first = [changed[number] for number in context.order() if number in changed] if changed else []
-        if context.error is not None:
-            first = _told(context, first, context.message)[:1]
-        groups = _by_step([_Change(context, slot) for slot in _one_of_each(first)])
-        stepped = [one.facts_of_step([other.name for other in others]) for one, *others in groups if one.is_stepped()]
-        return _Changed([one.facts() for one, *_ in groups if not one.is_stepped()], stepped)
+    spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
+    changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
+    first = [changed[number] for number in context.order() if number in changed] if changed else []
+    if context.error is not None:
+        first = _told(context, first, context.message)[:1]
+    groups = _by_step([_Change(context, slot) for slot in _one_of_each(first)])
+    stepped = [one.facts_of_step([other.name for other in others]) for one, *others in groups if one.is_stepped()]
+    return _Changed([one.facts() for one, *_ in groups if not one.is_stepped()], stepped)
 
 
 def _may_be_changed(context: FailureContext) -> bool:
-    with DisableTorchFunction():
-        return context.error is None and bool(doubtful(context.kinds))
+    return context.error is None and bool(doubtful(context.kinds))
 
 
 def _modified(context: FailureContext) -> list[Facts]:
@@ -227,9 +224,8 @@ def _is_changed_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
-    with DisableTorchFunction():
-        base = fact(tensor, "_base")
-        return tensor if base is None else base
+    base = fact(tensor, "_base")
+    return tensor if base is None else base
 
 
 def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
@@ -237,9 +233,8 @@ def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
     failing = failing_expression(context)
     if failing is None:
         return
-    with DisableTorchFunction():
-        for value in _subjects(failing):
-            yield from (one for one in _inside(value) if is_tensor(one))
+    for value in _subjects(failing):
+        yield from (one for one in _inside(value) if is_tensor(one))
 
 
 def _subjects(failing: FailingExpression) -> list[Any]:

@@ -21,7 +21,6 @@ from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.code import is_kept, returns
 from byname.source.location import Site, assignments_calling
@@ -52,18 +51,17 @@ def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -
         earlier: the nodes that an earlier backward call has run.
     """
     describer, written = context.describer, None
-    with DisableTorchFunction():
-        for node in _upwards(context, number, earlier):
-            later = [user for user in context.walk.users[node] if user and user not in earlier]
-            name = describer.living_result(node) if later else None
-            if name is not None and not name.relation:
-                return CarriedOver(name, context.site(node), None)
-            changed = next((user for user in later if context.walk.name(user).startswith("CopySlices")), None)
-            name = None if changed is None else describer.living_result(changed)
-            if changed is not None and name is not None:
-                written = written or CarriedOver(name, None, context.site(changed))
-            if later and written is None:
-                written = _rebound(context, node, later[0]) or _passed_back(context, node, later[0])
+    for node in _upwards(context, number, earlier):
+        later = [user for user in context.walk.users[node] if user and user not in earlier]
+        name = describer.living_result(node) if later else None
+        if name is not None and not name.relation:
+            return CarriedOver(name, context.site(node), None)
+        changed = next((user for user in later if context.walk.name(user).startswith("CopySlices")), None)
+        name = None if changed is None else describer.living_result(changed)
+        if changed is not None and name is not None:
+            written = written or CarriedOver(name, None, context.site(changed))
+        if later and written is None:
+            written = _rebound(context, node, later[0]) or _passed_back(context, node, later[0])
     return written
 
 
@@ -123,13 +121,13 @@ def _forward_of(module: nn.Module) -> CodeType | None:
 def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, nn.Module]]:
     """Yield modules, each with the code of a function that may call it and the name that it has there."""
     roots: dict[int, nn.Module] = {}
-    for place in context.places:
-        variables = dict(locals_of(place.frame))
+    for passed in context.passed:
+        variables = dict(locals_of(passed.frame))
         attributes = attributes_of(variables.get("self"))
         for name, value in [*variables.items(), *((f"self.{name}", value) for name, value in attributes.items())]:
             if issubclass(type(value), nn.Module):
                 roots[id(value)] = value
-                yield place.frame.f_code, name, value
+                yield passed.code, name, value
     for module in {id(one): one for root in roots.values() for one in modules_in(root)}.values():
         code = _forward_of(module)
         children = snapshot(attributes_of(module)["_modules"]) if code is not None else []
@@ -137,7 +135,7 @@ def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, 
 
 
 def _runs(context: FailureContext, code: CodeType) -> bool:
-    return any(place.frame.f_code is code for place in context.places)
+    return any(one.code is code for one in context.passed)
 
 
 def _carried(statement: str) -> list[str]:
@@ -220,15 +218,14 @@ def _freed_in(context: FailureContext) -> _Freed | None:
     """Return the first node, in engine order, that cannot run; several if each of them may be the one that failed."""
     if not context.has_graph:
         return None
-    with DisableTorchFunction():
-        gone = {slot.number for slot in slots_of(context.walk) if slot.state == "freed"}
-        gone = {number for number in gone if context.can_fail_at(number)}
-        if not gone:
-            return None
-        stamped = {number for number, node in enumerate(context.walk.nodes[1:], 1) if freed_by(node) is not None}
-        if not context.places:  # nothing has run yet: the first freed node is the one that will fail
-            return _Freed([number for number in context.order() if number in gone][:1], stamped)
-        return _Freed(list(_possible(context, gone, stamped)), stamped)
+    gone = {slot.number for slot in slots_of(context.walk) if slot.state == "freed"}
+    gone = {number for number in gone if context.can_fail_at(number)}
+    if not gone:
+        return None
+    stamped = {number for number, node in enumerate(context.walk.nodes[1:], 1) if freed_by(node) is not None}
+    if not context.passed:  # nothing has run yet: the first freed node is the one that will fail
+        return _Freed([number for number in context.order() if number in gone][:1], stamped)
+    return _Freed(list(_possible(context, gone, stamped)), stamped)
 
 
 def _possible(context: FailureContext, gone: set[int], stamped: set[int]) -> Iterator[int]:
@@ -296,32 +293,29 @@ def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:
 
 def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
     seen: set[str] = set()
-    with DisableTorchFunction():
-        for number in numbers:
-            name = context.variable(number, range(len(context.walk.nodes)))
-            if name.path and name.path not in seen:
-                seen.add(name.path)
-                yield name, context.site(number)
+    for number in numbers:
+        name = context.variable(number, range(len(context.walk.nodes)))
+        if name.path and name.path not in seen:
+            seen.add(name.path)
+            yield name, context.site(number)
 
 
 def _may_be_freed(context: FailureContext) -> bool:
     """Return whether saved tensors may be freed, and that does not follow from a graph that grows."""
-    with DisableTorchFunction():
-        if context.error is not None or not doubtful(context.kinds):
-            return False
+    if context.error is not None or not doubtful(context.kinds):
+        return False
     return context.once(_grown_in) is None
 
 
 def _grown_in(context: FailureContext) -> Facts | None:
     """Return the facts of a graph that reaches back through several iterations, each with a backward of its own."""
-    with DisableTorchFunction():
-        earlier = list(map(first_run, context.nodes))
-        is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
-        if is_iteration is None:
-            return None
-        passed = is_iteration(earlier)
-        runs = [None, *map(first_run, context.walk.nodes[1:])]
-        joins = list(_joins(context, runs, is_iteration))
+    earlier = list(map(first_run, context.nodes))
+    is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
+    if is_iteration is None:
+        return None
+    passed = is_iteration(earlier)
+    runs = [None, *map(first_run, context.walk.nodes[1:])]
+    joins = list(_joins(context, runs, is_iteration))
     join = max(joins, key=lambda one: one.spans, default=None)
     if join is None or join.spans < 2:
         return None
@@ -402,13 +396,12 @@ def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:
 
 def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
     """Yield the leaves whose ``.grad`` is itself part of a graph."""
-    with DisableTorchFunction():
-        held = []
-        for leaf in context.leaves:
-            gradient = fact(leaf, "grad")
-            if gradient is not None and fact(gradient, "grad_fn") is not None:
-                held.append(leaf)
-        runs = [creating_run(fact(leaf, "grad")) for leaf in held]
+    held = []
+    for leaf in context.leaves:
+        gradient = fact(leaf, "grad")
+        if gradient is not None and fact(gradient, "grad_fn") is not None:
+            held.append(leaf)
+    runs = [creating_run(fact(leaf, "grad")) for leaf in held]
     if held:
         names = tuple(context.names(held[::-1]))
         lines = list(dict.fromkeys(run.line.site for run in runs if run is not None))

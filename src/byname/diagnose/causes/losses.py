@@ -19,10 +19,9 @@ from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.expressions import assignments, value_of
 from byname.diagnose.followed_optimizer import Flat
 from byname.naming.name import Name
-from byname.reading.frames import caller, locals_of
+from byname.reading.frames import caller, variables_of
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_library, statements_binding
 from byname.tracking.log import DetachPoint, logs
@@ -193,7 +192,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
     """Yield the term of a loss without a graph, of log-probabilities that depend on parameters behind the loss."""
     if loss.frame is None:
         return
-    variables, own = dict(_variables_of(loss.frame)), loss.frame.f_code
+    variables, own = dict(_paths_in(loss.frame)), loss.frame.f_code
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
     sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
     calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.line.code is own)
@@ -241,13 +240,11 @@ def _leaf_losses(loss: Loss) -> Iterator[Facts]:
     for root in loss.context.roots:
         if not is_tensor(root) or issubclass(type(root), nn.Parameter):
             continue
-        with DisableTorchFunction():
-            if not fact(root, "is_leaf") or root.numel() != 1:
-                continue
+        if not fact(root, "is_leaf") or root.numel() != 1:
+            continue
         context = FailureContext([root])
         name, made = context.name(root), made_at(root)
-        with DisableTorchFunction():
-            cut = cut_before(context, root)
+        cut = cut_before(context, root)
         facts: Facts = {"loss": name, "made": made, "noticed": loss.called, "lines": [], "cut": "", "remedy": _KEEP}
         if cut is not None:
             why = cut["why"]
@@ -269,7 +266,7 @@ def _same_module(loss: Loss) -> Iterator[Facts]:
     if loss.frame is None:
         return
     code = loss.frame.f_code
-    modules = [(path, held) for path, held in _variables_of(loss.frame) if issubclass(type(held), nn.Module)]
+    modules = [(path, held) for path, held in _paths_in(loss.frame) if issubclass(type(held), nn.Module)]
     copies = [(path, held) for path, held in modules if not _COPIES.isdisjoint(re.split(r"\W|_", path.lower()))]
     pairs = [(copy, path, held) for copy, held in copies for path, other in modules if other is held and path != copy]
     assigned = ((copy, path, held, site) for copy, path, held in pairs for site in _assigning(code, copy, path))
@@ -286,9 +283,9 @@ def _assigning(code: CodeType, path: str, value: str) -> Iterator[Site]:
             yield site
 
 
-def _variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
+def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a frame, and the attributes of its ``self``, each with its path."""
-    variables = {**frame.f_globals, **dict(locals_of(frame))}
+    variables = variables_of(frame)
     yield from variables.items()
     own = attributes_of(variables["self"]) if "self" in variables else {}
     for space in (own, own.get("_modules")):
@@ -298,10 +295,9 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 def _is_used_twice(module: Any, context: FailureContext) -> bool:
     """Return whether every parameter of a module that a loss reaches is used twice or more in computing it."""
-    with DisableTorchFunction():
-        theirs = {id(one) for one in parameters_in(module)}
-        walk = context.walk
-        uses = [len(walk.users[number]) for number in walk.leaf_numbers() if id(walk.nodes[number].variable) in theirs]
+    theirs = {id(one) for one in parameters_in(module)}
+    walk = context.walk
+    uses = [len(walk.users[number]) for number in walk.leaf_numbers() if id(walk.nodes[number].variable) in theirs]
     return bool(uses) and min(uses) > 1
 
 
@@ -322,7 +318,7 @@ def _unfrozen(loss: Loss) -> Iterator[Facts]:
 
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
-    variables = {} if frame is None else {**frame.f_globals, **dict(locals_of(frame))}
+    variables = {} if frame is None else variables_of(frame)
     for site, node in assignments(None if frame is None else frame.f_code):
         for target in node.targets if ast.unparse(node.value) == "False" else ():
             if isinstance(target, ast.Attribute) and target.attr == "requires_grad":  # noqa: SIM102 - reads better so

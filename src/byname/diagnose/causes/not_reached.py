@@ -63,8 +63,7 @@ def _without_graph(context: FailureContext) -> torch.Tensor | None:
 def _cut(context: FailureContext) -> Iterator[Facts]:
     root = _without_graph(context)
     if root is not None:
-        with DisableTorchFunction():
-            facts = cut_before(context, root)
+        facts = cut_before(context, root)
         yield from [] if facts is None else [facts]
 
 
@@ -228,13 +227,12 @@ def _frozen(context: FailureContext) -> Iterator[Facts]:
     """Yield the frozen parameters, if nothing that requires grad went into the loss."""
     root = _without_graph(context)
     given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
-    with DisableTorchFunction():
-        if root is None or any(fact(one, "requires_grad") for one in given):
-            return
-        seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
-        alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
-        frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
-        names = tuple(context.names(frozen)) if frozen else ()
+    if root is None or any(fact(one, "requires_grad") for one in given):
+        return
+    seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
+    alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
+    frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
+    names = tuple(context.names(frozen)) if frozen else ()
     if names:
         sites = list(dict.fromkeys(locate(code, where).site for code, where, _ in alive if code is not None))
         yield {"names": names, "where": at(sites[0] if sites else None), "sites": sites}
@@ -244,9 +242,8 @@ def _unseen(context: FailureContext) -> Iterator[Facts]:
     """Yield the tensor without a graph, for a cut that no tracker saw."""
     root = _without_graph(context)
     if root is not None:
-        with DisableTorchFunction():
-            made, name = site_of_tensor(root), quote(context.name(root))
-            why = why_no_graph(root, made)
+        made, name = site_of_tensor(root), quote(context.name(root))
+        why = why_no_graph(root, made)
         remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
         yield {"name": name, "why": why, "made": made, "remedy": remedy}
 
@@ -321,8 +318,7 @@ def cuts_beside(context: FailureContext, parameters: Iterable[torch.Tensor]) -> 
 
     The loss may reach these parameters by another path.
     """
-    with DisableTorchFunction():
-        behind = [(cut, sure) for _, cuts, sure in _cuts_behind(context, [*parameters]) for cut in cuts]
+    behind = [(cut, sure) for _, cuts, sure in _cuts_behind(context, [*parameters]) for cut in cuts]
     return [(cut, sure) for cut, sure in behind if cut.reason or cut.name in _KINDS[0][0]][:1]
 
 
@@ -437,8 +433,7 @@ def _missing(context: FailureContext) -> list[torch.Tensor]:
     """
     if any("parameters used in it" in opaque_reason(same[0]) for same in context.kinds.values()):
         return []
-    with DisableTorchFunction():
-        wanted = {id(one): one for model in context.models for one in _learning(model)}
+    wanted = {id(one): one for model in context.models for one in _learning(model)}
     reached = set(map(id, context.leaves))
     return [one for key, one in wanted.items() if key not in reached]
 

@@ -21,7 +21,6 @@ from byname.diagnose.engine import first_run
 from byname.naming.name import Name, quote_all
 from byname.reading.modules import modules_in, parameters_held, parameters_in, parameters_of, plain_containers
 from byname.reading.objects import living
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.location import Site, is_library
 from byname.table import counted
@@ -175,10 +174,9 @@ def _orphaned(context: FailureContext) -> Iterator[Facts]:
 def _sharing_memory(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters of optimizers, of one model, that are the same numbers at the same place."""
     groups: dict[Any, list[torch.Tensor]] = {}
-    with DisableTorchFunction():
-        for one in context.once(_optimized).values():
-            if type(one) in PLAIN and one.layout is torch.strided and (place := one.data_ptr()):  # 0: freed, or meta
-                groups.setdefault((place, one.dtype, one.shape, one.stride()), []).append(one)
+    for one in context.once(_optimized).values():
+        if type(one) in PLAIN and one.layout is torch.strided and (place := one.data_ptr()):  # 0: freed, or meta
+            groups.setdefault((place, one.dtype, one.shape, one.stride()), []).append(one)
     for group in [group for group in groups.values() if len(group) > 1]:
         names = tuple(context.names(group))
         variables = {re.split(r"\W", name.path)[0] for name in names}
@@ -188,8 +186,7 @@ def _sharing_memory(context: FailureContext) -> Iterator[Facts]:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    with DisableTorchFunction():
-        return tuple(fact(tensor, "shape"))
+    return tuple(fact(tensor, "shape"))
 
 
 def _several(context: FailureContext) -> bool:
@@ -274,9 +271,8 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     if any(use.node == "CheckpointFunctionBackward" for use in leaf.consumers):  # needs it
         return False
-    with DisableTorchFunction():
-        if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
-            return False
+    if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
+        return False
     uses = context.walk.consumers([leaf.number])[leaf.number]
     runs = [first_run(context.walk.nodes[user]) for user, _ in uses]
     if any(run is not None and run.partial for run in runs):  # autograd.grad ran it: of a gradient penalty, of forces

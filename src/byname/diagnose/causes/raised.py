@@ -28,7 +28,6 @@ from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import parameters_of, plain_containers
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_torch, locate, statements_binding
 from byname.table import bytes_text, counted
@@ -37,9 +36,8 @@ from byname.tracking.log import logs
 
 def _several_elements(context: FailureContext) -> Iterator[Facts]:
     outputs = next((found["outputs"] for found in context.frames("_make_grads") if "outputs" in found), ())
-    with DisableTorchFunction():
-        several = (one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1)
-        root = next(several, None)
+    several = (one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1)
+    root = next(several, None)
     if root is not None:
         loss, elements = context.name(root), counted(root.numel(), "element")
         facts = {"loss": loss, "made": made_at(root), "elements": elements, "shape": str(tuple(root.shape))}
@@ -52,9 +50,8 @@ def _variable(name: Name) -> str:
 
 
 def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
-    with DisableTorchFunction():
-        unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
-        named = context.names([root for root in context.roots if is_tensor(root)]) if unused else []
+    unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
+    named = context.names([root for root in context.roots if is_tensor(root)]) if unused else []
     if not unused:
         return
     names, outputs = tuple(context.names(unused)), quote_all([name for name in named if name.path]) or "the outputs"
@@ -79,17 +76,15 @@ _UNUSED = (
 
 def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | None:
     """Return the leaf that outputs are computed from, and from which an unused input was computed beside them."""
-    with DisableTorchFunction():
-        if fact(part, "grad_fn") is None:
-            return None
-        behind = leaf_tensors(nodes_behind([part]))
-        used = {id(leaf) for leaf in leaf_tensors(context.walk.nodes[1:])}
-        return behind[0] if len(behind) == 1 and id(behind[0]) in used else None
+    if fact(part, "grad_fn") is None:
+        return None
+    behind = leaf_tensors(nodes_behind([part]))
+    used = {id(leaf) for leaf in leaf_tensors(context.walk.nodes[1:])}
+    return behind[0] if len(behind) == 1 and id(behind[0]) in used else None
 
 
 def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
-    with DisableTorchFunction():
-        asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
+    asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
     if asked is not None:
         name = context.name(asked)
         path = _variable(name)
@@ -112,19 +107,17 @@ def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
     for node in () if failing is None else ast.walk(failing.node):
         if failing is not None and isinstance(node, ast.Attribute) and node.attr == method:
             value = failing.value(node.value)
-            with DisableTorchFunction():
-                wanted = is_tensor(value) and fact(value, "requires_grad")
+            wanted = is_tensor(value) and fact(value, "requires_grad")
             if wanted:
                 yield value
 
 
 def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
     """Return the names of the parameters from which a tensor is computed."""
-    with DisableTorchFunction():
-        if fact(tensor, "grad_fn") is None:
-            return []
-        walk = Walk(tensor)
-        leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
+    if fact(tensor, "grad_fn") is None:
+        return []
+    walk = Walk(tensor)
+    leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
     names = context.names([one for one in leaves if issubclass(type(one), nn.Parameter)])
     return [name for name in names if name.path]
 
@@ -173,8 +166,7 @@ def _without_derivative(context: FailureContext) -> Iterator[Facts]:
     if not context.has_graph:
         return
     operation, argument = context.match[1], context.match[2]
-    with DisableTorchFunction():
-        kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
+    kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
     ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
     numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
     given = f" by its argument `{argument}`" if argument else ""
@@ -183,19 +175,18 @@ def _without_derivative(context: FailureContext) -> Iterator[Facts]:
 
 def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
     """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
-    found = (dict(locals_of(place.frame)).get("self") for place in context.places)
-    norm = next((one for one in found if issubclass(type(one), nn.modules.batchnorm._NormBase)), None)
+    norm = next(context.selves(nn.modules.batchnorm._NormBase), None)
     if norm is None:
         return
     part = "running_mean" if norm.weight is None else "weight"
     name = context.name(getattr(norm, part))
-    outwards = itertools.dropwhile(lambda place: place.frame.f_code.co_name != "vmap_impl", context.places)
-    outside = next((place for place in outwards if not is_torch(place.frame.f_code.co_filename)), None)
+    outwards = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
+    outside = next((one for one in outwards if not is_torch(one.file)), None)
     yield {
         "kind": type(norm).__name__,
         "norm": replace(name, path=name.path.removesuffix(f".{part}")),
         "updated": context.noticed,
-        "mapped": None if outside is None else locate(outside.frame.f_code, outside.instruction).site,
+        "mapped": None if outside is None else locate(outside.code, outside.instruction).site,
         "noticed": None,
     }
 
@@ -233,9 +224,7 @@ def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
     failing, site = failing_expression(context), context.noticed
     if failing is None or site is None:
         return
-    held = (dict(locals_of(place.frame)).get("self") for place in context.places)
-    modules = (one for one in held if issubclass(type(one), nn.Module))
-    layer = next((one for one in modules if attributes_of(one).get("inplace")), None)
+    layer = next((one for one in context.selves(nn.Module) if attributes_of(one).get("inplace")), None)
     target = _target(failing.node)
     if layer is not None:
         kind = type(layer).__name__
@@ -265,8 +254,7 @@ def _inference_tensors(failing: FailingExpression) -> Iterator[torch.Tensor]:
     values = [failing.value(node) for node in ast.walk(failing.node) if isinstance(node, ast.Name | ast.Attribute)]
     modules = [value for value in values if issubclass(type(value), nn.Module)]
     held = [parameter for module in modules for parameter in nn.Module.parameters(module)]
-    with DisableTorchFunction():
-        yield from [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
+    yield from [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
 
 
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
@@ -328,20 +316,16 @@ def _read_there(code: CodeType, line: int) -> Iterator[torch.Tensor]:
 
 
 def _is_result(tensor: torch.Tensor) -> bool:
-    with DisableTorchFunction():
-        return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
+    return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
 
 
 def _awaited(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters that DistributedDataParallel lacks, by the indices in its error."""
-    frames = (place.frame for place in context.places if "distributed" in place.frame.f_code.co_filename)
-    held = (dict(locals_of(frame)).get("self") for frame in frames)
-    wrapper = next((one for one in held if isinstance(one, nn.parallel.DistributedDataParallel)), None)
+    wrapper = next(context.selves(nn.parallel.DistributedDataParallel), None)
     every = [] if wrapper is None else reduced_by(wrapper)
     indices = [int(word) for word in context.match[1].split()]
     if wrapper is not None and all(index < len(every) for index in indices):
-        with DisableTorchFunction():
-            names = tuple(context.names([every[index] for index in indices]))
+        names = tuple(context.names([every[index] for index in indices]))
         yield {"names": names, "which": "the last"}
 
 
@@ -367,10 +351,9 @@ AWAITED = (
 
 def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
     """Yield the block that runs in several reentrant checkpoints under ``DistributedDataParallel``."""
-    calls = [call for place in context.places if (call := engine_call(place.frame)) is not None]
+    calls = [call for one in context.passed if (call := engine_call(one.frame)) is not None]
     outer = FailureContext(calls[-1][0]) if calls else context
-    with DisableTorchFunction():
-        numbers = _repeated(outer.walk) if outer.has_graph else []
+    numbers = _repeated(outer.walk) if outer.has_graph else []
     if numbers:
         sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
         path = context.match[1]
@@ -430,8 +413,7 @@ def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
 
 def _custom_function(context: FailureContext, name: str) -> Any:
     """Return the only class of a custom function with this name in the graph of a failure, or None."""
-    with DisableTorchFunction():
-        kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
+    kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
     classes = {
         kind._forward_cls for kind in kinds if kind.__name__ == f"{name}Backward" and hasattr(kind, "_forward_cls")
     }
@@ -487,10 +469,10 @@ def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
 
 def _calls_of_scaler(context: FailureContext) -> Iterator[Facts]:
     """Yield the methods of a ``GradScaler`` that an error passed, the outermost first, with the optimizer given."""
-    for place in reversed(context.places):
-        found = dict(locals_of(place.frame)) if place.frame.f_code.co_filename == _SCALERS_FILE else {}
+    for passed in reversed(context.passed):
+        found = dict(locals_of(passed.frame)) if passed.file == _SCALERS_FILE else {}
         if issubclass(type(found.get("self")), torch.amp.GradScaler):
-            yield {"method": place.frame.f_code.co_name, "optimizer": found.get("optimizer")}
+            yield {"method": passed.code.co_name, "optimizer": found.get("optimizer")}
 
 
 _SCALERS_FILE = torch.amp.grad_scaler.__file__
@@ -500,9 +482,8 @@ def _without_gradients(context: FailureContext) -> Iterator[Facts]:
     """Yield the step for which the scaler has found no gradients, if there are none."""
     for called in itertools.islice(_calls_of_scaler(context), 1):
         optimizer = called["optimizer"]
-        with DisableTorchFunction():
-            parameters = [] if optimizer is None else parameters_of(optimizer)
-            graded = any(fact(one, "grad") is not None for one in parameters)
+        parameters = [] if optimizer is None else parameters_of(optimizer)
+        graded = any(fact(one, "grad") is not None for one in parameters)
         if parameters and not graded:
             kind, number = type(optimizer).__name__, counted(len(parameters), "parameter")
             yield {"method": called["method"], "kind": kind, "parameters": number}
@@ -510,8 +491,7 @@ def _without_gradients(context: FailureContext) -> Iterator[Facts]:
 
 def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
     """Yield the data set that gives tensors with a graph to the workers of a ``DataLoader``."""
-    held = (dict(locals_of(place.frame)).get("self") for place in context.places)
-    iterator = next((one for one in held if one is not None and hasattr(one, "_dataset")), None)
+    iterator = next(context.selves(torch.utils.data.dataloader._BaseDataLoaderIter), None)
     if iterator is not None:
         kind = type(iterator._dataset)
         function = _method_of(kind, "__getitem__")
