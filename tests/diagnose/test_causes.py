@@ -14,6 +14,8 @@ from byname.diagnose.causes.not_reached import NO_GRAD_PATH
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING
 from byname.diagnose.check import GRAPH
 from byname.diagnose.explain import ERRORS
+from byname.diagnose.nonfinite.backward import IN_BACKWARD
+from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
 from byname.naming.name import Name
 from byname.source.location import Site
 
@@ -24,7 +26,8 @@ FOLDER = Path(byname.__file__).parent / "diagnose"
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 CHECKED = (*GRAPH, *NO_GRAD_PATH)
 TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND)
-EVERY = (*ERRORS, *CHECKED, *TRAINED)
+NOT_FINITE = (*IN_FORWARD, *IN_BACKWARD, *BY_STEP)
+EVERY = (*ERRORS, *CHECKED, *TRAINED, *NOT_FINITE)
 
 
 def rows(text):
@@ -68,8 +71,8 @@ def test_no_finding_has_a_cause_that_no_row_has():
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = [call.args[0] for call in calls if ast.unparse(call.func) in ("Finding", "Explanation") and call.args]
     told = {one.value for one in made if isinstance(one, ast.Constant)}
-    assert "non-finite-gradient" in told
-    assert told - {"unknown"} <= {cause.id for cause in EVERY}
+    assert told == {"unknown"}
+    assert {cause.id for cause in NOT_FINITE} <= described().keys()
 
 
 @pytest.mark.parametrize("cause", EVERY, ids=lambda cause: f"{cause.id}-{cause.facts.__name__}")

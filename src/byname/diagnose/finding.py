@@ -10,7 +10,7 @@ from typing import Any
 
 from byname.naming.name import Name
 from byname.reading.objects import attributes_of
-from byname.source.location import Expression, Site
+from byname.source.location import Site
 from byname.text import printable, printable_lines
 
 
@@ -111,21 +111,6 @@ def can_take_a_note(error: BaseException) -> bool:
 def culprits_of(*names: Name) -> tuple[Name, ...]:
     """Return the variables to blame, each once, without those that have no name."""
     return tuple(dict.fromkeys([name for name in names if name.path]))
-
-
-def quote_operation(operation: str, spot: Expression | None, culprit: Name | None) -> str:
-    """Return a phrase for an operation, with its line and the variable that it made."""
-    words = f"`{operation}`"
-    if spot is not None:
-        words += f" at {spot.site}" + (f" (`{spot.site.statement}`)" if spot.site.statement else "")
-    if culprit is not None and culprit.path:
-        words += f", which made `{culprit.path}`,"
-    return words
-
-
-def site_of(spot: Expression | None) -> Site | None:
-    """Return the line of an expression, where the expression is known."""
-    return None if spot is None else spot.site
 
 
 def _shown(sites: Iterable[Site]) -> list[str]:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from byname.autograd.slots import has_freed_slot, slots_in
-from byname.autograd.walk import Walk, node_name
-from byname.diagnose.cause import Cause, Facts, Raised
+from byname.autograd.walk import Node, Walk, node_name
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, always, tell
 from byname.diagnose.context import FailureContext
-from byname.diagnose.finding import Finding, quote_operation, site_of
-from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
+from byname.diagnose.finding import Finding
+from byname.diagnose.nonfinite.reasons import (
+    call_of,
+    is_finite,
+    kind_of,
+    looking,
+    not_finite,
+    operation_of,
+    remedy_for,
+    site_of,
+    why,
+)
 from byname.naming.describe import Describer
-from byname.naming.name import Name, at
+from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
+from byname.reading.frames import NO_LINE, Line
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression, Site
+from byname.source.location import Expression
 from byname.tracking.lookup import SiteLookup
 
 
@@ -46,13 +58,19 @@ class _Offence:
 
 
 class WatchedRun:
-    """One backward call, watched by a hook on every node."""
+    """One backward call, watched by a hook on every node.
+
+    Attributes:
+        done: whether the hooks look no more.
+        found: whether a gradient was not finite; then `offence` says which.
+    """
+
+    offence: _Offence
 
     def __init__(self, walk: Walk, place: Expression | None) -> None:
         self.walk = walk
         self.place = place
-        self.offence: _Offence | None = None
-        self.done = False
+        self.done = self.found = False
         with looking():
             self._summed = {number for number in walk.leaf_numbers() if not _grad_is_finite(walk.nodes[number])}
         leaves = set(walk.leaf_numbers())
@@ -61,6 +79,28 @@ class WatchedRun:
             for number, node in enumerate(walk.nodes)
             if node is not None
         ]
+
+    @property
+    def known(self) -> Facts:
+        """The facts that every sentence about it may mention."""
+        one = self.offence
+        return {"noticed": site_of(self.place), "numbers": f"{one.kind} ({one.count} of {one.of})"}
+
+    @property
+    def node(self) -> Node:
+        """The node that the offence is about."""
+        return self.walk.nodes[self.offence.number]
+
+    @cached_property
+    def lookup(self) -> SiteLookup:
+        """The lookup of the lines that made the nodes."""
+        return self.walk.lookup()
+
+    @property
+    def made(self) -> Line:
+        """The line that made the node."""
+        call = self.lookup.call(self.node) if self.lookup else None
+        return NO_LINE if call is None else call.line
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the graph."""
@@ -96,6 +136,7 @@ class WatchedRun:
             leaf = not self.walk.inputs(number)
             how = "came" if came is not None else "summed" if leaf and not incoming else "turned"
             self.offence = _offence(self.walk, number, how, bad if came is None else came, incoming)
+            self.found = True
 
 
 def _first_bad(gradients: Any) -> torch.Tensor | None:
@@ -133,76 +174,38 @@ def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any
     )
 
 
-def of_backward(run: WatchedRun, offence: _Offence) -> tuple[tuple[Any, ...], Finding]:
+def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
     """Return a key under which to report the finding once, and the finding."""
-    walk = run.walk
-    node = walk.nodes[offence.number]
-    lookup = walk.lookup()
-    call = lookup.call(node) if lookup else None
-    spot = None if call is None else call.line.spot
-    mask = _mask(walk, offence.number, lookup) if offence.masked else None
-    if offence.how == "turned":
-        culprit = _result_name(walk, offence.number)
-        message = _turned_in_backward(offence, operation_of(node_name(node)), spot, culprit, mask)
-        remedy = _where_remedy(operation_of(node_name(node)), offence.remedy) if mask else offence.remedy
-    else:
-        culprit = _leaf_name(walk, offence.number) if not walk.inputs(offence.number) else None
-        message, remedy = _came(offence, walk, node_name(node), culprit), _CAME[offence.how]
-    sites = [None if spot is None else spot.site, mask[1] if mask else None, site_of(run.place)]
-    finding = Finding(
-        "non-finite-gradient",
-        message,
-        () if culprit is None else (culprit,),
-        tuple(one for one in sites if one is not None),
-        remedy,
-    )
-    where = (call.line.code, call.line.instruction) if call is not None else (node_name(node), site_of(run.place))
-    return (*where, offence.how), finding
+    finding = next(finding for cause in IN_BACKWARD for finding in cause.findings(run))
+    where = (node_name(run.node), site_of(run.place)) if run.made.code is None else run.made.place
+    return (*where, run.offence.how), finding
 
 
-_CAME = {
-    "came": "look at the gradient given to backward(), at hooks on tensors, and at the size of the gradients that are "
-    "summed",
-    "summed": "call optimizer.zero_grad() before each backward, or scale the loss down",
-}
-
-
-def _turned_in_backward(
-    offence: _Offence,
-    operation: str,
-    spot: Expression | None,
-    culprit: Name | None,
-    mask: tuple[str, Site | None] | None,
-) -> str:
-    words = (
-        f"the backward of {quote_operation(operation, spot, culprit)} turned finite gradients into {offence.kind} "
-        f"({offence.count} of {offence.of})"
-    )
-    if offence.why:
-        words += f": {offence.why}"
+def _turned(run: WatchedRun) -> Iterator[Facts]:
+    """Yield the operation whose backward made them, and the mask that hides its values."""
+    offence, operation = run.offence, operation_of(node_name(run.node))
+    mask = _mask(run.walk, offence.number, run.lookup) if offence.masked else None
+    hides: str = ""
     if mask is not None:
-        at = "" if mask[1] is None else f" at {mask[1]}"
-        words += (
-            f". The `{mask[0]}`{at} lies between it and the root, and the gradient that reached these elements is 0: "
-            "the mask hides their values, and 0 times an infinite slope is NaN"
+        hides = tell(
+            ". The {mask} lies between it and the root, and the gradient that reached these elements is 0: the mask "
+            "hides their values, and 0 times an infinite slope is NaN",
+            mask=mask,
         )
-    return words + "."
+    yield {
+        "operation": call_of(operation, run.made.spot, _result_name(run.walk, offence.number)),
+        "why": offence.why and f": {offence.why}",
+        "hides": hides,
+        "remedy": _where_remedy(operation, offence.remedy) if mask is not None else offence.remedy,
+    }
 
 
-def _came(offence: _Offence, walk: Walk, name: str, culprit: Name | None) -> str:
-    numbers = f"{offence.kind} ({offence.count} of {offence.of})"
-    if offence.how == "summed":
-        return f"the gradient of `{culprit}` became {numbers} when a finite gradient was added to a finite one there."
-    if offence.number in walk.roots:
-        return (
-            f"the gradient that arrived at the root ({name}) holds {numbers}, though no operation of this backward "
-            "made it: it was given to backward(), or put there by a hook."
-        )
-    whose = f"`{culprit}`" if culprit is not None else name
-    return (
-        f"the gradient that arrived at {whose} holds {numbers}, though every operation returned finite ones: the "
-        "sum of several overflowed, or a hook changed one."
-    )
+def _arrived(run: WatchedRun) -> Iterator[Facts]:
+    """Yield the leaf, or the node, at which they arrived."""
+    leaf = None if run.walk.inputs(run.offence.number) else run.node.variable
+    name = node_name(run.node)
+    where = name if leaf is None else find(Targets([leaf])).names(leaf)[0]
+    yield {"node": name, "where": where, "made": run.made.site}
 
 
 def _where_remedy(operation: str, remedy: str) -> str:
@@ -212,7 +215,7 @@ def _where_remedy(operation: str, remedy: str) -> str:
     )
 
 
-def _mask(walk: Walk, number: int, lookup: SiteLookup) -> tuple[str, Site | None] | None:
+def _mask(walk: Walk, number: int, lookup: SiteLookup) -> Sentence | None:
     """Return the operation and the line of the nearest mask between a node and the root."""
     level, seen = [number], {number}
     while level:
@@ -222,7 +225,7 @@ def _mask(walk: Walk, number: int, lookup: SiteLookup) -> tuple[str, Site | None
             kind = node_name(walk.nodes[user])
             if kind in _MASKS:
                 spot = lookup.spot(walk.nodes[user]) if lookup else None
-                return _MASKS[kind], site_of(spot)
+                return tell("`{kind}`{made:at}", kind=_MASKS[kind], made=site_of(spot))
     return None
 
 
@@ -244,11 +247,6 @@ def _result_name(walk: Walk, number: int) -> Name | None:
         return Describer(walk, findings).result(number)
 
 
-def _leaf_name(walk: Walk, number: int) -> Name | None:
-    leaf = walk.nodes[number].variable
-    return find(Targets([leaf])).names(leaf)[0]
-
-
 def _returned_nan(context: FailureContext) -> Iterator[Facts]:
     """Yield the node that anomaly mode names: the last node of that name that the engine has run."""
     if not context.has_graph:
@@ -263,16 +261,35 @@ def _returned_nan(context: FailureContext) -> Iterator[Facts]:
         remedy = "byname run --non-finite tells which values cause it; exclude them before the operation, not after it"
         hides = ""
         if mask is not None:
-            hides = f". The `{mask[0]}`{at(mask[1])} comes after it: a mask there hides its values, not their gradient"
+            hides = f". The {mask} comes after it: a mask there hides its values, not their gradient"
             remedy = _where_remedy(operation, remedy)
         variable, made = context.variable(number), context.site(number)
         yield {"operation": operation, "variable": variable, "made": made, "hides": hides, "remedy": remedy}
 
 
-ANOMALY: Cause[FailureContext] = Cause(
-    "non-finite-gradient",
+_HOOKED = (
+    "look at the gradient given to backward(), at hooks on tensors, and at the size of the gradients that are summed"
+)
+
+# fmt: off
+IN_BACKWARD: tuple[Cause[WatchedRun], ...] = (
+    Cause("non-finite-gradient", lambda run: run.offence.how == "turned", _turned,
+        "the backward of {operation} turned finite gradients into {numbers}{why}{hides}", "{remedy}"),
+    Cause("non-finite-gradient", lambda run: run.offence.how == "summed", _arrived,
+        "the gradient of {where} became {numbers} when a finite gradient was added to a finite one there{made:-}",
+        "call optimizer.zero_grad() before each backward, or scale the loss down"),
+    Cause("non-finite-gradient", lambda run: run.offence.number in run.walk.roots, _arrived,
+        "the gradient that arrived at the root ({node}) holds {numbers}, though no operation of this backward made it: "
+        "it was given to backward(), or put there by a hook{made:-}",
+        _HOOKED),
+    Cause("non-finite-gradient", always, _arrived,
+        "the gradient that arrived at {where} holds {numbers}, though every operation returned finite ones: the sum of "
+        "several overflowed, or a hook changed one{made:-}",
+        _HOOKED),
+)
+"""The causes of a gradient that is not finite, in the order in which they are looked for; there is always one."""
+
+ANOMALY: Cause[FailureContext] = Cause("non-finite-gradient",
     Raised(RuntimeError, r"Function '(?:.*::)?(\w+)' returned nan values in its \d+th output"),
     _returned_nan,
-    "the backward of {operation}, the operation that made {variable}{made:at}, returned NaN{hides}",
-    "{remedy}",
-)
+    "the backward of {operation}, the operation that made {variable}{made:at}, returned NaN{hides}", "{remedy}")

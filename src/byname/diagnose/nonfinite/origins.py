@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import numpy
@@ -17,7 +16,7 @@ from torch.utils._device import DeviceContext
 from torch.utils.weak import WeakIdKeyDictionary
 
 from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
-from byname.reading.frames import caller
+from byname.reading.frames import NO_LINE, Line, caller
 from byname.reading.functions import is_in_place, is_pytorchs, name_of, target_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
@@ -31,8 +30,7 @@ class Origin:
     Attributes:
         turned: True if the call made them; False if they came into it with `source`, or as a number in the source.
         operation: the plain name of the called function.
-        code, instruction: the user's code object that called it, and the byte offset of the call in it.
-        before, after: the thread's sequence number before and after the call.
+        line: the user's line that called it.
         kind: ``NaN``, ``Inf`` or both.
         count, of: number of elements of the result that are not finite, and of all its elements.
         why: a clause about the input that causes it, if known.
@@ -44,10 +42,7 @@ class Origin:
 
     turned: bool
     operation: str
-    code: CodeType | None
-    instruction: int
-    before: int
-    after: int
+    line: Line
     kind: str
     count: int
     of: int
@@ -111,14 +106,11 @@ class OriginsMode(TorchFunctionMode):
         kind = self._kinds.get(func) if is_pytorchs(func) else None
         if kind is None:
             kind = self._get_to_know(func)
-        if self._stopped or kind is _BACKWARD:
-            return func(*args, **(kwargs or {}))
-        if kind is _READ:
+        if self._stopped or kind in (_BACKWARD, _READ):
             return func(*args, **(kwargs or {}))
         # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
         changed = list(_tensors([target_of(args, kwargs, in_place=kind is _IN_PLACE)]))
         were_finite = [is_finite(one) for one in changed]
-        before = _sequence_number()
         result = func(*args, **(kwargs or {}))
         if type(result) is torch.Tensor and is_finite(result):
             if changed:
@@ -128,7 +120,7 @@ class OriginsMode(TorchFunctionMode):
         if changed and not bad:
             self._clear(changed)
         elif bad and not (changed and _is_leaf(bad[0])):  # a parameter spoilt by a step is reported as a parameter
-            self._note(func, args, kwargs or {}, bad, before, (changed, were_finite))
+            self._note(func, args, kwargs or {}, bad, (changed, were_finite))
         return result
 
     def _get_to_know(self, function: Any) -> int:
@@ -145,7 +137,7 @@ class OriginsMode(TorchFunctionMode):
             self._origins.clear(tensor)
 
     @dynamo_skip
-    def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], before: int, changed: Any) -> None:
+    def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], changed: Any) -> None:
         targets, were_finite = changed
         name = name_of(function)
         overwritten = {id(one) for one in targets}
@@ -154,15 +146,13 @@ class OriginsMode(TorchFunctionMode):
         sources += [one for one in given if id(one) not in overwritten and not is_finite(one)]
         literal = any(_not_finite_number(one) for one in _numbers([args, kwargs])) or not given
         with looking():
-            origin = self._origin(function, args, kwargs, bad[0], before, sources, literal)
+            origin = self._origin(function, args, bad[0], sources, literal)
             if origin.turned and origin.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
                 self._origins.overflow = origin if bad[0].dtype is torch.float16 else None
             for one in bad:
                 self._origins.note(one, origin)
 
-    def _origin(
-        self, function: Any, args: Any, kwargs: Any, bad: torch.Tensor, before: int, sources: Any, literal: bool
-    ) -> Origin:
+    def _origin(self, function: Any, args: Any, bad: torch.Tensor, sources: Any, literal: bool) -> Origin:
         earlier = next((found for one in sources if (found := self._origins.of(one)) is not None), None)
         kind = kind_of(bad)
         only_infinite = all(kind_of(one) == "Inf" for one in sources)
@@ -176,10 +166,7 @@ class OriginsMode(TorchFunctionMode):
         return Origin(
             turned=turned,
             operation=operation,
-            code=None if frame is None else frame.f_code,
-            instruction=-1 if frame is None else frame.f_lasti,
-            before=before,
-            after=_sequence_number(),
+            line=NO_LINE if frame is None else Line(frame.f_code, frame.f_lasti),
             kind=kind,
             count=int(mask.sum().item()),
             of=mask.numel(),
@@ -196,7 +183,6 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return bool(fact(tensor, "is_leaf")) and tensor.requires_grad
 
 
-_sequence_number = torch._C._autograd._get_sequence_nr
 _READ, _MAKES, _IN_PLACE, _BACKWARD = range(4)
 _RUNNING = ("backward", "grad")
 _READING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_")

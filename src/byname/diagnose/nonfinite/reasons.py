@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from byname.diagnose.cause import Sentence, tell
+from byname.naming.name import Name
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
+from byname.source.location import Expression, Site
 from byname.table import counted
 
 Tensors = Mapping[str, Any]
@@ -35,6 +38,21 @@ _ALIASES = {
     "itruediv": "div", "linalgvectornorm": "norm", "vector_norm": "norm", "linalg_vector_norm": "norm", "rpow": "pow",
     "ipow": "pow", "arccos": "acos", "arcsin": "asin",
 }  # fmt: skip
+
+
+def call_of(operation: str, made: Expression | None, result: Name | None) -> Sentence:
+    """Return a phrase for a call of an operation, with its line and the variable that it made."""
+    words, site = "`{operation}`", site_of(made)
+    if site is not None:
+        words += "{site:at} (`{site.statement}`)" if site.statement else "{site:at}"
+    if result is not None and result.path:
+        words += ", which made `{result.path}`,{result:-}"
+    return tell(words, operation=operation, site=site, result=result)
+
+
+def site_of(spot: Expression | None) -> Site | None:
+    """Return the line of an expression, where the expression is known."""
+    return None if spot is None else spot.site
 
 
 class _Rule(NamedTuple):
@@ -211,12 +229,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
         try:
             if _is_usual(tensor) and math.isfinite(tensor.detach().sum().item()):
                 return True
-            if not can_look(tensor):
-                return True
-            if torch._C._len_torch_dispatch_stack():
-                with _disable_current_modes():
-                    return _is_finite(tensor)
-            return _is_finite(tensor)
+            return not can_look(tensor) or _outside_modes(_is_finite, tensor)
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return True
 
@@ -227,14 +240,17 @@ def is_zero(tensor: torch.Tensor) -> bool:
         return False
     with DisableTorchFunction():
         try:
-            if not can_look(tensor):
-                return False
-            if torch._C._len_torch_dispatch_stack():
-                with _disable_current_modes():
-                    return not bool(tensor.detach().count_nonzero())
-            return not bool(tensor.detach().count_nonzero())
+            return can_look(tensor) and not _outside_modes(torch.count_nonzero, tensor.detach())
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return False
+
+
+def _outside_modes(test: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> bool:
+    """Return whether a test of a tensor holds, made outside of the dispatch modes of the program."""
+    if torch._C._len_torch_dispatch_stack():
+        with _disable_current_modes():
+            return bool(test(tensor))
+    return bool(test(tensor))
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:

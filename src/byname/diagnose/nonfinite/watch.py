@@ -12,24 +12,25 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, node_name
+from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
 from byname.diagnose.engine import safely
-from byname.diagnose.finding import Finding, culprits_of, quote_operation, site_of
+from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import is_finite, kind_of, largest_of, looking, not_finite
+from byname.diagnose.nonfinite.reasons import call_of, is_finite, kind_of, largest_of, looking, not_finite, site_of
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
-from byname.naming.name import Name, quote
+from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.frames import caller, programs_frame
+from byname.reading.frames import NO_LINE, caller, programs_frame
 from byname.reading.modules import parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
@@ -80,12 +81,12 @@ class FiniteWatch:
         bad = [root for root in walk.tensors if not is_finite(root)]
         if bad:
             if not self._is_consequence(walk):
-                self._tell(*of_forward(walk, bad[0], self._origins, place))
+                self._tell(*of_forward(not_finite_root(walk, bad[0], self._origins, place)))
                 self._spoil(walk)
         else:
             runs[-1] = WatchedRun(walk, place)
             if (origin := self._origins.overflow) is not None:
-                self._tell((origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place, hidden=True))
+                self._tell(*of_forward(_Root(walk, place, None, origin, hidden=True)))
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
@@ -106,7 +107,8 @@ class FiniteWatch:
         spoilt = next((one for one in fine if not is_finite(one)), None)
         if spoilt is not None and (frame := caller()) is not None:
             self._spoilt.update((id(one), weakref.ref(one)) for one in fine)
-            self._tell(*_spoilt_by(optimizer, spoilt, locate(frame.f_code, frame.f_lasti).site))
+            step = _Spoilt(optimizer, spoilt, locate(frame.f_code, frame.f_lasti).site)
+            self._tell(("step", step.stepped), next(found for cause in BY_STEP for found in cause.findings(step)))
 
     def after_backward(self) -> None:
         """Remove the hooks, and report the gradient that is not finite, if they saw one."""
@@ -114,14 +116,14 @@ class FiniteWatch:
         if run is None:
             return
         run.remove_hooks()
-        if run.offence is None:
+        if not run.found:
             self._forget(run.walk)
         else:
             self._spoil(run.walk)
             for outer in self._runs():
                 if outer is not None:
                     outer.done = True
-            self._tell(*of_backward(run, run.offence))
+            self._tell(*of_backward(run))
 
     def _spoil(self, walk: Walk) -> None:
         """Note the leaves into which a step may now carry the gradients that are not finite."""
@@ -154,24 +156,6 @@ def _has_finite_gradient(parameter: torch.Tensor) -> bool:
     return gradient is not None and is_finite(gradient)
 
 
-def _spoilt_by(optimizer: Any, parameter: torch.Tensor, site: Site) -> tuple[tuple[Any, ...], Finding]:
-    """Return a key and a finding for a parameter that a step has made NaN or Inf."""
-    named = find(Targets([parameter])).names(parameter)[0]
-    with looking():
-        mask, kind = not_finite(parameter), kind_of(parameter)
-        eps = [group["eps"] for group in optimizer.param_groups if type(group.get("eps")) is float]
-        lost = [one for one in eps if one and not torch.tensor(one, dtype=parameter.dtype).item()]
-    message = (
-        f"the step of {type(optimizer).__name__} at {site} turned finite numbers of {quote(named)} into {kind} "
-        f"({int(mask.sum().item())} of {mask.numel()}), and its gradient is finite"
-    )
-    remedy = "lower the learning rate, and look at what the optimizer keeps in its state"
-    if lost:
-        message += f": eps={lost[0]:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}, and 0 / 0 is NaN"
-        remedy = "keep the parameters in float32 and compute under torch.autocast, or pass a larger eps, such as 1e-4"
-    return ("step", site), Finding("non-finite-gradient", f"{message}.", culprits_of(named), (site,), remedy)
-
-
 def _leaves(walk: Walk) -> list[torch.Tensor]:
     with DisableTorchFunction():
         return [walk.nodes[number].variable for number in walk.leaf_numbers()]
@@ -187,18 +171,68 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
         return None
 
 
-def of_forward(
-    walk: Walk, root: torch.Tensor, origins: Origins, place: Expression | None
-) -> tuple[tuple[Any, ...], Finding]:
-    """Return a key and a finding for a root that is not finite itself."""
+class _Root(NamedTuple):
+    """A root that is not finite itself, or that hides an overflow.
+
+    Attributes:
+        walk: the graph behind it.
+        place: the expression that calls backward.
+        tensor: the tensor that its numbers came with, if one is known.
+        origin: the call that made them, or used them first, if one was seen.
+        hidden: whether the root is finite.
+    """
+
+    walk: Walk
+    place: Expression | None
+    tensor: torch.Tensor | None
+    origin: Origin | None
+    hidden: bool = False
+
+    @property
+    def known(self) -> Facts:
+        """The facts that every sentence about it may mention."""
+        origin = self.origin
+        made = None if origin is None else origin.line.spot
+        facts: Facts = {"noticed": site_of(self.place), "origin": origin, "used": ""}
+        if origin is not None:
+            facts["call"] = call_of(origin.operation, made, _result_of(origin))
+        if origin is not None and made is not None:
+            facts["used"] = tell(", first used by {call}", call=call_of(origin.operation, made, None))
+        return facts
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether a call that was seen made the numbers."""
+        return self.origin is not None and self.origin.turned
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the program itself wrote or read the numbers."""
+        return self.tensor is None and self.origin is not None and self.origin.source is None
+
+    def of_tensor(self, name: str) -> Any:
+        """Return a fact of the tensor."""
+        return None if self.tensor is None else fact(self.tensor, name)
+
+
+def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
+    """Return a key under which to report the finding once, and the finding."""
+    finding = next(finding for cause in IN_FORWARD for finding in cause.findings(root))
+    line, called = NO_LINE if root.origin is None else root.origin.line, site_of(root.place)
+    if root.is_turned or root.is_given:
+        return (*line.place, "forward" if root.is_turned else "given"), finding
+    if root.tensor is None:
+        return (None if root.origin is None else line.place, called), finding
+    named = _name_of(root.tensor)
+    return ("there", named.path, named.scope) if named.path else ("there", line.site, called), finding
+
+
+def not_finite_root(walk: Walk, root: torch.Tensor, origins: Origins, place: Expression | None) -> _Root:
+    """Return a root that is not finite, with what is known of its numbers."""
     origin = origins.of(root)
     if origin is None:
-        tensor, origin = _earliest(walk, root, origins)
-    else:
-        tensor = None if origin.source is None else origin.source()
-    if origin is not None and origin.turned:
-        return (origin.code, origin.instruction, "forward"), _turned_in_forward(origin, place, _grown(walk, origin))
-    return _was_there(walk, tensor, origin, place)
+        return _Root(walk, place, *_earliest(walk, root, origins))
+    return _Root(walk, place, None if origin.source is None else origin.source(), origin)
 
 
 def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.Tensor | None, Origin | None]:
@@ -226,87 +260,117 @@ def _grown(walk: Walk, origin: Origin) -> tuple[torch.Tensor, float] | None:
 _GROWN = 1e6
 
 
-def _turned_in_forward(
-    origin: Origin, place: Expression | None, grown: tuple[torch.Tensor, float] | None = None, hidden: bool = False
-) -> Finding:
-    spot = None if origin.code is None else locate(origin.code, origin.instruction)
-    culprit = _called(origin, spot)
-    message = (
-        f"{quote_operation(origin.operation, spot, culprit)} turned {origin.was} into {origin.kind} in the forward "
-        f"pass ({origin.count} of {origin.of})" + (f": {origin.why}." if origin.why else ".")
-    )
-    sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
-    culprits, remedy = () if culprit is None else (culprit,), origin.remedy
-    message += " The root is finite again, as 1 / Inf is 0." if hidden else ""
+def _turned(root: _Root) -> Iterator[Facts]:
+    """Yield the call that made the numbers, and the leaf that has grown beyond measure, if one has."""
+    origin = root.origin
+    assert origin is not None
+    so, remedy = ". The root is finite again, as 1 / Inf is 0" if root.hidden else "", origin.remedy
+    grown = None if root.hidden else _grown(root.walk, origin)
     if grown is not None:
-        leaf = find(Targets([grown[0]])).names(grown[0])[0]
-        message += f" {quote(leaf)} holds numbers up to {grown[1]:.1e} by then: most likely, training diverges."
-        culprits, remedy = (*culprits, *culprits_of(leaf)), _DIVERGING
-    return Finding("non-finite-gradient", message, culprits, sites, remedy)
+        words = ". {leaf} holds numbers up to {size:.1e} by then: most likely, training diverges"
+        so, remedy = tell(words, leaf=_name_of(grown[0]), size=grown[1]), _DIVERGING
+    yield {"why": origin.why and f": {origin.why}", "so": so, "remedy": remedy}
 
 
 _DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 
 
-def _called(origin: Origin, spot: Expression | None) -> Name | None:
+def _unseen(root: _Root) -> Iterator[Facts]:
+    yield {"kind": "NaN or Inf" if root.origin is None else root.origin.kind}
+
+
+def _there(root: _Root) -> Iterator[Facts]:
+    """Yield the tensor that held the numbers before any operation that was seen."""
+    assert root.tensor is not None
+    named = _name_of(root.tensor)
+    whose: str = f"a tensor without a name, of shape {tuple(root.tensor.shape)},"
+    if named.path:
+        whose = tell("`{named.path}`{named:-}", named=named)
+    node = root.of_tensor("grad_fn")
+    kind = "" if node is None else node_name(node)
+    yield {"whose": whose, "numbers": _numbers_of(root.tensor), "node": kind, "inside": kind.removesuffix("Backward")}
+
+
+def _name_of(tensor: torch.Tensor) -> Name:
+    return find(Targets([tensor])).names(tensor)[0]
+
+
+def _numbers_of(tensor: torch.Tensor) -> str:
+    """Return which numbers of a tensor are not finite, and how many."""
+    with looking():
+        mask = not_finite(tensor)
+        return f"{kind_of(tensor)} ({int(mask.sum().item())} of {mask.numel()})"
+
+
+def _result_of(origin: Origin) -> Name | None:
     """Return the name of the call's result."""
     result = None if origin.result is None else origin.result()
-    if result is not None:
-        named = find(Targets([result]), deep=False).own_names(result)
-        if named:
-            return named[0]
-    return None if spot is None or origin.code is None else name_at(spot, origin.code)
+    named = [] if result is None else find(Targets([result]), deep=False).own_names(result)
+    spot, code = origin.line.spot, origin.line.code
+    return named[0] if named else None if spot is None or code is None else name_at(spot, code)
 
 
-def _was_there(
-    walk: Walk, tensor: torch.Tensor | None, origin: Origin | None, place: Expression | None
-) -> tuple[tuple[Any, ...], Finding]:
-    """Return a key and a finding for values that were not finite before any operation that was seen."""
-    spot = None if origin is None or origin.code is None else locate(origin.code, origin.instruction)
-    used = (
-        f", first used by {quote_operation(origin.operation, spot, None)}"
-        if origin is not None and spot is not None
-        else ""
-    )
-    sites = tuple(one for one in (site_of(spot), site_of(place)) if one is not None)
-    key: tuple[Any, ...]
-    if tensor is None and origin is not None and origin.source is None:
-        return (origin.code, origin.instruction, "given"), _given(origin, spot, sites)
-    if tensor is None:
-        kind = origin.kind if origin is not None else "NaN or Inf"
-        message = f"the root holds {kind}, but byname does not know which operation produced it{used}."
-        key = (None if origin is None else (origin.code, origin.instruction), site_of(place))
-        return key, Finding("non-finite-gradient", message, (), sites, _UNKNOWN)
-    named = find(Targets([tensor])).names(tensor)[0]
+# fmt: off
+IN_FORWARD: tuple[Cause[_Root], ...] = (
+    Cause("non-finite-gradient", lambda root: root.is_turned, _turned,
+        "{call} turned {origin.was} into {origin.kind} in the forward pass ({origin.count} of {origin.of}){why}{so}",
+        "{remedy}"),
+    Cause("non-finite-gradient", lambda root: root.is_given, nothing_more,
+        "{call} was given {origin.kind} ({origin.count} of {origin.of}), and this reached the root: no operation "
+        "produced it",
+        "look at where these numbers come from; torch.nan_to_num or a mask removes them"),
+    Cause("non-finite-gradient", lambda root: root.tensor is None, _unseen,
+        "the root holds {kind}, but byname does not know which operation produced it{used}",
+        "byname run --non-finite follows the operations of the forward pass too"),
+    Cause("non-finite-gradient", lambda root: root.of_tensor("grad_fn") is not None, _there,
+        "{whose}, the result of {node}, holds {numbers}{used}; what happened inside it was not seen",
+        "look into the forward of {inside}: its operations are hidden"),
+    Cause("non-finite-gradient", lambda root: root.of_tensor("requires_grad"), _there,
+        "{whose} holds {numbers} already{used}: no operation of this forward pass produced it",
+        "look at an earlier optimizer step, at what was loaded into it, or at how it was initialised"),
+    Cause("non-finite-gradient", always, _there,
+        "{whose} holds {numbers} already{used}: it is in the data, no operation seen here produced it",
+        "look at where the data comes from; torch.nan_to_num or a mask removes such values"),
+)
+# fmt: on
+"""The causes of a root that is not finite, in the order in which they are looked for; there is always one."""
+
+
+class _Spoilt(NamedTuple):
+    """A parameter that a step has made NaN or Inf, and the line of the step."""
+
+    optimizer: Any
+    parameter: torch.Tensor
+    stepped: Site
+
+    @property
+    def known(self) -> Facts:
+        """The facts that the sentence may mention."""
+        facts = {"kind": type(self.optimizer).__name__, "stepped": self.stepped, "noticed": None}
+        return {**facts, "parameter": _name_of(self.parameter), "numbers": _numbers_of(self.parameter)}
+
+
+def _too_small_eps(step: _Spoilt) -> Iterator[Facts]:
+    """Yield the ``eps`` of the optimizer, if it is 0 in the dtype of the parameter."""
+    dtype = step.parameter.dtype
+    eps = [group["eps"] for group in step.optimizer.param_groups if type(group.get("eps")) is float]
     with looking():
-        mask, kind, node = not_finite(tensor), kind_of(tensor), fact(tensor, "grad_fn")
-        is_leaf = node is None and fact(tensor, "requires_grad")
-    numbers = f"{kind} ({int(mask.sum().item())} of {mask.numel()})"
-    whose = f"`{named.path}`" if named.path else f"a tensor without a name, of shape {tuple(mask.shape)},"
-    if node is not None:
-        message = (
-            f"{whose}, the result of {node_name(node)}, holds {numbers}{used}; what happened inside it was not seen."
-        )
-        remedy = f"look into the forward of {node_name(node).removesuffix('Backward')}: its operations are hidden"
-    elif is_leaf:
-        message = f"{whose} holds {numbers} already{used}: no operation of this forward pass produced it."
-        remedy = "look at an earlier optimizer step, at what was loaded into it, or at how it was initialised"
-    else:
-        message = f"{whose} holds {numbers} already{used}: it is in the data, no operation seen here produced it."
-        remedy = "look at where the data comes from; torch.nan_to_num or a mask removes such values"
-    key = ("there", named.path, named.scope) if named.path else ("there", spot and spot.site, site_of(place))
-    return key, Finding("non-finite-gradient", message, (named,) if named.path else (), sites, remedy)
+        lost = [one for one in eps if one and not torch.tensor(one, dtype=dtype).item()]
+    if lost:
+        yield {"eps": lost[0], "dtype": str(dtype).removeprefix("torch.")}
 
 
-def _given(origin: Origin, spot: Expression | None, sites: tuple[Site, ...]) -> Finding:
-    """Return the finding for numbers that the program itself wrote or read as NaN or Inf."""
-    culprit = _called(origin, spot)
-    message = (
-        f"{quote_operation(origin.operation, spot, culprit)} was given {origin.kind} ({origin.count} of {origin.of}), "
-        "and this reached the root: no operation produced it."
-    )
-    remedy = "look at where these numbers come from; torch.nan_to_num or a mask removes them"
-    return Finding("non-finite-gradient", message, () if culprit is None else (culprit,), sites, remedy)
+_STEPPED = (
+    "the step of {kind}{stepped:at} turned finite numbers of {parameter} into {numbers}, and its gradient is finite"
+)
 
-
-_UNKNOWN = "byname run --non-finite follows the operations of the forward pass too"
+# fmt: off
+BY_STEP: tuple[Cause[_Spoilt], ...] = (
+    Cause("non-finite-gradient", always, _too_small_eps,
+        f"{_STEPPED}: eps={{eps:g}} is 0 in {{dtype}}, and 0 / 0 is NaN",
+        "keep the parameters in float32 and compute under torch.autocast, or pass a larger eps, such as 1e-4"),
+    Cause("non-finite-gradient", always, nothing_more, _STEPPED,
+        "lower the learning rate, and look at what the optimizer keeps in its state"),
+)
+# fmt: on
+"""The causes of a parameter that a step has made NaN or Inf, in the order in which they are looked for."""
