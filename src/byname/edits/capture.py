@@ -22,7 +22,7 @@ from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.tracebacks import warn
-from byname.table import Row, Rows, closest, counted
+from byname.table import Column, Row, Rows, Tabled, closest, counted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
@@ -371,7 +371,7 @@ def detached(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _Captured(Tabled):
     """What was captured at one place; of several calls the facts of the first."""
 
     path: str
@@ -381,6 +381,16 @@ class _Captured:
     device: str | None
     bytes: int | None
     calls: int
+
+    columns = (
+        Column("path"),
+        Column("type", spare=2),
+        Column("shape"),
+        Column("dtype"),
+        Column("device", spare=1),
+        Column("bytes", spare=4),
+        Column("calls", spare=3),
+    )
 
 
 def _captured(path: str, values: tuple[Any, ...]) -> _Captured:
@@ -401,13 +411,7 @@ class _Table(Rows[_Captured]):
 
     items: tuple[_Captured, ...]
     title: str
-
-    def rows(self) -> list[Row]:
-        names = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
-        return [{name: getattr(one, name) for name in names} for one in self.items]
+    _row = _Captured
 
     def _title(self) -> str:
         return self.title
-
-    def _spare(self) -> tuple[str, ...]:
-        return ("device", "type", "calls", "bytes")

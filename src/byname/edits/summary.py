@@ -19,7 +19,7 @@ from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, memory_of
-from byname.table import Row, Rows, bytes_text, counted
+from byname.table import Column, Rows, Tabled, bytes_text, counted
 from byname.tracing.muted import nothing_compiled
 from byname.tracing.preserve import copied, tensors_in
 from byname.tracing.rehearsal import rehearsal
@@ -28,8 +28,13 @@ from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
 
+def _figure(name: str, words: Callable[[Any], str], spare: int = 0) -> Column:
+    """Return the column of a figure under its own name, as text."""
+    return Column(name, spare, title=name, show=lambda one: words(getattr(one, name)))
+
+
 @dataclass(frozen=True, slots=True)
-class ModuleSummary:
+class ModuleSummary(Tabled):
     """What one module costs, with all that is inside it.
 
     Attributes:
@@ -59,8 +64,27 @@ class ModuleSummary:
     saved_bytes: int
     seconds: float
 
+    columns = (
+        Column("path"),
+        Column("module", spare=4),
+        Column("calls", spare=3),
+        Column("output", show=lambda one: _shapes(one.output)),
+        _figure("output_bytes", bytes_text),
+        _figure("parameters", "{:,}".format),
+        _figure("own_parameters", "{:,}".format, spare=2),
+        _figure("flops", "{:,}".format),
+        _figure("own_flops", "{:,}".format, spare=1),
+        _figure("saved_bytes", bytes_text),
+        _figure("seconds", "{:.2g}".format, spare=5),
+    )
 
-_COLUMNS = "path module calls output output_bytes parameters own_parameters flops own_flops saved_bytes seconds".split()
+
+def _shapes(output: tuple[Any, ...] | None) -> str:
+    """Return the shape, or the shapes, of what a module returned, as they are printed."""
+    shapes = () if output is None else output if output and type(output[0]) is tuple else (output,)
+    return ", ".join("×".join(map(str, one)) or "scalar" for one in shapes)
+
+
 _TOTALS = ("parameters", "flops", "output_bytes", "saved_bytes", "seconds")
 
 
@@ -77,18 +101,12 @@ class Summary(Rows[ModuleSummary]):
     items: tuple[ModuleSummary, ...]
     model: str
     notes: tuple[str, ...] = ()
+    _row = ModuleSummary
 
     @property
     def totals(self) -> dict[str, Any]:
         """The figures of the whole model: parameters, flops, output_bytes, saved_bytes and seconds."""
         return {name: getattr(self.items[0], name) for name in _TOTALS}
-
-    def rows(self) -> list[Row]:
-        """Return one dict per module, with the attributes of `ModuleSummary`."""
-        return [{name: getattr(one, name) for name in _COLUMNS} for one in self.items]
-
-    def _shown(self) -> list[Row]:
-        return [_in_words(row) for row in self.rows()]
 
     def _title(self) -> str:
         whole = self.items[0]
@@ -97,19 +115,6 @@ class Summary(Rows[ModuleSummary]):
 
     def _notes(self) -> tuple[str, ...]:
         return self.notes
-
-    def _spare(self) -> tuple[str, ...]:
-        return ("own_flops", "own_parameters", "calls", "module", "seconds")
-
-
-def _in_words(row: Row) -> Row:
-    """Return a row as it is printed."""
-    numbers = {name: f"{row[name]:,}" for name in ("parameters", "own_parameters", "flops", "own_flops")}
-    sizes = {name: bytes_text(row[name]) for name in ("output_bytes", "saved_bytes")}
-    shapes = row["output"] or ()
-    shapes = shapes if shapes and type(shapes[0]) is tuple else (shapes,) if row["output"] is not None else ()
-    output = ", ".join("×".join(map(str, one)) or "scalar" for one in shapes)
-    return {**row, **numbers, **sizes, "output": output, "seconds": f"{row['seconds']:.2g}"}
 
 
 def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:

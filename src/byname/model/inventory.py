@@ -17,10 +17,11 @@ from byname.model.scopes import sites_of, variables_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.source.location import Site
+from byname.table import Column, Tabled
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Point(Tabled):
     """One place of a model.
 
     Attributes:
@@ -53,6 +54,25 @@ class Point:
     def source(self) -> str:
         """The statement at `site`, on one line; empty if it is not known."""
         return "" if self.site is None else self.site.statement
+
+    columns = (
+        Column("path"),
+        Column("kind"),
+        Column("operation", spare=4),
+        Column("module", spare=3),
+        Column("shape"),
+        Column("calls", spare=2),
+        Column("site", spare=5),
+        Column("source", spare=1, read=lambda one: one.source or None, show=lambda one: _shortened(one.source)),
+    )
+
+
+_LONG = 48
+"""The number of characters of source that are printed; ``rows()`` has all of it."""
+
+
+def _shortened(source: str) -> str:
+    return source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"
 
 
 class Code(NamedTuple):

@@ -37,15 +37,12 @@ class Points(Rows[Point]):
     items: tuple[Point, ...]
     model: str
     notes: tuple[str, ...] = ()
+    _row = Point
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The path of each place."""
         return tuple(point.path for point in self.items)
-
-    def rows(self) -> list[Row]:
-        """Return one dict per place: ``path, kind, operation, module, shape, calls, site, source``."""
-        return [_row(point) for point in self.items]
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
         """Return the first rows as a table, and a second table of the places that did not run in the example.
@@ -68,9 +65,9 @@ class Points(Rows[Point]):
         """Return title and printed rows of the table of what ran and, if anything did not run, of a second table."""
         ran = [point for point in self.items if point.ran is not False]
         apart = [point for point in self.items if point.ran is False]
-        tables = [(self._title(), [_shown(point) for point in ran])]
+        tables = [(self._title(), [point.shown() for point in ran])]
         if apart:
-            tables.append((f"not run by the example: {_kinds(apart)}", [_shown(point) for point in apart]))
+            tables.append((f"not run by the example: {_kinds(apart)}", [point.shown() for point in apart]))
         return tables
 
     def _title(self) -> str:
@@ -78,24 +75,6 @@ class Points(Rows[Point]):
 
     def _notes(self) -> Sequence[str]:
         return self.notes
-
-    def _spare(self) -> Sequence[str]:
-        return ("source", "calls", "module", "operation", "site")
-
-
-def _row(point: Point) -> Row:
-    row = {name: getattr(point, name) for name in ("path", "kind", "operation", "module", "shape", "calls")}
-    return {**row, "site": None if point.site is None else str(point.site), "source": point.source or None}
-
-
-def _shown(point: Point) -> Row:
-    """Return a row with its source shortened to fit into a line of a terminal."""
-    source = point.source
-    return {**_row(point), "source": source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
-
-
-_LONG = 48
-"""The number of characters of source that are printed; ``rows()`` has all of it."""
 
 
 def _kinds(points: Sequence[Point]) -> str:
