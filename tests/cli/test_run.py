@@ -124,6 +124,20 @@ def test_a_mistyped_option_is_told_with_the_closest_one_of_that_command(command,
     assert ours.err.endswith(b"unrecognized arguments: " + closest)
 
 
+@pytest.mark.parametrize(
+    ("command", "closest"),
+    [
+        (["runn", "facts.py"], b"; the closest is run\n"),
+        (["completion", "zhs"], b"; the closest is zsh\n"),
+        (["fly"], b"'completion')\n"),
+    ],
+)
+def test_a_mistyped_command_is_told_with_the_closest_one(command, closest, files, forks):
+    ours = forks.run(files, command)
+    assert (ours.code, ours.out) == (2, b"")
+    assert ours.err.endswith(closest)
+
+
 def test_help_tells_the_commands_and_shows_examples(files, forks):
     assert b"Run a program" in forks.run(files, ["--help"]).out
     shown = forks.run(files, ["run", "--help"])

@@ -7,9 +7,9 @@ import difflib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from byname.cli.ask import Status
 from byname.cli.command import Command, CommandError, say
@@ -98,10 +98,22 @@ class _Parser(argparse.ArgumentParser):
         """End with the error of a command line, which may hold anything."""
         super().error(printable_lines(message))
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a command, or a value of an option, that is none of the choices; say which is the closest."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message = "; the closest is ".join([error.message, *_closest(value, action.choices or ())])
+            raise
+
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End with the error of words that mean nothing here, and the option closest to the first of them."""
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+        near = _closest(unknown[0].partition("=")[0], self._option_string_actions)
         self.error("; the closest option is ".join([f"unrecognized arguments: {' '.join(unknown)}", *near]))
+
+
+def _closest(word: str, there: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(word, there, n=1)
 
 
 def parser() -> argparse.ArgumentParser:

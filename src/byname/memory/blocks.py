@@ -74,15 +74,11 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
 def _new_block(tensor: torch.Tensor, facts: Facts) -> StorageRegion:
     size = facts[STORAGE_BYTES]
     if facts[STORAGE] is None:
-        return StorageRegion(facts[2], _opaque_bytes(tensor, facts), 0, None)
+        own = facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]  # sparse ones have parts
+        return StorageRegion(facts[2], own, 0, None)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     start = _address(tensor, storage) if size else 0
     return StorageRegion(facts[2], size if start else 0, start, storage)
-
-
-def _opaque_bytes(tensor: torch.Tensor, facts: Facts) -> int:
-    """Return the bytes of a tensor without a storage: its own in MKL-DNN's layout; a sparse one has parts."""
-    return facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]
 
 
 def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:

@@ -215,7 +215,9 @@ class Kinds:
             return "buffer"
         if any(self._is_gradient(one) for one in tensors):
             return "gradient"
-        if any(id(one) in self._state or self._is_in_a_state(one) for one in tensors):
+        if any(
+            id(one) in self._state or any(name.how == "optimizer" for name in self._look.names(one)) for one in tensors
+        ):
             return "optimizer"
         if not any(is_node(link.owner) for one in tensors for link in self._look.links(one)):
             return "other"
@@ -229,10 +231,6 @@ class Kinds:
         known = [*tensors, *graded]
         pairs = [(one, self._parameters.get(id(one)) or self._buffers.get(id(one))) for one in known]
         return [(one, module) for one, module in pairs if module is not None]
-
-    def _is_in_a_state(self, tensor: torch.Tensor) -> bool:
-        """Return whether an optimizer's state leads to the tensor, at any depth."""
-        return any(name.how == "optimizer" for name in self._look.names(tensor))
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is a gradient, or a part of a sparse one."""

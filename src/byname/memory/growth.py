@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -398,13 +398,10 @@ def _is_state_of_parameters(group: Group) -> bool:
     """Return whether a group is optimizer state with no more entries than the optimizer has parameters."""
     if not group.ways or not all(named.way.stateful for named in group.ways):
         return False
-    owners = {id(one): one for named in group.ways for one in named.way.passed if _is_optimizer(one)}
-    parameters = sum(len(part["params"]) for one in owners.values() for part in one.param_groups)
+    passed = {id(one): one for named in group.ways for one in named.way.passed}
+    optimizers: list[Any] = [one for one in passed.values() if issubclass(type(one), torch.optim.Optimizer)]
+    parameters = sum(len(part["params"]) for one in optimizers for part in one.param_groups)
     return len({id(one) for one in group.tensors}) <= parameters
-
-
-def _is_optimizer(thing: object) -> TypeGuard[torch.optim.Optimizer]:
-    return issubclass(type(thing), torch.optim.Optimizer)
 
 
 def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:

@@ -313,7 +313,8 @@ def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
     remedy = words if isinstance(words, str) else words(found)
     if group.ways:
         return Leak(group.key.pattern, _holder(group), cause, remedy)
-    return Leak(_unnamed(group), group.key.scope or _unfollowed(look, group), cause, remedy)
+    name = f"unnamed ({card_of(group.tensors[0])})" if group.tensors else "unnamed"
+    return Leak(name, group.key.scope or _unfollowed(look, group), cause, remedy)
 
 
 def _unfollowed(look: HeapSnapshot, group: Group) -> str:
@@ -328,7 +329,3 @@ def _holder(group: Group) -> str:
     container, found, _ = group.key.pattern.partition("[*]")
     begins = "" if not found or "(" in container or container == named.way.root.text else f"`{container}`, "
     return f"{begins}{where(named)}"
-
-
-def _unnamed(group: Group) -> str:
-    return "unnamed" if not group.tensors else f"unnamed ({card_of(group.tensors[0])})"

@@ -375,7 +375,8 @@ class _Evidence:
         if likely:
             return likely[:1], PROBABLY
         possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
-        distinct = _distinct(cut for cut in possible if _depends(cut, parameter) is not False)
+        likely = [cut for cut in possible if _depends(cut, parameter) is not False]
+        distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= _MOST_PLACES else []), MAY_BE
 
 
@@ -420,10 +421,6 @@ def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:
     if any(leaf is parameter for leaf in leaf_tensors(nodes_behind(alive))):
         return True
     return False if len(alive) == len(inputs) else None
-
-
-def _distinct(cuts: Iterable[DetachPoint]) -> list[DetachPoint]:
-    return list({cut.line.place: cut for cut in cuts}.values())
 
 
 def _missing(context: FailureContext) -> list[torch.Tensor]:

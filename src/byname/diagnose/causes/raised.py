@@ -131,15 +131,12 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
             module = failing.value(node.value)
             if issubclass(type(module), nn.Module):
                 yield _without_parameters(ast.unparse(node.value), module)
-        if isinstance(node, ast.Name) and _is_exhausted(failing.variables.get(node.id)):
+        held = failing.variables.get(node.id) if isinstance(node, ast.Name) else None
+        if isinstance(node, ast.Name) and type(held) is GeneratorType and held.gi_frame is None:
             generator = Name(node.id, "local", exact=False)
             why = tell(": {generator} is a generator that was read to its end before", generator=generator)
             remedy = f"make it a list when it is made, {node.id} = list(...), or call .parameters() anew"
             yield {"why": why, "remedy": remedy}
-
-
-def _is_exhausted(value: object) -> bool:
-    return type(value) is GeneratorType and value.gi_frame is None
 
 
 def _without_parameters(path: str, module: nn.Module) -> Facts:

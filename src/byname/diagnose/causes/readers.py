@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -92,9 +92,8 @@ def _in_reach(models: Sequence[nn.Module]) -> Iterator[_Function]:
 
     A function may call its globals, and methods of its object's class.
     """
-    waiting = [
-        (frame.f_code, frame.f_globals, _class_of_self(frame)) for frame, _, foreign in running_frames() if not foreign
-    ]
+    frames = [frame for frame, _, foreign in running_frames() if not foreign]
+    waiting = [(frame.f_code, frame.f_globals, type(dict(locals_of(frame)).get("self"))) for frame in frames]
     for kind in {id(type(one)): type(one) for model in models for one in modules_in(model)}.values():
         if type(forward := found_in(kind, "forward")) is FunctionType:
             waiting.append((forward.__code__, forward.__globals__, kind))
@@ -112,10 +111,6 @@ def _in_reach(models: Sequence[nn.Module]) -> Iterator[_Function]:
             if type(found) is FunctionType and ThisCode(found.__code__) not in seen:
                 seen.add(ThisCode(found.__code__))
                 waiting.append((found.__code__, found.__globals__, owner))
-
-
-def _class_of_self(frame: FrameType) -> type:
-    return type(dict(locals_of(frame)).get("self"))
 
 
 def _key(code: CodeType) -> tuple[str, int]:
@@ -148,7 +143,8 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Fun
     of_lambdas = [_arguments(part) for part in inside if isinstance(part, ast.Lambda)]
     theirs = _arguments(node).union(_looped(inside), *of_lambdas)
     variables = {one.id for one in read if isinstance(one, ast.Name)}
-    others = not variables.isdisjoint(theirs) or (indirect and _says_grad(inside))
+    says_grad = any(isinstance(part, ast.Constant) and part.value == "grad" for part in inside)
+    others = not variables.isdisjoint(theirs) or (indirect and says_grad)
     asks = bool(variables - _looped(inside, over_parameters=True))
     return _Function(frozenset(called), frozenset(map(_last, read)) - {""}, others, asks)
 
@@ -179,10 +175,6 @@ def _looped(inside: Iterable[ast.AST], *, over_parameters: bool = False) -> set[
     loops = [part for part in inside if isinstance(part, ast.For | ast.comprehension)]
     wanted = [loop for loop in loops if ("parameters()" in ast.unparse(loop.iter)) == over_parameters]
     return {one.id for loop in wanted for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
-
-
-def _says_grad(inside: Iterable[ast.AST]) -> bool:
-    return any(isinstance(part, ast.Constant) and part.value == "grad" for part in inside)
 
 
 def _last(node: ast.AST) -> str:

@@ -88,13 +88,9 @@ def _clause(rule: _Rule, tensor: torch.Tensor, bad: torch.Tensor) -> str:
     if not count:
         return ""
     if there.shape != bad.shape:
-        return f"{rule.words} in {_of(count, tensor)}"
+        return f"{rule.words} in {count} of {counted(tensor.numel(), 'element')}"
     meeting = int((there & bad).sum().item())
     return f"{rule.words} at {counted(meeting, 'of these elements', 'of these elements')}" if meeting else ""
-
-
-def _of(count: int, tensor: torch.Tensor) -> str:
-    return f"{count} of {counted(tensor.numel(), 'element')}"
 
 
 def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
@@ -117,33 +113,20 @@ _GROWING = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "square")
 _SHORT = (torch.float16, torch.bfloat16)
 
 
-def _zero(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor == 0
-
-
-def _negative(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor < 0
-
-
-def _beyond_one(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.abs() > 1
-
-
 def _repeated(tensor: torch.Tensor) -> torch.Tensor:
     """Return a mask of sorted values that are equal to one beside them."""
     same = tensor.diff(dim=-1) == 0
     return torch.nn.functional.pad(same, (1, 0)) | torch.nn.functional.pad(same, (0, 1))
 
 
-def _at_one(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.abs() == 1
-
-
-_INPUT_ZERO = _Rule("self", _zero, "its input is 0")
-_INPUT_NEGATIVE = _Rule("self", _negative, "its input is negative")
-_RESULT_ZERO = _Rule("result", _zero, "its result is 0 (no finite slope there)")
+_INPUT_ZERO = _Rule("self", lambda tensor: tensor == 0, "its input is 0")
+_INPUT_NEGATIVE = _Rule("self", lambda tensor: tensor < 0, "its input is negative")
+_RESULT_ZERO = _Rule("result", lambda tensor: tensor == 0, "its result is 0 (no finite slope there)")
 _LOG = (_INPUT_ZERO, _INPUT_NEGATIVE)
-_ARC = (_Rule("self", _at_one, "its input is 1 or -1"), _Rule("self", _beyond_one, "its input is beyond 1 or -1"))
+_ARC = (
+    _Rule("self", lambda tensor: tensor.abs() == 1, "its input is 1 or -1"),
+    _Rule("self", lambda tensor: tensor.abs() > 1, "its input is beyond 1 or -1"),
+)
 _RULES: dict[str, tuple[_Rule, ...]] = {
     "sqrt": (_RESULT_ZERO, _INPUT_NEGATIVE),
     "rsqrt": (_INPUT_ZERO, _INPUT_NEGATIVE, _Rule("result", torch.isinf, "its result is Inf")),
@@ -152,7 +135,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "log": _LOG,
     "log2": _LOG,
     "log10": _LOG,
-    "div": (_Rule("other", _zero, "its denominator is 0"),),
+    "div": (_Rule("other", lambda tensor: tensor == 0, "its denominator is 0"),),
     "reciprocal": (_INPUT_ZERO,),
     "pow": (_INPUT_ZERO, _INPUT_NEGATIVE),
     "acos": _ARC,
