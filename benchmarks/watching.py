@@ -19,7 +19,7 @@ from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.timing import Row, Variant, interleaved, small_heap
 from benchmarks.tracking import NoOp
 from benchmarks.watching_rivals import watching_rivals
-from byname.model.call_graph import Call
+from byname.model.call_graph import ModelCall
 from byname.model.select import select
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -49,7 +49,7 @@ def nothing(event: Event) -> None:
     """The callback."""
 
 
-def _is_operation(call: Call) -> bool:
+def _is_operation(call: ModelCall) -> bool:
     return call.kind == "operation"
 
 

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byname.errors import BadPathError, BynameError
-from byname.place import ANY, ANY_ITEM, Item, Name, Place, join, parse
+from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, join, parse
 
 NAMES = st.text(st.sampled_from("ab_0.*?[]\\ é'\n"), min_size=1, max_size=6)
 KEYS = st.one_of(
     st.integers(-9, 9), st.text(max_size=5), st.booleans(), st.none(), st.tuples(st.integers(), st.text(max_size=2))
 )
-CONCRETE = st.lists(st.one_of(NAMES.map(Name.of), KEYS.map(Item)), min_size=1, max_size=6).map(tuple)
+CONCRETE = st.lists(st.one_of(NAMES.map(NameSegment.of), KEYS.map(Item)), min_size=1, max_size=6).map(tuple)
 PATTERNS = st.lists(
     st.one_of(
-        NAMES.map(Name.of),
+        NAMES.map(NameSegment.of),
         KEYS.map(Item),
         st.just(ANY),
         st.just(ANY_ITEM),
-        st.sampled_from(["*", "a*", "?b", "a?", "*0*"]).map(Name),
+        st.sampled_from(["*", "a*", "?b", "a?", "*0*"]).map(NameSegment),
     ),
     min_size=1,
     max_size=6,
@@ -75,8 +75,8 @@ def slowly(pattern, concrete):
     if not concrete:
         return False
     first, other = pattern[0], concrete[0]
-    if isinstance(first, Name):
-        same = isinstance(other, Name) and (
+    if isinstance(first, NameSegment):
+        same = isinstance(other, NameSegment) and (
             other.plain == first.plain if not first.wild else fnmatchcase(other.plain, first.text)
         )
     else:
@@ -93,7 +93,7 @@ def test_matching_is_what_its_definition_says(pattern, concrete):
 def test_wildcards_put_in_the_place_of_segments_still_match(concrete, data):
     pattern = []
     for one in concrete:
-        wild = [ANY, Name("*") if isinstance(one, Name) else ANY_ITEM, one]
+        wild = [ANY, NameSegment("*") if isinstance(one, NameSegment) else ANY_ITEM, one]
         pattern.append(data.draw(st.sampled_from(wild)))
     assert Place(tuple(pattern)).matches(Place(concrete))
 
@@ -113,13 +113,13 @@ def test_many_double_stars_do_not_take_forever():
     ],
 )
 def test_many_stars_in_one_name_do_not_take_forever(pattern, name):
-    assert not Name(pattern).matches(name)
-    assert Name(pattern).matches(name + "abc" if pattern[-1] == "c" else name + "ab")
+    assert not NameSegment(pattern).matches(name)
+    assert NameSegment(pattern).matches(name + "abc" if pattern[-1] == "c" else name + "ab")
 
 
 @given(st.text("ab*?", max_size=12).filter(lambda text: "**" not in text), st.text("ab\n", max_size=12))
 def test_a_name_matches_its_pattern_as_in_a_shell(pattern, name):
-    assert Name(pattern).matches(name) == fnmatchcase(name, pattern)
+    assert NameSegment(pattern).matches(name) == fnmatchcase(name, pattern)
 
 
 def test_two_stars_match_no_segment_at_all():

@@ -36,7 +36,7 @@ _SPECIAL = re.compile(r"([.*?{}\[\]\\])")
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class NameSegment:
     r"""A name, or a pattern for names.
 
     Attributes:
@@ -63,7 +63,7 @@ class Name:
         return self.text
 
     @classmethod
-    def of(cls, name: str) -> Name:
+    def of(cls, name: str) -> NameSegment:
         """Return the segment that matches exactly this name."""
         return cls(_SPECIAL.sub(r"\\\1", name))
 
@@ -144,7 +144,7 @@ class Slice:
         return f"[{start}:{stop}{'' if self.step is None else f':{self.step}'}]"
 
 
-Segment: TypeAlias = Name | Item | AnyDepth | AnyItem | Slice
+Segment: TypeAlias = NameSegment | Item | AnyDepth | AnyItem | Slice
 ANY, ANY_ITEM = AnyDepth(), AnyItem()
 
 
@@ -194,19 +194,19 @@ def join(segments: Iterable[Segment]) -> str:
     """Return the text of segments."""
     text = ""
     for one in segments:
-        text += f".{one}" if text and isinstance(one, Name | AnyDepth) else str(one)
+        text += f".{one}" if text and isinstance(one, NameSegment | AnyDepth) else str(one)
     return text
 
 
 def is_wild(segment: Segment) -> bool:
     """Return whether a segment can match more than one name or item."""
-    return isinstance(segment, AnyDepth | AnyItem | Slice) or (isinstance(segment, Name) and segment.wild)
+    return isinstance(segment, AnyDepth | AnyItem | Slice) or (isinstance(segment, NameSegment) and segment.wild)
 
 
 def fits(pattern: Segment, segment: Segment) -> bool:
     """Return whether a segment of a pattern, other than ``**``, fits a segment without wildcards."""
-    if isinstance(pattern, Name):
-        return isinstance(segment, Name) and pattern.matches(segment.plain)
+    if isinstance(pattern, NameSegment):
+        return isinstance(segment, NameSegment) and pattern.matches(segment.plain)
     if isinstance(pattern, Slice):
         return isinstance(segment, Item) and type(segment.key) is int and pattern.holds(segment.key)
     return isinstance(segment, Item) and (pattern == segment or isinstance(pattern, AnyItem))
@@ -317,7 +317,7 @@ def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
         raise _wrong(path, at, "`**` must stand alone between dots")
     if re.search(r"[{}]", re.sub(r"\\.", "", _BRACES.sub(lambda found: found.group()[: -len(found[1])], text))):
         raise _wrong(path, at, "braces hold names without dots, such as {q,v}_proj; a brace of a name is written \\{")
-    return Name(text), found.end()
+    return NameSegment(text), found.end()
 
 
 def _item(path: str, at: int) -> tuple[Segment, int]:

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import byname
 from byname.drawing.draw import scene_of
-from byname.drawing.layered import Edge, Node, arrange, ranks
+from byname.drawing.layered import LayerEdge, Node, arrange, ranks
 from byname.drawing.nested_boxes import Placed
 from byname.drawing.render import to_svg
 from byname.drawing.words import text_width
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.tracing.tracer import trace
 
 
@@ -670,7 +670,7 @@ def test_what_is_no_module_is_refused():
 
 
 def call(path, kind, parent, inputs, outputs, elementary, module):
-    return Call(
+    return ModelCall(
         path=path, operation=path or "Model", kind=kind, module=module, parent=parent, call=0, inputs=inputs,
         outputs=outputs, shapes=tuple((2,) for _ in outputs), function=None, elementary=elementary,
     )  # fmt: skip
@@ -695,13 +695,13 @@ def test_a_tensor_that_nobody_saw_being_made_is_drawn_as_such_or_said():
 def test_rows_go_down_along_every_edge_even_where_there_is_a_cycle():
     assert ranks(4, [(0, 1), (1, 2), (0, 2), (3, 2)], set(), set()) == [0, 1, 2, 1]
     assert sorted(ranks(3, [(0, 1), (1, 2), (2, 0)], set(), set())) == [0, 1, 2]
-    level = arrange([Node(10, 10), Node(10, 10)], [Edge(0, 1), Edge(1, 0)])
+    level = arrange([Node(10, 10), Node(10, 10)], [LayerEdge(0, 1), LayerEdge(1, 0)])
     assert len(level.routes) == 2
 
 
 def test_crossed_branches_are_uncrossed():
     nodes = [Node(20, 10) for _ in range(4)]
-    level = arrange(nodes, [Edge(0, 3), Edge(1, 2)])
+    level = arrange(nodes, [LayerEdge(0, 3), LayerEdge(1, 2)])
     assert (level.corners[0][0] < level.corners[1][0]) == (level.corners[3][0] < level.corners[2][0])
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import byname
 from byname import select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.operations import MOVES
 from byname.model.selectors import Look
 from byname.tracing.tracer import trace
@@ -299,7 +299,8 @@ def test_selectors_obey_the_laws_of_sets(a, b, c):
 def test_a_selector_tells_call_by_call_what_it_tells_of_the_whole_run(selector):
     online = selector.online()
     told = [
-        online.see(Call(one.path, one.operation, one.kind, one.module, function=one.function)) for one in FLOW.calls
+        online.see(ModelCall(one.path, one.operation, one.kind, one.module, function=one.function))
+        for one in FLOW.calls
     ]
     assert {index for index, meant in enumerate(told) if meant} == found(selector)
     assert [online.see(one) for one in FLOW.calls] == told
@@ -527,7 +528,7 @@ def test_data_is_followed_through_what_is_made_unseen():
         return {number: origins}
 
     a, b, c = (
-        Call(name, name, "operation", MODEL, inputs=i, outputs=o)
+        ModelCall(name, name, "operation", MODEL, inputs=i, outputs=o)
         for name, i, o in [("a", (0,), (1,)), ("b", (3,), (4,)), ("c", (4,), (5,))]
     )
     flow = Flow((a, b, c), {0: "input x"}, made(2, 1) | made(3, 2))

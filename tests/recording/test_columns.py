@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from byname.recording.columns import Kinds, Scalars, distinct, end_to_end, picked
+from byname.recording.columns import Scalars, SharedItems, distinct, end_to_end, picked
 
 NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8)
 WORDS = st.lists(st.sampled_from(["train", "eval", (), (2, 3), None]), max_size=8)
-MAKERS = [(Scalars.of, NUMBERS), (Kinds.of, WORDS), (list, WORDS)]
+MAKERS = [(Scalars.of, NUMBERS), (SharedItems.of, WORDS), (list, WORDS)]
 
 
 @pytest.mark.parametrize(("make", "lists"), MAKERS)
@@ -52,8 +52,11 @@ def test_it_equals_what_has_the_same_items(first, second):
 
 def test_one_item_for_all_records_takes_no_room_for_each():
     many = 10**12
-    assert Scalars.all(3, many)[many - 1] == 3 and len(Kinds.all("train", many)) == many
-    assert distinct(Kinds.all("train", 10)) == {"train"} and sys.getsizeof(Kinds.of(["train"] * 1000).array.base) < 200
+    assert Scalars.all(3, many)[many - 1] == 3 and len(SharedItems.all("train", many)) == many
+    assert (
+        distinct(SharedItems.all("train", 10)) == {"train"}
+        and sys.getsizeof(SharedItems.of(["train"] * 1000).array.base) < 200
+    )
 
 
 def test_nobody_writes_to_a_column():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from byname.recording.export import Range
+from byname.recording.export import NumberRange
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 TYPES += [torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool]
@@ -28,7 +28,7 @@ def test_it_is_that_of_numpy(dtype, odd):
             pytest.skip("has neither NaN nor infinity")
         numbers[[3, 4] if odd != "all NaN" else slice(None)] = math.nan if odd == "all NaN" else odd
     value = torch.complex(numbers, numbers).to(dtype) if dtype.is_complex else numbers.abs().to(dtype)
-    found = Range()
+    found = NumberRange()
     found.add(value.view(5, 10).mT)
     row = found.row()
     figures, nan = expected(value)

@@ -8,7 +8,7 @@ from stored_runs import bits, series, written
 
 import byname
 from byname.errors import NoMatchError, RecordingError
-from byname.recording.series_by_path import Results
+from byname.recording.series_by_path import RecordedSeries
 from byname.recording.stores.writer import Hdf5Store
 
 
@@ -155,7 +155,7 @@ def test_the_tables_have_no_shape_where_there_is_none_and_the_recorders_has_the_
     values = {"jagged": [[torch.ones(2, 3), torch.ones(4, 3)]] * 2, "text": ["a", "b"], "one": [1.5, 2.5]}
     with byname.open(written(tmp_path / "run.h5", values)) as recording:
         assert [row["shape"] for row in recording.rows()] == [None, None, ()]
-        results = Results({path: recording[path] for path in recording}, list(recording))
+        results = RecordedSeries({path: recording[path] for path in recording}, list(recording))
         assert str(results).splitlines()[1].split() == ["path", "records", "iterations"]
         assert [line.split() for line in str(results).splitlines()[3:]] == [[path, "2", "0-1"] for path in values]
         assert ">jagged</td>" in results._repr_html_()

@@ -13,7 +13,7 @@ from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, RecordingError
-from byname.recording.sampling import Sampling, Schedule, Time
+from byname.recording.sampling import IterationSchedule, Sampling, Time
 
 
 def net():
@@ -109,7 +109,7 @@ def test_what_was_asked_for_in_no_special_way_takes_no_room_in_a_table(tmp_path)
         model(torch.randn(4, 2))
     with byname.open(tmp_path / "run.h5") as recording:
         assert "how" not in recording.rows()[0] and str(recording["0"].sampling) == ""
-    assert Schedule().mode == inspect.signature(byname.record).parameters["mode"].default
+    assert IterationSchedule().mode == inspect.signature(byname.record).parameters["mode"].default
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ MODES = {"train": {"train"}, "eval": {"eval"}, "both": {"train", "eval"}}
 )
 def test_iterations_are_due_as_counted_by_hand(every, start, length, mode, now):
     stop = None if length is None else start + length
-    schedule = Schedule(every, start, stop, mode)
+    schedule = IterationSchedule(every, start, stop, mode)
     due = [number for number in range(40) if schedule.due(Time(now, number))]
     counted = list(range(start, 40 if stop is None else min(stop, 40), every))
     assert due == (counted if now in MODES[mode] else [])
@@ -245,12 +245,14 @@ def test_iterations_are_due_as_counted_by_hand(every, start, length, mode, now):
 )
 def test_a_schedule_without_meaning_is_refused(wrong, said):
     with pytest.raises(BadArgumentError, match=said):
-        Schedule(**wrong)
+        IterationSchedule(**wrong)
 
 
 def test_a_schedule_is_over_when_its_last_iteration_has_passed_in_every_mode_it_has():
     times = Time("train", 5), Time("eval", 2)
     in_training = {"mode": "train"}
-    assert Schedule(stop=5, **in_training).over(*times) and not Schedule(stop=6, **in_training).over(*times)
-    assert not Schedule().over(*times) and not Schedule(stop=5).over(*times)
-    assert Schedule(stop=2).over(*times) and Schedule(stop=2, mode="eval").over(*times)
+    assert IterationSchedule(stop=5, **in_training).over(*times) and not IterationSchedule(stop=6, **in_training).over(
+        *times
+    )
+    assert not IterationSchedule().over(*times) and not IterationSchedule(stop=5).over(*times)
+    assert IterationSchedule(stop=2).over(*times) and IterationSchedule(stop=2, mode="eval").over(*times)

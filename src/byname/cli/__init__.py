@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from byname.cli.ask import Status
+from byname.cli.ask import StatusCommand
 from byname.cli.command import Command, CommandError, say
-from byname.cli.run import Census, Run
-from byname.cli.show import Report, Show
+from byname.cli.run import CensusCommand, RunCommand
+from byname.cli.show import ReportCommand, ShowCommand
 from byname.errors import BynameError
 from byname.extras import needs
 from byname.text import printable_lines
@@ -22,7 +22,7 @@ from byname.text import printable_lines
 SHELLS = ("bash", "zsh")
 
 
-class Completion:
+class CompletionCommand:
     """Print a script with which a shell completes commands, options and files after `byname`.
 
     Needs shtab (pip install "byname[completion]") when it is printed, not when it is used.
@@ -59,7 +59,14 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(part)
 
 
-COMMANDS: tuple[Command, ...] = (Run(), Census(), Status(), Show(), Report(), Completion())
+COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
+    CensusCommand(),
+    StatusCommand(),
+    ShowCommand(),
+    ReportCommand(),
+    CompletionCommand(),
+)
 FORMER_NAMES = {"explain": "status"}
 """Names that commands had before: they work, and no help shows them."""
 

@@ -23,7 +23,7 @@ from byname.cli.command import CommandError, show
 from byname.text import WIDE, printable, table_width
 
 
-class Status:
+class StatusCommand:
     """Show what a running process is doing, and how many tensors are alive in it.
 
     For each of its threads: the lines of the program, the module that is being called, and the function of the library

@@ -17,7 +17,7 @@ from byname.tracing.muted import asleep
 from byname.undo import Patch, Undo
 
 
-class _Thread(threading.local):
+class _CallDepth(threading.local):
     depth = 0
 
 
@@ -35,7 +35,7 @@ class Calls:
     def __init__(self, look: Callable[[nn.Module, bool], bool]) -> None:
         self._look = look
         self._looking = threading.Lock()
-        self._thread = _Thread()
+        self._thread = _CallDepth()
         self._process = os.getpid()
         self._patch = Patch(nn.Module, "__call__", self._shown)
         self._undo = Undo()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from byname.diagnose.finding import Finding
 
 
-class Run:
+class RunCommand:
     """Run a program, explain its errors of autograd, and record values of its model.
 
     The program runs as under python: the same arguments, output, exit code and traceback. An error of autograd gets
@@ -102,7 +102,7 @@ def _recorded(options: argparse.Namespace) -> Recorded | None:
     return None
 
 
-class Census:
+class CensusCommand:
     """Run a program, and list which tensors are alive in it, or which grow in number.
 
     The program runs as under python: the same arguments, output, exit code and traceback. When its last line has run,

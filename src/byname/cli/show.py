@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from byname.recording.series import Series
 
 
-class Show:
+class ShowCommand:
     """Show what is inside a recording: places, types, shapes, iterations, processes, and the range of the values.
 
     The file may still be written, or be what a crash has left; then the last lines say what is missing. Files of
@@ -138,7 +138,7 @@ PAUSE = 5.0
 """Seconds between two pages of a recording that is still being written."""
 
 
-class Report:
+class ReportCommand:
     """Write one HTML page of recordings: their places, curves, heat maps and gradients.
 
     The page is one file, which needs no network and no other file. Files of several processes (run.rank0.h5,

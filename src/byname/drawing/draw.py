@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from byname.drawing.mermaid import to_mermaid
 from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
 from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
-from byname.drawing.render import Box, Line, Scene, to_dot, to_svg
+from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_svg
 from byname.drawing.repeats import collapse
 from byname.drawing.view import View, view
 from byname.drawing.words import repeated, tooltip
@@ -176,7 +176,7 @@ def compose(view: View, title: str) -> Scene:
     numbers = {number: place for place, number in enumerate(shown)}
     boxes = tuple(_box(view, nested, number, numbers) for number in shown)
     lines = tuple(
-        Line(
+        DrawnLine(
             source=numbers[link.source],
             target=numbers[link.target],
             shapes=link.shapes,

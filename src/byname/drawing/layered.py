@@ -42,7 +42,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class LayerEdge:
     """A line between nodes.
 
     Attributes:
@@ -108,7 +108,7 @@ class _Draft:
         return self.passes[key]
 
 
-def arrange(nodes: Sequence[Node], edges: Sequence[Edge]) -> Level:
+def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
     """Return the layout of the nodes of a level and of the lines between them.
 
     >>> level = arrange([Node(40, 20), Node(60, 20)], [Edge(0, 1)])
@@ -133,7 +133,7 @@ def arrange(nodes: Sequence[Node], edges: Sequence[Edge]) -> Level:
     return Level(corners, right - left, bands[-1][1] if bands else 0.0, routes)
 
 
-def _draft(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[_Draft, list[list[int]]]:
+def _draft(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> tuple[_Draft, list[list[int]]]:
     """Return the draft with rows and neighbours, and for each edge the positions that it passes."""
     tops = {number for number, node in enumerate(nodes) if node.pin == "top"}
     bottoms = {number for number, node in enumerate(nodes) if node.pin == "bottom"}
@@ -150,7 +150,7 @@ def _draft(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[_Draft, list[l
     return draft, ways
 
 
-def _connect(draft: _Draft, edge: Edge, way: list[int]) -> None:
+def _connect(draft: _Draft, edge: LayerEdge, way: list[int]) -> None:
     """Make the ends of an edge and the positions that it passes pull each other; long lines pull strongly."""
     if draft.row[edge.target] <= draft.row[edge.source]:
         return
@@ -187,7 +187,7 @@ def _top(node: Node, band: Point) -> float:
 
 def _route(
     nodes: Sequence[Node],
-    edge: Edge,
+    edge: LayerEdge,
     way: list[int],
     xs: list[float],
     bands: list[Point],

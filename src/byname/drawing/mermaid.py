@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from byname.drawing.render import Box, Line, Scene
+from byname.drawing.render import Box, DrawnLine, Scene
 from byname.drawing.words import shape_text
 
 
@@ -30,7 +30,7 @@ def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str)
         yield f"{indent}end"
 
 
-def _edge(line: Line) -> str:
+def _edge(line: DrawnLine) -> str:
     shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
     return f"n{line.source} -->{f'|{_text(shapes)}|' if shapes else ''} n{line.target}"
 

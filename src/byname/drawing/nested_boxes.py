@@ -11,9 +11,9 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from byname.drawing.layered import Edge, Level, Node, Point, arrange
-from byname.drawing.plan import Item, Plan
-from byname.drawing.view import Link, View
+from byname.drawing.layered import LayerEdge, Level, Node, Point, arrange
+from byname.drawing.plan import DrawnItem, Plan
+from byname.drawing.view import View, Wires
 from byname.drawing.words import shape_text, subtitle, text_width, title
 
 End = tuple[str, int]
@@ -83,7 +83,7 @@ class _Nester:
         places = self.places()
         return Nest(places, [self.route(way, places) for way in ways], self.measures)
 
-    def way(self, link: Link) -> list[Segment]:
+    def way(self, link: Wires) -> list[Segment]:
         """Return the pieces of a link: out of the boxes around its source, across, and into those around its target."""
         up, down = list(self.plan.above(link.source)), list(self.plan.above(link.target))
         shared = set(up) & set(down)
@@ -117,7 +117,7 @@ class _Nester:
             return
         level = self.levels[number]
         edges = [
-            Edge(
+            LayerEdge(
                 source=level.ends[start],
                 target=level.ends[end],
                 start=self.aside(start, "out", source),
@@ -229,7 +229,7 @@ class Measure:
     shade: float
 
 
-def measure(plan: Plan, item: Item, labelled: bool) -> Measure:
+def measure(plan: Plan, item: DrawnItem, labelled: bool) -> Measure:
     """Return the texts and sizes of an item; if `labelled`, the shape of its output is written under it."""
     first, second = title(plan, item), subtitle(plan, item)
     wide = text_width(first, TITLE, bold=True), text_width(second, SUBTITLE)

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import nn
 
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import inside_of
 from byname.model.operations import MOVES
 from byname.reading.modules import parameters_in, registered, state_of
@@ -25,7 +25,7 @@ CALLED = ("module", "operation")
 
 
 @dataclass(slots=True)
-class Run:
+class EqualItems:
     """Equal neighbours; only the first is drawn.
 
     Attributes:
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Item:
+class DrawnItem:
     """One thing to draw.
 
     Attributes:
@@ -70,7 +70,7 @@ class Item:
     children: list[int] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
     same: str | None = None
-    run: Run | None = None
+    run: EqualItems | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ class Plan:
         twins: for each item of a later repetition, the item of the first one that is drawn instead.
     """
 
-    items: list[Item]
+    items: list[DrawnItem]
     wires: list[Wire]
     flowing: bool
     notes: list[str] = field(default_factory=list)
     twins: dict[int, int] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
 
-    def add(self, kind: str, path: str, operation: str, parent: int, module: nn.Module | None = None) -> Item:
+    def add(self, kind: str, path: str, operation: str, parent: int, module: nn.Module | None = None) -> DrawnItem:
         """Add an item inside another one, and return it."""
-        item = Item(len(self.items), kind, path, operation, parent, module)
+        item = DrawnItem(len(self.items), kind, path, operation, parent, module)
         self.items.append(item)
         if parent >= 0:
             self.items[parent].children.append(item.number)
@@ -152,8 +152,8 @@ class _Reader:
         self.sizes = sizes
         self.plan = Plan([], [], flowing=True)
         self.page = self.plan.add("page", "", "", -1)
-        self.maker: dict[int, tuple[Item, Shape | None]] = {}
-        self.sources: dict[tuple[int, int], Item] = {}
+        self.maker: dict[int, tuple[DrawnItem, Shape | None]] = {}
+        self.sources: dict[tuple[int, int], DrawnItem] = {}
         self.children: defaultdict[int | None, list[int]] = defaultdict(list)
         self.strangers: set[int] = set()
         self.state: dict[str, Shape | None] = {}
@@ -171,7 +171,7 @@ class _Reader:
             self.plan.notes.append(f"{came} came from where the run was not followed; no line shows what uses them")
         return self.plan
 
-    def visit(self, number: int, parent: Item) -> None:
+    def visit(self, number: int, parent: DrawnItem) -> None:
         call = self.flow.calls[number]
         item = self.plan.add(call.kind, call.path, call.operation, parent.number, call.module)
         item.call, item.number_of_call, item.shapes = call.call, number, call.shapes
@@ -186,7 +186,7 @@ class _Reader:
             self.visit(child, item)
         self.unseen(call, item)
 
-    def wires(self, call: Call, item: Item) -> None:
+    def wires(self, call: ModelCall, item: DrawnItem) -> None:
         for taken in dict.fromkeys(call.inputs):
             found = self.found(taken, item.parent)
             if found is None:
@@ -194,7 +194,7 @@ class _Reader:
             else:
                 self.plan.wires.append(Wire(found[0].number, item.number, found[1]))
 
-    def found(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+    def found(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
         """Return the item that a tensor comes from, and its shape; None if that is unknown.
 
         Args:
@@ -203,7 +203,7 @@ class _Reader:
         """
         return self.maker.get(taken) or self.source(taken, parent) or self.hidden(taken, parent)
 
-    def hidden(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+    def hidden(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
         """Add an item for a tensor that no observed call made, if the tensors that it was made from are known."""
         origins = self.flow.unseen.get(taken)
         if not origins:
@@ -218,7 +218,7 @@ class _Reader:
                 self.plan.wires.append(Wire(found[0].number, maker.number, found[1]))
         return self.maker[taken]
 
-    def source(self, taken: int, parent: int) -> tuple[Item, Shape | None] | None:
+    def source(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
         """Return the item for an input, parameter or constant: an input is on the page, the others by their user."""
         name = self.flow.sources.get(taken)
         if name is None:
@@ -232,7 +232,7 @@ class _Reader:
             source.shapes = () if shape is None else (shape,)
         return self.sources[taken, where], shape
 
-    def unseen(self, call: Call, item: Item) -> None:
+    def unseen(self, call: ModelCall, item: DrawnItem) -> None:
         """Add an item for each output of a module that is neither an input nor made by an observed call inside it."""
         for made, shape in zip(call.outputs, call.shapes, strict=True):
             if self.found(made, item.number) is None:
@@ -332,7 +332,7 @@ def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
 
     The rest of the path is then put before the mark: ``forward.scores: probe`` on the box of the attention.
     """
-    places: defaultdict[str, list[Item]] = defaultdict(list)
+    places: defaultdict[str, list[DrawnItem]] = defaultdict(list)
     for item in plan.items:
         if item.kind in CALLED:
             places[item.path].append(item)
@@ -345,7 +345,7 @@ def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
             item.marks += [f"{rest}: {word}" if rest else word for word in words]
 
 
-def traits(item: Item) -> Hashable:
+def traits(item: DrawnItem) -> Hashable:
     """Return a key of an item: its class, settings, shapes of parameters, output shapes and marks."""
     own: Hashable = None
     if item.kind == "module" and item.module is not None:

@@ -118,7 +118,7 @@ def _marks(box: Box, right: float, y: float) -> Iterator[str]:
         right -= 4
 
 
-def _line(scene: Scene, line: Line) -> str:
+def _line(scene: Scene, line: DrawnLine) -> str:
     source, target = scene.boxes[line.source], scene.boxes[line.target]
     words = [f"{source.path or source.title} → {target.path or target.title}"]
     words += [shape_text(shape) for shape in line.shapes if shape is not None]
@@ -164,7 +164,7 @@ def _labels(scene: Scene) -> Iterator[str]:
             yield _text(x, y, words, LABEL, QUIET, anchor="end" if left else "start", more=_HALO)
 
 
-def _aside(line: Line) -> float:
+def _aside(line: DrawnLine) -> float:
     """Return the direction in which a line turns first: negative is left, positive is right, 0 is a straight line."""
     start = line.points[0][0]
     return next((x - start for x, _ in line.points if abs(x - start) > 2), 0.0)
@@ -241,7 +241,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DrawnLine:
     """A line from one box to another, for the tensors that go there.
 
     Attributes:
@@ -274,7 +274,7 @@ class Scene:
 
     title: str
     boxes: tuple[Box, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[DrawnLine, ...]
     notes: tuple[str, ...]
     width: float
     height: float
@@ -351,7 +351,7 @@ def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str)
         yield f"{indent}}}"
 
 
-def _edge(line: Line) -> str:
+def _edge(line: DrawnLine) -> str:
     shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
     label = f" [label={quoted(shapes)}]" if shapes else ""
     return f"n{line.source} -> n{line.target}{label};"

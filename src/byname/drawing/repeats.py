@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from byname.drawing.plan import CALLED, Item, Plan, Run, Wire, traits
+from byname.drawing.plan import CALLED, DrawnItem, EqualItems, Plan, Wire, traits
 
 LONGEST_PERIOD = 12
 """The largest number of neighbours in one repetition."""
@@ -24,7 +24,7 @@ WORTH = 8
 
 
 def collapse(plan: Plan) -> None:
-    """Find the repetitions in a plan, outermost first. The first repetition gets a `Run`; the others are removed."""
+    """Find the repetitions in a plan, outermost first. The first repetition gets `EqualItems`; the rest are removed."""
     alike = _Alike(plan)
     waiting = [0]
     while waiting:
@@ -39,7 +39,7 @@ def collapse(plan: Plan) -> None:
         plan.items[parent].children = children
 
 
-def _mark(plan: Plan, parent: int, run: Run) -> int:
+def _mark(plan: Plan, parent: int, run: EqualItems) -> int:
     """Return the item that represents a run: the first one, or a new one around the items of the first repetition."""
     first, *others = run.groups[0]
     for group in run.groups[1:]:
@@ -105,13 +105,13 @@ class _Alike:
             form = (item.kind, traits(item), parts, tuple(inner[number]))
             self.kind[number] = self.kinds.setdefault(form, len(self.kinds))
 
-    def runs(self, children: list[int]) -> Iterator[Run]:
+    def runs(self, children: list[int]) -> Iterator[EqualItems]:
         """Yield the children as runs; an item that does not repeat is a run with one group."""
         place = 0
         while place < len(children):
             period, times = self.longest(children, place)
             groups = [children[place + k * period : place + (k + 1) * period] for k in range(times)]
-            run = Run(groups)
+            run = EqualItems(groups)
             if times > 1:
                 self.note_wires(run)
             yield run
@@ -183,7 +183,7 @@ class _Alike:
                     goes.add((place - here.start, target, wire.shape, wire.via))
         return found
 
-    def note_wires(self, run: Run) -> None:
+    def note_wires(self, run: EqualItems) -> None:
         """Note the wires from each repetition to the next, as pairs of items of the first repetition."""
         first, second = (self.span(group, 0, len(group)) for group in run.groups[:2])
         for place in second:
@@ -230,6 +230,6 @@ def _complete(groups: list[_Group]) -> bool:
 def _relative(plan: Plan, number: int) -> str:
     """Return the name of an item within the item around it: equal blocks differ only in their own names."""
     item = plan.items[number]
-    around: Item = plan.items[item.parent]
+    around: DrawnItem = plan.items[item.parent]
     prefix = f"{around.path}." if around.path else ""
     return item.path.removeprefix(prefix)

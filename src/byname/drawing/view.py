@@ -14,7 +14,7 @@ MOST_BOXES = 400
 
 
 @dataclass(slots=True)
-class Link:
+class Wires:
     """All wires between two shown items.
 
     Attributes:
@@ -51,7 +51,7 @@ class View:
     plan: Plan
     shown: list[int]
     stands_for: dict[int, list[int]]
-    links: list[Link]
+    links: list[Wires]
     open: set[int]
 
     def children(self, number: int) -> list[int]:
@@ -156,14 +156,14 @@ class _Places:
             number = self.plan.twins[number]
         return number
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[Wires]:
         """Return the links, each with all shown wires between the same two items."""
-        found: dict[tuple[int, int], Link] = {}
+        found: dict[tuple[int, int], Wires] = {}
         for wire in self.plan.wires:
             start, end = self.of(wire.source), self.of(wire.target)
             if start is None or end is None or start == end or self.repeated(wire):
                 continue
-            link = found.setdefault((start, end), Link(start, end))
+            link = found.setdefault((start, end), Wires(start, end))
             source, target = self.times(wire.source), self.times(wire.target)
             link.leaves.update([(run, time) for run, time in source.items() if run not in target][-1:])
             link.enters.update([(run, time) for run, time in target.items() if run not in source][-1:])

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from byname.drawing.plan import Item, Plan, Shape, elements, settings
-from byname.drawing.view import Link
+from byname.drawing.plan import DrawnItem, Plan, Shape, elements, settings
+from byname.drawing.view import Wires
 
 LONGEST = 44
 NARROW, WIDE = set("iljtfrI.,:;'|!()[]{} /"), set("mwMWQGO@%×→…—")
@@ -34,7 +34,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
-def title(plan: Plan, item: Item) -> str:
+def title(plan: Plan, item: DrawnItem) -> str:
     """Return the name of an item within the module around it; for repetitions, the names of the first and the last."""
     if item.kind == "module" and not item.path:
         return item.operation
@@ -51,7 +51,7 @@ def title(plan: Plan, item: Item) -> str:
     return shortened(f"{ends[0]} … {_rest(*ends)}" if ends[0] != ends[1] else ends[0])
 
 
-def subtitle(plan: Plan, item: Item) -> str:
+def subtitle(plan: Plan, item: DrawnItem) -> str:
     """Return the second line of a box: class and sizes of a module, the shapes of other items, and repetitions."""
     parts = []
     if item.kind == "module":
@@ -70,7 +70,7 @@ def subtitle(plan: Plan, item: Item) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _repeats(plan: Plan, item: Item) -> str:
+def _repeats(plan: Plan, item: DrawnItem) -> str:
     """Return in words how many repetitions there are, and how they are connected."""
     assert item.run is not None
     times = len(item.run.groups)
@@ -91,7 +91,7 @@ def _rest(first: str, last: str) -> str:
     return last[shared:] or last
 
 
-def tooltip(plan: Plan, item: Item) -> str:
+def tooltip(plan: Plan, item: DrawnItem) -> str:
     """Return all known facts about an item, in lines."""
     lines = [f"{item.path or item.operation}: {item.operation}" if item.kind != "repeat" else title(plan, item)]
     if item.kind == "module" and item.module is not None:
@@ -109,7 +109,7 @@ def tooltip(plan: Plan, item: Item) -> str:
     return "\n".join(lines)
 
 
-def repeated(plan: Plan, link: Link) -> Iterator[str]:
+def repeated(plan: Plan, link: Wires) -> Iterator[str]:
     """Yield in words the repetitions at which a link begins and ends."""
     for word, ends in (("from", link.leaves), ("to", link.enters)):
         run = plan.items[min(ends)[0]].run if ends else None
@@ -121,7 +121,7 @@ def repeated(plan: Plan, link: Link) -> Iterator[str]:
             yield f"{word} {'each' if len(times) == total else which} of {total}"
 
 
-def _local(plan: Plan, item: Item) -> str:
+def _local(plan: Plan, item: DrawnItem) -> str:
     around = plan.items[item.parent]
     while around.kind == "repeat":
         around = plan.items[around.parent]

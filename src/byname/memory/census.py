@@ -17,7 +17,7 @@ from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unattributed, used
 from byname.memory.living import Link, LiveObjects, living, optimizer_state
-from byname.memory.snapshot import HeapSnapshot, looking
+from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.history import name_of_output
 from byname.naming.name import Name, quote, unnamed
 from byname.naming.search import OursById
@@ -174,7 +174,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
             raise BadArgumentError(f"census({argument}=...) must be True or False, but got {type(value).__name__}")
     if collect:
         gc.collect()
-    with looking():
+    with heap_at_rest():
         if names:
             look = HeapSnapshot()
             rows: Sequence[StorageRow] = sorted(map(_Described(look).resident, look.blocks), key=_place)

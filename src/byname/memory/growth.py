@@ -21,7 +21,7 @@ from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion
 from byname.memory.leaks import Leak, leak_of
 from byname.memory.patterns import (
-    Extent,
+    GraphExtent,
     Group,
     GrowingGraph,
     Key,
@@ -31,7 +31,7 @@ from byname.memory.patterns import (
     joined,
     widened,
 )
-from byname.memory.snapshot import HeapSnapshot, looking
+from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import STORAGE
 from byname.table import Column, Rows, Tabled, bytes_text, counted
@@ -122,7 +122,7 @@ class Growth(Rows[Grown]):
         self._collect, self._enough, self._clock, self._unit = collect, enough, clock, unit
         self._at: list[int] = []
         self._marks: list[dict[Key, Size]] = []
-        self._graphs: list[dict[Key, Extent]] = []
+        self._graphs: list[dict[Key, GraphExtent]] = []
         self._known = Known(())
         self._entered = False
         self._found: Sequence[Grown] = ()
@@ -159,7 +159,7 @@ class Growth(Rows[Grown]):
             raise BadArgumentError(_NOT_ENTERED)
         if self._collect:
             gc.collect()
-        with looking():
+        with heap_at_rest():
             look = HeapSnapshot()
             groups = groups_of(look)
             marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
@@ -249,7 +249,7 @@ class Course(NamedTuple):
     """
 
     marks: Sequence[dict[Key, Size]]
-    graphs: Sequence[Mapping[Key, Extent]]
+    graphs: Sequence[Mapping[Key, GraphExtent]]
     at: Sequence[int]
     slack: bool
 
@@ -422,7 +422,7 @@ class Known:
                     self._marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def has(self, block: StorageRegion) -> bool:
-        """Return whether some of this memory existed before and was as large. Callers hold `looking`."""
+        """Return whether some of this memory existed before and was as large. Callers hold `heap_at_rest`."""
         return any(key in self._marks and block.bytes <= self._bytes[key] for key in block.keys)
 
 

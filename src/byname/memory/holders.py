@@ -10,7 +10,7 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError, NotATensorError
-from byname.memory.snapshot import HeapSnapshot, looking, where
+from byname.memory.snapshot import HeapSnapshot, heap_at_rest, where
 from byname.naming.names import Named
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
@@ -81,7 +81,7 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
         )
     single = is_tensor(tensor)
     asked = Targets([tensor] if single else _tensors(tensor))
-    with looking():
+    with heap_at_rest():
         look = HeapSnapshot(asked)
         found = [list(_holders(look, one))[:limit] for one in asked]
     return found[0] if single else found

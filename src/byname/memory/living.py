@@ -128,7 +128,7 @@ class _Links(list[Link]):
 
 
 def living() -> LiveObjects:
-    """Return the live objects of the whole heap. Callers hold `looking`."""
+    """Return the live objects of the whole heap. Callers hold `heap_at_rest`."""
     objects, hidden = everything()
     return LiveObjects(objects, hidden)
 

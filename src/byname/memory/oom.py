@@ -17,7 +17,7 @@ from byname.autograd.walk import is_node
 from byname.memory.blocks import StorageRegion, unattributed
 from byname.memory.census import Kinds
 from byname.memory.patterns import Group, groups_of
-from byname.memory.snapshot import HeapSnapshot, looking
+from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.reference_path import ReferencePath, pattern_of
 from byname.table import bytes_text, counted, grouped
 from byname.text import printable
@@ -28,7 +28,7 @@ GROUPS, HOLDERS = 10, 3
 
 def what_fills_the_memory() -> tuple[str, ...]:
     """Return a screenful of lines: the ten largest groups of live memory, and the holders of most of it."""
-    with looking():
+    with heap_at_rest():
         look = HeapSnapshot()
         total = sum(block.bytes for block in look.blocks)
         lines = [f"alive: {bytes_text(total)} in {counted(len(look.blocks), 'storage')}; the largest groups:"]

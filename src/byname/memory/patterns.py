@@ -48,7 +48,7 @@ class Size(NamedTuple):
     bytes: int = 0
 
 
-class Extent(NamedTuple):
+class GraphExtent(NamedTuple):
     """The size of a graph: the number of its nodes, and the sequence numbers of the oldest and the newest.
 
     PyTorch numbers the nodes of a thread in the order in which they are made; those of leaves have the largest number.
@@ -77,7 +77,7 @@ class Group:
     tensors: list[torch.Tensor] = field(default_factory=Targets)
     ways: list[Named] = field(default_factory=Ours)
     blocks: set[int] = field(default_factory=set)
-    graph: Extent | None = None
+    graph: GraphExtent | None = None
     numbers: frozenset[int] = frozenset()
     firsts: int = 0
 
@@ -109,7 +109,7 @@ def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
         if nodes:
             group.numbers = frozenset([node._sequence_nr() for node in nodes])
             newest = max(fact(one, "grad_fn")._sequence_nr() for one in group.tensors if fact(one, "grad_fn"))
-            group.graph = Extent(len(nodes), min(group.numbers), newest)
+            group.graph = GraphExtent(len(nodes), min(group.numbers), newest)
     return found | _others(look, found.values(), held)
 
 
@@ -241,7 +241,7 @@ class GrowingGraph(NamedTuple):
         )
 
 
-def growing_graph(groups: Mapping[Key, Group], looks: Sequence[Mapping[Key, Extent]]) -> GrowingGraph | None:
+def growing_graph(groups: Mapping[Key, Group], looks: Sequence[Mapping[Key, GraphExtent]]) -> GrowingGraph | None:
     """Return the shortest of the graphs that got longer from look to look and still begin where they began.
 
     Graphs that lead to it grow with it, so the shortest one is the cause.
@@ -258,9 +258,9 @@ def growing_graph(groups: Mapping[Key, Group], looks: Sequence[Mapping[Key, Exte
     return GrowingGraph(groups[key], tuple(extent.nodes for extent in growing[key]))
 
 
-def _course(key: Key, looks: Sequence[Mapping[Key, Extent]]) -> list[Extent]:
+def _course(key: Key, looks: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
     """Return the extents from the last look at which the graph began anew."""
-    course: list[Extent] = []
+    course: list[GraphExtent] = []
     for look in looks:
         extent = look.get(key)
         if extent is None or (course and (extent.oldest != course[-1].oldest or extent.nodes < course[-1].nodes)):
@@ -270,5 +270,5 @@ def _course(key: Key, looks: Sequence[Mapping[Key, Extent]]) -> list[Extent]:
     return course
 
 
-def _rises(course: Sequence[Extent]) -> int:
+def _rises(course: Sequence[GraphExtent]) -> int:
     return sum(after.nodes > before.nodes for before, after in pairwise(course))

@@ -34,7 +34,7 @@ from byname.tracking.lookup import SiteLookup
 
 
 class HeapSnapshot:
-    """A snapshot of the heap at one moment. Callers hold `looking`.
+    """A snapshot of the heap at one moment. Callers hold `heap_at_rest`.
 
     Args:
         asked: tensors for which to find every reference path, not only the first from a variable.
@@ -64,7 +64,7 @@ class HeapSnapshot:
 
     def _find_graphs(self) -> None:
         """Find the graphs behind the named tensors, and the tensors that their nodes hold in Python objects."""
-        self.graphs = Graphs(self)
+        self.graphs = GraphsByVariable(self)
         self._inside = held_inside(self.graphs.nodes(), self.findings)
 
     def _climbed(self, asked: Targets | None) -> Climb | None:
@@ -177,7 +177,7 @@ def _first(words: Sequence[str]) -> str:
 _NOBODY = "something that cannot be followed: C or C++ code, or an expression that is being evaluated"
 
 
-class Graphs:
+class GraphsByVariable:
     """The variable that leads to each node; of several the one made last: the loss, and not its parts."""
 
     def __init__(self, look: HeapSnapshot) -> None:
@@ -223,7 +223,7 @@ def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
 
 
 @contextmanager
-def looking() -> Iterator[None]:
+def heap_at_rest() -> Iterator[None]:
     """Disable the program's modes and overrides while a snapshot is in use; the collector and backward calls wait."""
     with backward_paused(), DisableTorchFunction(), collection_paused(), _disable_current_modes():
         yield

@@ -12,7 +12,7 @@ from byname.source.location import Instruction
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """One call of a module or of a PyTorch function. Holds the module, but tensor ids instead of tensors.
 
     Attributes:
@@ -63,19 +63,19 @@ class Flow:
             `torch.autograd.Function`: the ids of the tensors that they were made from.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[ModelCall, ...]
     sources: dict[int, str]
     unseen: dict[int, tuple[int, ...]]
 
 
-def is_place(call: Call) -> bool:
+def is_place(call: ModelCall) -> bool:
     """Return whether a call is a place of its own: a module, or an operation outside leaf modules."""
     return call.kind == "module" or not is_elementary(call.module)
 
 
 def with_parts_of_attention(flow: Flow) -> Flow:
     """Return a call graph in which each call of attention is followed by its steps, as in a run that takes them."""
-    calls: list[Call] = []
+    calls: list[ModelCall] = []
     places: list[int] = []
     for call in flow.calls:
         places.append(len(calls))
@@ -86,7 +86,7 @@ def with_parts_of_attention(flow: Flow) -> Flow:
     return Flow(tuple(calls), flow.sources, flow.unseen)
 
 
-def _part_of_attention(call: Call, step: Call, part: str) -> Call:
+def _part_of_attention(call: ModelCall, step: ModelCall, part: str) -> ModelCall:
     """Return a part of a call, that lies in the data flow where the elementary call does that it belongs to."""
     path, inputs, outputs = f"{call.path}.{part}", step.inputs, step.outputs
     return replace(call, path=path, operation=part, inputs=inputs, outputs=outputs, shapes=(), elementary=False)

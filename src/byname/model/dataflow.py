@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.operations import MOVES
 
 
@@ -51,11 +51,11 @@ def _nearest(these: Collection[int], reached: dict[int, int], *, sign: int) -> i
     return sign * min(found)[1] if found else None
 
 
-def _step(call: Call) -> int:
+def _step(call: ModelCall) -> int:
     return 0 if call.kind == "operation" and call.operation in MOVES else 1
 
 
-def _reached_after(flow: Flow, others: Collection[int], step: Callable[[Call], int]) -> dict[int, int]:
+def _reached_after(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
     """Return the distance of each call from the nearest of `others`, where each call is so many steps."""
     distances = _Distances(flow)
     reached = {}
@@ -71,7 +71,7 @@ def _reached_after(flow: Flow, others: Collection[int], step: Callable[[Call], i
     return reached
 
 
-def _reached_before(flow: Flow, others: Collection[int], step: Callable[[Call], int]) -> dict[int, int]:
+def _reached_before(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
     """Return the distance of each call to the nearest of `others` that its data reaches."""
     distances = _Distances(flow)
     reached = {}
@@ -141,12 +141,12 @@ class _Distances:
                 waiting += [(origin, far + 1) for origin in self._unseen.get(number, ())]
 
 
-def _own(call: Call) -> Collection[int]:
+def _own(call: ModelCall) -> Collection[int]:
     """Return the outputs of a call without the inputs that it passes on; all outputs if it only passes inputs on."""
     return [number for number in call.outputs if number not in call.inputs] or call.outputs
 
 
-def _moments(calls: tuple[Call, ...]) -> Iterator[tuple[int, bool]]:
+def _moments(calls: tuple[ModelCall, ...]) -> Iterator[tuple[int, bool]]:
     """Yield (index, True) when a call begins and (index, False) when it ends, in the order of the run."""
     running: list[int] = []
     for index, call in enumerate(calls):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.model.call_graph import Call, is_place
+from byname.model.call_graph import ModelCall, is_place
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
@@ -282,7 +282,7 @@ _INSIDE = {
 """The families whose functions do in one step what these do, too."""
 
 
-def inside_of_others(name: str, calls: Sequence[Call]) -> str:
+def inside_of_others(name: str, calls: Sequence[ModelCall]) -> str:
     """A sentence that names the call in which a kind of function is hidden; empty where none is known.
 
     Args:
@@ -299,7 +299,7 @@ def inside_of_others(name: str, calls: Sequence[Call]) -> str:
     return ""
 
 
-def attention_in_steps(calls: Sequence[Call]) -> str:
+def attention_in_steps(calls: Sequence[ModelCall]) -> str:
     """A sentence that names the softmax of an attention that is written in Python; empty where none is known.
 
     Args:
@@ -314,7 +314,7 @@ def attention_in_steps(calls: Sequence[Call]) -> str:
     return ""
 
 
-def is_pattern_in_python(call: Call) -> bool:
+def is_pattern_in_python(call: ModelCall) -> bool:
     """Return whether a call is the softmax of an attention that is written in Python, which its class is named for."""
     if call.kind != "operation" or not is_place(call) or not family_named("softmax").has_operation(call.operation):
         return False

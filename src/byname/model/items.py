@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from byname.place import AnyDepth, AnyItem, Item, Name, Segment, Slice, fits, is_wild, join
+from byname.place import AnyDepth, AnyItem, Item, NameSegment, Segment, Slice, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, parents_of, snapshot
 from byname.reading.tensor import is_tensor
 from byname.table import closest
@@ -60,7 +60,7 @@ def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> It
                 yield from _items(inner, pattern, (*at, segment), (*counted, segment))
         return
     wanted = _from_the_beginning(first, value)
-    for segment, inner in _named(value, first) if isinstance(first, Name) and not first.wild else inside(value):
+    for segment, inner in _named(value, first) if isinstance(first, NameSegment) and not first.wild else inside(value):
         if fits(wanted, segment):
             written = segment if wanted is first or isinstance(first, Slice) else first
             yield from _items(inner, rest, (*at, written), (*counted, segment))
@@ -74,7 +74,7 @@ def _from_the_beginning(segment: Segment, value: Any) -> Segment:
     return segment
 
 
-def _named(value: Any, name: Name) -> Iterator[tuple[Segment, Any]]:
+def _named(value: Any, name: NameSegment) -> Iterator[tuple[Segment, Any]]:
     held = attribute(value, name.plain)
     if held is not _NOTHING:
         yield name, held
@@ -91,7 +91,7 @@ def inside(value: Any) -> Iterator[tuple[Segment, Any]]:
         family = next(one for one in (list, tuple, deque) if issubclass(kind, one))
         yield from ((Item(number), one) for number, one in enumerate(family.__iter__(value)))
     for name, one in _attributes(value):
-        yield Name.of(name), one
+        yield NameSegment.of(name), one
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -143,7 +143,7 @@ def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
     if not segments:
         return new
     first, rest = segments[0], segments[1:]
-    if isinstance(first, Name):
+    if isinstance(first, NameSegment):
         held = attribute(value, first.plain)
         changed = put(held, rest, new)
         if changed is not held:
@@ -230,7 +230,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
         return "None"
     kind, wanted = type(value), rest[0]
     called = f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {printable(kind.__name__)}"
-    word = printable(wanted.plain) if isinstance(wanted, Name) else ""
+    word = printable(wanted.plain) if isinstance(wanted, NameSegment) else ""
     if is_tensor(value):
         return f"{called}, which has no {f'`{word}`' if word else 'items in a path'}"
     if word and (how := _how_computed(value, word)):
@@ -255,9 +255,9 @@ def _has(value: Any, word: str) -> str:
 
 def _as_item(wanted: Segment, rest: Segments, where: str) -> str:
     """Return a hint at the path of an item, if the pattern asked for an attribute or for the key ``*``; else empty."""
-    if isinstance(wanted, Name):
+    if isinstance(wanted, NameSegment):
         item = "*" if is_wild(wanted) else repr(wanted.plain)
-    elif isinstance(wanted, Item) and isinstance(wanted.key, str) and is_wild(Name(wanted.key)):
+    elif isinstance(wanted, Item) and isinstance(wanted.key, str) and is_wild(NameSegment(wanted.key)):
         item = "*"
     else:
         return ""

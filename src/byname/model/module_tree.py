@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.place import Name
+from byname.place import NameSegment
 from byname.reading.modules import modules_in
 from byname.reading.objects import found_in
 from byname.reading.tensor import is_tensor
@@ -77,7 +77,7 @@ def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
             prefix = f"{path}." if path else ""
             for name, child in reversed(tuple(children.items())):
                 if isinstance(child, nn.Module):
-                    text = name if name.isidentifier() or name.isdecimal() else Name.of(name).text
+                    text = name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text
                     waiting.append((prefix + text, inside_of(child)[0]))
     return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from byname.model.call_graph import Call
+from byname.model.call_graph import ModelCall
 
-Test = Callable[[Call], bool]
+Test = Callable[[ModelCall], bool]
 """Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
 
 
@@ -17,7 +17,7 @@ class Online:
         self._test = test
         self._answers: dict[str, bool] = {}
 
-    def see(self, call: Call) -> bool:
+    def see(self, call: ModelCall) -> bool:
         """Return whether the selector selects this call, whose inputs and outputs may be missing."""
         answer = self._answers.get(call.path)
         if answer is None:

@@ -10,7 +10,7 @@ from torch import nn
 from byname.model.module_tree import (
     inside_of,
 )
-from byname.place import ANY, AnyItem, Item, Name, Segment, Slice, begun, fits, join
+from byname.place import ANY, AnyItem, Item, NameSegment, Segment, Slice, begun, fits, join
 from byname.reading.objects import attributes_of
 
 Segments: TypeAlias = tuple[Segment, ...]
@@ -32,11 +32,11 @@ def _inside(
     for name, child, keys in _children(module, reached, pattern):
         if not isinstance(child, nn.Module):
             continue
-        segment = Name.of(name)
+        segment = NameSegment.of(name)
         following = begun(pattern, follow(pattern, reached, segment, keys))
         child, wrappers = inside_of(child)
         for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
-            passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == Name.of(wrapper)}
+            passed = {one + 1 for one in following if one < len(pattern) and pattern[one] == NameSegment.of(wrapper)}
             following = begun(pattern, following | passed)
         if following:
             yield from _inside(child, (*at, segment), following, pattern, (*around, id(module)))
@@ -51,7 +51,7 @@ def _children(
     """
     children: dict[str, nn.Module | None] = attributes_of(module).get("_modules") or {}
     following = [pattern[position] for position in reached if position < len(pattern)]
-    if len(following) == 1 and isinstance(following[0], Name) and not following[0].wild:
+    if len(following) == 1 and isinstance(following[0], NameSegment) and not following[0].wild:
         name = following[0].plain
         if name in children:
             yield name, children[name], ()
@@ -71,7 +71,7 @@ def _at_index(module: nn.Module, children: Iterable[str], segment: Segment) -> s
     return names[segment.key] if -len(names) <= segment.key < len(names) else ""
 
 
-def follow(pattern: Segments, reached: set[int], child: Name, keys: Collection[Hashable] = ()) -> set[int]:
+def follow(pattern: Segments, reached: set[int], child: NameSegment, keys: Collection[Hashable] = ()) -> set[int]:
     """Return the positions in a pattern that are reached when a child is entered, from the positions before it."""
     following = set()
     for position in reached:

@@ -26,7 +26,7 @@ from byname.model.operations import is_elementary, is_operation, is_part_of_atte
 from byname.model.reach import Reached, Segments, follow, is_key, keys_of, modules_reached
 from byname.model.scopes import variables_of
 from byname.model.spot import Meaning, Spot
-from byname.place import ANY, AnyItem, Item, Name, Place, Segment, Slice, begun, fits, is_wild, join
+from byname.place import ANY, AnyItem, Item, NameSegment, Place, Segment, Slice, begun, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
 
@@ -43,7 +43,7 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
     """
     meaning = _meaning(place, model)
     of_value = Meaning([])
-    if place.segments[-1] == Name("grad") and len(place.segments) > 1:
+    if place.segments[-1] == NameSegment("grad") and len(place.segments) > 1:
         of_value = _meaning(Place(place.segments[:-1]), model)
     if meaning.spots:
         if of_value.spots and not place.wild:
@@ -124,7 +124,7 @@ def _inputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterat
         yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
 
 
-_INPUT = Name("input")
+_INPUT = NameSegment("input")
 
 
 def _are_items(segments: Segments) -> bool:
@@ -137,16 +137,16 @@ def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterat
         keys = keys_of(module, module.__dict__["_parameters"]) if of_lists else {}
         for kind in ("parameter", "buffer"):
             for name in state_of(module, kind):
-                if fits(rest[0], Name.of(name)) or is_key(rest[0], keys.get(name, ())):
+                if fits(rest[0], NameSegment.of(name)) or is_key(rest[0], keys.get(name, ())):
                     yield Spot(kind, under(path, name), module, name, alone=alone)
         for name, made_by in computed_in(module).items():
-            if fits(rest[0], Name.of(name)):
+            if fits(rest[0], NameSegment.of(name)):
                 of, held = (module, name) if made_by is None else (made_by, "")
                 yield Spot("computed", under(path, name), of, held, alone=alone)
 
 
 def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    if not rest or not isinstance(rest[0], Name):
+    if not rest or not isinstance(rest[0], NameSegment):
         return
     first, tail = rest[0], rest[1:]
     for method in [first.plain] if not first.wild else [one for one in methods_of(module) if first.matches(one)]:
@@ -160,10 +160,10 @@ def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> It
 
 def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
     """Variables, operations and return values of functions that a module calls."""
-    if not rest or not isinstance(rest[0], Name):
+    if not rest or not isinstance(rest[0], NameSegment):
         return
     first, tail = rest[0], rest[1:]
-    if len(tail) == 1 and isinstance(tail[0], Name) and is_part_of_attention(first.plain, part := tail[0].plain):
+    if len(tail) == 1 and isinstance(tail[0], NameSegment) and is_part_of_attention(first.plain, part := tail[0].plain):
         yield Spot("operation", under(path, f"{first.plain}.{part}"), module, part, first.plain, alone=alone)
         return
     for name in [first.plain] if not first.wild else [one for one in functions_called(module) if first.matches(one)]:
@@ -208,7 +208,7 @@ def _variables_of(
         return
     for name, left in found.items():
         for items in left:
-            if items and items[-1] != Name("grad"):
+            if items and items[-1] != NameSegment("grad"):
                 place = f"{under(path, method)}.{name}{mark}"
                 yield Spot("variable", place, module, name, method, items, alone=alone, nth=nth)
 
@@ -216,9 +216,9 @@ def _variables_of(
 def _assignment(tail: Segments) -> tuple[Segments, int | None]:
     """Return the path of a variable without ``@``, and the assignment that it means; None for each."""
     for at, one in enumerate(tail):
-        found = _NTH.fullmatch(one.text) if isinstance(one, Name) else None
+        found = _NTH.fullmatch(one.text) if isinstance(one, NameSegment) else None
         if found is not None:
-            return (*tail[:at], Name(found[1]), *tail[at + 1 :]), int(found[2])
+            return (*tail[:at], NameSegment(found[1]), *tail[at + 1 :]), int(found[2])
     return tail, None
 
 
@@ -229,7 +229,7 @@ def _left(variable: str, tail: Segments) -> set[Segments]:
     """What is left of a pattern after the name of a variable, which has dots in it if it is a nested function's."""
     reached = begun(tail, {0})
     for part in variable.split("."):
-        reached = begun(tail, follow(tail, reached, Name.of(part)))
+        reached = begun(tail, follow(tail, reached, NameSegment.of(part)))
     return {tail[position:] for position in reached}
 
 
@@ -242,7 +242,7 @@ def _in_any_method(path: str, module: nn.Module, rest: Segments, alone: bool) ->
 
 
 def _operations(path: str, module: nn.Module, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
-    if not rest or not isinstance(rest[0], Name) or not _are_items(rest[1:]):
+    if not rest or not isinstance(rest[0], NameSegment) or not _are_items(rest[1:]):
         return
     name = rest[0]
     if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
@@ -322,7 +322,7 @@ def _in_other_words(place: Place, model: nn.Module) -> str:
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
     """The paths of a model to compare a mistaken one with: each is a place that a forward may come to."""
-    texts = {one.plain for one in place.segments if isinstance(one, Name)}
+    texts = {one.plain for one in place.segments if isinstance(one, NameSegment)}
     modules = modules_by_path(model)
     reached = names_reached(modules.values())
     yield from _operations_near(place, model, modules, reached)
@@ -335,7 +335,7 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
         for method in _methods(module, reached):
             near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
             yield under(path, method)
-            for spot in _variables(path, module, method, (Name("*"),), alone=False):
+            for spot in _variables(path, module, method, (NameSegment("*"),), alone=False):
                 if near or spot.name in texts:
                     yield spot.path
 
@@ -352,7 +352,7 @@ def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
     """Functions that the modules call to which a path leads, and variables of the function that it names."""
     for path, module, rests in modules_reached(model, place.segments) if not place.wild else ():
         for rest in rests:
-            if not rest or not isinstance(rest[0], Name) or is_elementary(module):
+            if not rest or not isinstance(rest[0], NameSegment) or is_elementary(module):
                 continue
             yield from (under(path, name) for name in functions_called(module))
             if len(rest) > 1 and (function := called_function(module, rest[0].plain)) is not None:

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.model.call_graph import Call, is_place
+from byname.model.call_graph import ModelCall, is_place
 from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others, is_pattern_in_python
 from byname.model.online import Test
 from byname.model.operations import ATTENTIONS, is_part_of_attention, operation_name
 from byname.model.selectors import Counted, Look, Selector
-from byname.place import Name, Place, Segment, ends_of, parse
+from byname.place import NameSegment, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of
 from byname.table import closest
@@ -119,7 +119,7 @@ class Select:
             )
         return TheOperation(name)
 
-    def where(self, function: Callable[[Call], bool]) -> Selector:
+    def where(self, function: Callable[[ModelCall], bool]) -> Selector:
         """Return a selector of the places for which a function returns True.
 
         >>> from byname import select
@@ -129,7 +129,7 @@ class Select:
         select.where(wide)
 
         Args:
-            function: called with a `Call`, which has ``path``, ``operation``, ``kind`` and ``module``; with an
+            function: called with a `ModelCall`, which has ``path``, ``operation``, ``kind`` and ``module``; with an
                 ``example=`` also ``shapes`` and the other fields.
 
         Raises:
@@ -169,15 +169,15 @@ class Predicate(Selector):
     def _test(self) -> Test:
         return self._takes
 
-    def _hint(self, calls: Sequence[Call]) -> str:
+    def _hint(self, calls: Sequence[ModelCall]) -> str:
         return "" if any(map(self._takes, calls)) else self._where_hidden(calls)
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         """Return which of these calls, none of them selected, contains the wanted operation; empty if none is known."""
         return ""
 
     @abstractmethod
-    def _takes(self, call: Call) -> bool: ...
+    def _takes(self, call: ModelCall) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -187,7 +187,7 @@ class Everything(Predicate):
     def _text(self) -> str:
         return "select.all"
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         return is_place(call)
 
 
@@ -203,13 +203,13 @@ class InFamily(Predicate):
     def _wanted(self) -> str:
         return self.name
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         family = family_named(self.name)
         if call.kind == "module":
             return family.has_module(call.module)
         return is_place(call) and family.has_operation(call.operation) and not family.includes_inside(call.module)
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         family = family_named(self.name)
         for call in calls:
             if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # but not selected
@@ -241,7 +241,7 @@ class Attention(InFamily):
         """
         return PartOfAttention("pattern")
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         return InFamily._where_hidden(self, calls) or attention_in_steps(calls)
 
 
@@ -257,7 +257,7 @@ class PartOfAttention(Predicate):
     def _wanted(self) -> str:
         return ATTENTIONS[0]
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         for call in calls:
             if call.operation == "flex_attention":
                 return (
@@ -267,7 +267,7 @@ class PartOfAttention(Predicate):
                 )
         return attention_in_steps(calls)
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         if self.part == "pattern" and is_pattern_in_python(call):
             return True
         function = call.path.split(".")[-2:-1]
@@ -291,7 +291,7 @@ class Parametrized(Predicate):
         """Whether the selector can select only modules."""
         return True
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         if call.kind != "module":
             return False
         children = attributes_of(call.module).get("_modules") or {}
@@ -315,7 +315,7 @@ class OfClass(Predicate):
     def _wanted(self) -> str:
         return self.kind.__name__
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         return call.kind == "module" and self.kind in parents_of(type(call.module))
 
 
@@ -339,7 +339,7 @@ class TheModule(Predicate):
         """Whether the selector can select only modules."""
         return True
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         return call.kind == "module" and call.module is self.module
 
 
@@ -355,10 +355,10 @@ class TheOperation(Predicate):
     def _wanted(self) -> str:
         return self.name
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         return inside_of_others(self.name, calls)
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         return call.kind == "operation" and call.operation == self.name and is_place(call)
 
 
@@ -374,25 +374,25 @@ class AtPath(Predicate):
     def reaches_into(self, path: str) -> bool:
         """Return whether an operation inside that module may match while the module itself does not."""
         last, segments = self.pattern.segments[-1], _segments(path)
-        if not isinstance(last, Name) or self._has(segments):
+        if not isinstance(last, NameSegment) or self._has(segments):
             return False
         return len(segments) in ends_of(self.pattern.segments[:-1], segments)
 
     def _has(self, path: Sequence[Segment]) -> bool:
         return len(path) in ends_of(self.pattern.segments, path)
 
-    def _where_hidden(self, calls: Sequence[Call]) -> str:
+    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
         last = self.pattern.segments[-1]
-        return inside_of_others(last.plain, calls) if isinstance(last, Name) else ""
+        return inside_of_others(last.plain, calls) if isinstance(last, NameSegment) else ""
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         path = _segments(call.path)
         if call.kind == "module" and self._has((*path, _FORWARD)) and self.pattern.segments[-1] == _FORWARD:
             return True
         return self._has(path) and (is_place(call) or not self._has(path[:-1]))
 
 
-_FORWARD = Name("forward")
+_FORWARD = NameSegment("forward")
 """An optional suffix of a module's path, and the path of the model itself."""
 
 
@@ -404,15 +404,15 @@ def _segments(path: str) -> tuple[Segment, ...]:
 class Where(Predicate):
     """Places for which a function of the user returns True."""
 
-    function: Callable[[Call], bool]
+    function: Callable[[ModelCall], bool]
 
     def _text(self) -> str:
         return f"select.where({getattr(self.function, '__qualname__', type(self.function).__name__)})"
 
-    def _hint(self, calls: Sequence[Call]) -> str:
+    def _hint(self, calls: Sequence[ModelCall]) -> str:
         return ""
 
-    def _takes(self, call: Call) -> bool:
+    def _takes(self, call: ModelCall) -> bool:
         return is_place(call) and bool(self.function(call))
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
-from byname.model.call_graph import Call, Flow, is_place
+from byname.model.call_graph import Flow, ModelCall, is_place
 from byname.model.counts import bounds, steps, whole
 from byname.model.dataflow import after, before, first_before, next_after
 from byname.model.online import Online, Test
@@ -144,7 +144,7 @@ class Selector:
 
     def __getitem__(self, position: int | slice) -> Selector:
         if type(position) is slice:
-            return Part(self, *bounds(position))
+            return SlicedPart(self, *bounds(position))
         return At(self, whole(position))
 
     __iter__ = None
@@ -179,7 +179,7 @@ class Selector:
         """Return the name that the user most likely misspelled."""
         return self._text()
 
-    def _hint(self, calls: Sequence[Call]) -> str:
+    def _hint(self, calls: Sequence[ModelCall]) -> str:
         """Return where the wanted operation is hidden, if no call is selected; empty if unknown."""
         return ""
 
@@ -319,7 +319,7 @@ class At(Counted):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Part(Counted):
+class SlicedPart(Counted):
     """The places of a slice."""
 
     start: int | None
@@ -403,7 +403,7 @@ class FirstBefore(Follows):
     verb, _found = "first_before", staticmethod(lambda flow, these, others, _: first_before(flow, these, others))
 
 
-def no_match(selector: Selector, calls: Sequence[Call], counts: dict[Selector, int] | None = None) -> NoMatchError:
+def no_match(selector: Selector, calls: Sequence[ModelCall], counts: dict[Selector, int] | None = None) -> NoMatchError:
     """Return the error for a selector that matches nothing; its message names what the model calls.
 
     Args:

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NotStorableError
 from byname.recording.clock import Clock, InOrder
-from byname.recording.flush import Column, Windows
+from byname.recording.flush import PlaceValues, Windows
 from byname.recording.listener import Storing
 from byname.recording.options import Analysed, Options, form_of, is_analyser
 from byname.recording.sampling import Time
@@ -58,7 +58,7 @@ class Reports(Storing):
         self._name = name
         self._model_name = type(model).__name__
         self._clock = clock
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, PlaceValues] = {}
         self._calls: dict[str, InOrder] = {}
         self.handle: Handle = follow_forwards(model, _nothing, _nothing, enabled=False, well=self._ended)
 
@@ -111,11 +111,11 @@ class Reports(Storing):
             except NotStorableError as error:
                 self._refuse(column, error, value)
 
-    def _column(self, path: str) -> Column:
+    def _column(self, path: str) -> PlaceValues:
         if path in self._windows.columns:
             raise BadArgumentError(f"`{path}` is a place that is recorded, and a figure of {self.asked}")
         form = form_of(self._options, path, self._windows.warn)
-        column = Column(
+        column = PlaceValues(
             path,
             # each result is new memory: what has changed is told by the numbers
             last=Last(form, by_content=True) if self._options.on_change else None,

@@ -20,7 +20,7 @@ from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
 
-class Numbers(Protocol):
+class ValueNumbers(Protocol):
     """Numbers the values of one place."""
 
     def next(self, time: Time, event: Event) -> Any:
@@ -201,7 +201,7 @@ class Times:
         return len(self._first)
 
 
-class _Here(threading.local):
+class _ClockHere(threading.local):
     """What one thread is at."""
 
     time: Time | None = None
@@ -241,7 +241,7 @@ class Clock:
         self._next = {"train": 0, "eval": 0}
         self._steps = 0
         self._counting = threading.Lock()
-        self._here = _Here()
+        self._here = _ClockHere()
         # before the listeners are attached, so that it is told of a forward before they are
         self._handle: Handle = follow_forwards(model, self._forward, self._over, enabled=False)
         self._hooks = Undo()

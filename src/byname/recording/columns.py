@@ -115,7 +115,7 @@ class Scalars(Packed[Any]):
         return np.array(self.array, dtype, copy=copy) if copy else np.asarray(self.array, dtype)
 
 
-class Kinds(Packed[Item]):
+class SharedItems(Packed[Item]):
     """Few different items for many records, such as modes and shapes: each is kept once, and the array has its number.
 
     >>> Kinds.of(["train", "train", "eval"])[1:]
@@ -152,7 +152,7 @@ class Kinds(Packed[Item]):
         return repeat(self.kinds[0], len(self)) if len(self.kinds) == 1 else super().__iter__()
 
     @classmethod
-    def joined(cls, columns: Sequence[Kinds[Item]]) -> Self:
+    def joined(cls, columns: Sequence[SharedItems[Item]]) -> Self:
         """Columns one after the other."""
         numbers: dict[Item, int] = {}
         codes: list[NDArray[Any]] = []
@@ -176,9 +176,9 @@ def end_to_end(columns: Sequence[Any]) -> Sequence[Any]:
     scalars = [column.array for column in columns if isinstance(column, Scalars)]
     if len(scalars) == len(columns) and len({array.dtype for array in scalars}) == 1:
         return Scalars(np.concatenate(scalars))
-    several = [column for column in columns if isinstance(column, Kinds)]
+    several = [column for column in columns if isinstance(column, SharedItems)]
     if len(several) == len(columns):
-        return Kinds[Any].joined(several)
+        return SharedItems[Any].joined(several)
     return [item for column in columns for item in column]
 
 

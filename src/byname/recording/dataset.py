@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.export import Records
+from byname.recording.export import SeriesRecords
 from byname.recording.lazy import Positions
 from byname.table import counted, listed
 from byname.text import printable
@@ -51,7 +51,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     def __init__(
         self,
-        series: Mapping[str, Records],
+        series: Mapping[str, SeriesRecords],
         *,
         samples: str = "tokens",
         shuffle: int | None = None,
@@ -109,7 +109,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         return f"<Dataset of {counted(len(self), 'sample')} ({self._samples}) of {paths}>"
 
 
-def _leading(series: Mapping[str, Records], samples: str) -> dict[str, list[int]]:
+def _leading(series: Mapping[str, SeriesRecords], samples: str) -> dict[str, list[int]]:
     """Return how many dimensions of each value are those of samples.
 
     Raises:
@@ -131,7 +131,7 @@ def _leading(series: Mapping[str, Records], samples: str) -> dict[str, list[int]
     return found
 
 
-def _counts(series: Mapping[str, Records], leading: Mapping[str, list[int]]) -> Positions:
+def _counts(series: Mapping[str, SeriesRecords], leading: Mapping[str, list[int]]) -> Positions:
     """Return the number of samples in each record, which is the same for every series."""
     first = next(iter(series))
     found: dict[str, Positions] = {}
@@ -148,11 +148,11 @@ def _counts(series: Mapping[str, Records], leading: Mapping[str, list[int]]) -> 
     return found[first]
 
 
-def _moments(series: Records) -> list[tuple[Any, ...]]:
+def _moments(series: SeriesRecords) -> list[tuple[Any, ...]]:
     return [*zip(series.modes, series.iterations, series.ranks, series.calls, strict=True)]
 
 
-def _together(series: Mapping[str, Records], memory: int) -> int:
+def _together(series: Mapping[str, SeriesRecords], memory: int) -> int:
     """Return how many records of all series are about so many bytes, four of them an element."""
     elements = sum(math.prod(one.shapes[0]) for one in series.values() if len(one.shapes))
     return max(1, memory // max(4 * elements, 1))

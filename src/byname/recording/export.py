@@ -109,7 +109,7 @@ def objects(values: Iterable[Any]) -> AnyArray:
     return array
 
 
-class Records(Protocol):
+class SeriesRecords(Protocol):
     """A series, as far as its columns go."""
 
     @property
@@ -145,7 +145,7 @@ class Records(Protocol):
         """One a record."""
 
 
-def to_pandas(series: Records) -> pandas.DataFrame:
+def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
     """The columns of a series, and its values in one more."""
     with needs("to_pandas()", "pandas"):
         import pandas
@@ -163,7 +163,7 @@ def to_pandas(series: Records) -> pandas.DataFrame:
     )
 
 
-def _column(series: Records) -> AnyArray:
+def _column(series: SeriesRecords) -> AnyArray:
     """Numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
     if isinstance(series.values, Scalars):
         return np.array(series.values)
@@ -184,7 +184,7 @@ SHOWN = 20
 """Records of a long series that are shown: half of them the first ones, half the last. No other value is read."""
 
 
-def row(series: Records, number: int, value: Any) -> Row:
+def row(series: SeriesRecords, number: int, value: Any) -> Row:
     """One record as plain values. A tensor of one element is its number; of a larger one the range is told."""
     shape = tuple(series.shapes[number])
     return {
@@ -214,7 +214,7 @@ def _range(array: AnyArray) -> Row:
         return {"mean": array.mean(dtype=np.float64).item(), "min": array.min().item(), "max": array.max().item()}
 
 
-def shown(series: Records, most: int = SHOWN) -> tuple[list[Row], list[str]]:
+def shown(series: SeriesRecords, most: int = SHOWN) -> tuple[list[Row], list[str]]:
     """The rows that a table has room for, and what it does not show, in words."""
     size = len(series.iterations)
     last = most // 2
@@ -254,7 +254,7 @@ class _Texts(reprlib.Repr):
 _texts = _Texts()
 
 
-def title(series: Records) -> str:
+def title(series: SeriesRecords) -> str:
     """One line: how many records, from when to when, of what."""
     size = len(series.iterations)
     if not size:
@@ -272,7 +272,7 @@ _WITH_RANGES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, tor
 """Types of which PyTorch tells the range without a copy as float64."""
 
 
-class Range:
+class NumberRange:
     """The range of all numbers that were added; NaN is only counted, complex numbers count by their size."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals
 from byname.recording.callbacks import Callbacks, applied
-from byname.recording.clock import Numbers
-from byname.recording.columns import Kinds, Scalars
+from byname.recording.clock import ValueNumbers
+from byname.recording.columns import Scalars, SharedItems
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.distributed.gather import Gatherer
 from byname.recording.sampling import Sampling, Time
@@ -28,12 +28,12 @@ from byname.source.tracebacks import warn
 from byname.table import listed
 
 
-class Record(NamedTuple):
+class RecordedValue(NamedTuple):
     """One value that was recorded.
 
     Attributes:
         time: its iteration.
-        call: which of several values of the iteration it is, or what will tell it, see `Numbers`.
+        call: which of several values of the iteration it is, or what will tell it, see `ValueNumbers`.
         value: a copy.
         shard: the part of a distributed tensor that it is.
         before: the copy stored before it, where only the content tells whether the value is another, and was not there
@@ -52,7 +52,7 @@ class Record(NamedTuple):
         return self.before is NOTHING or not same(self.value, self.before)
 
 
-class Column:
+class PlaceValues:
     """The values of one place, in one listener.
 
     Args:
@@ -95,7 +95,7 @@ class Column:
         exact: bool,
         gradient: bool,
         by_forward: bool,
-        numbers: Numbers | None,
+        numbers: ValueNumbers | None,
         sampling: Sampling,
     ) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class Column:
         self.by_forward = by_forward
         self.numbers = numbers
         self.sampling = sampling
-        self.records: list[Record] = []
+        self.records: list[RecordedValue] = []
         self.stored = False
         self.refused = False
         self.unsaid = ""
@@ -128,9 +128,9 @@ class Column:
             iterations=Scalars.of(record.time.iteration for record in records),
             ranks=Scalars.all(rank, len(records)),
             calls=Scalars.of(record.call for record in records),
-            modes=Kinds.of([record.time.mode for record in records]),
-            shapes=Kinds.of([_shape(record.value) for record in records]),
-            shards=Kinds.of([record.shard for record in records]),
+            modes=SharedItems.of([record.time.mode for record in records]),
+            shapes=SharedItems.of([_shape(record.value) for record in records]),
+            shards=SharedItems.of([record.shard for record in records]),
             sampling=self.sampling,
         )
 
@@ -170,7 +170,7 @@ class Windows:
 
     def __init__(self, rank: int, gather_every: int | None, before: Callbacks = (), after: Callbacks = ()) -> None:
         self.store: Store = MemoryStore()
-        self.columns: dict[str, Column] = {}
+        self.columns: dict[str, PlaceValues] = {}
         self.copies = Copies()
         self.bytes = 0
         self.lost: dict[str, None] = {}

@@ -22,7 +22,7 @@ Values: TypeAlias = Sequence[Any] | Tensor
 Positions: TypeAlias = NDArray[np.int64]
 
 
-class Array(Protocol):
+class LazyArray(Protocol):
     """What values of one shape offer as their ``array``: numbers on which slices are read, such as an HDF5 dataset."""
 
     @property
@@ -95,11 +95,11 @@ def _together(pieces: list[NDArray[Any]]) -> Positions:
     return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
 
 
-def array_of(values: Values) -> Array | None:
+def array_of(values: Values) -> LazyArray | None:
     """The numbers of a sequence that keeps them in one array; None where it does not."""
     if isinstance(values, (list, tuple, Tensor)):
         return None
-    found: Array | None = getattr(values, "array", None)
+    found: LazyArray | None = getattr(values, "array", None)
     return found
 
 
@@ -126,7 +126,7 @@ def read(values: Values, positions: Positions) -> NDArray[Any]:
     return out
 
 
-def _read_into(out: NDArray[Any], rows: Positions, array: Array | None, positions: Positions) -> None:
+def _read_into(out: NDArray[Any], rows: Positions, array: LazyArray | None, positions: Positions) -> None:
     """Reads neighbours at once: a slice of a file costs little more than one record."""
     assert array is not None, "only asked where the values lie in arrays"
     order = np.argsort(positions, kind="stable")

@@ -13,9 +13,9 @@ from byname.errors import BadArgumentError, NoMatchError, NotStorableError
 from byname.place import Place, parse
 from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
-from byname.recording.clock import Clock, InOrder, Numbers, OfBackwards, OfSteps, Times
+from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, Times, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
-from byname.recording.flush import Column, Record, Windows
+from byname.recording.flush import PlaceValues, RecordedValue, Windows
 from byname.recording.options import Options, form_of
 from byname.recording.sampling import Time
 from byname.recording.silence import Unrecorded, why
@@ -51,7 +51,7 @@ class Storing:
             self._judged = time, due
         return due
 
-    def _record(self, column: Column, time: Time, call: Any, value: Any) -> None:
+    def _record(self, column: PlaceValues, time: Time, call: Any, value: Any) -> None:
         shard = None
         if type(value) not in PLAIN and is_distributed(value):
             value, shard = local_part(value)
@@ -66,10 +66,10 @@ class Storing:
             last.stored(value, copy)
         column.stored = True
         shard = shard if told is value and column.form is None else None
-        column.records.append(Record(time, call, copy, shard, before))
+        column.records.append(RecordedValue(time, call, copy, shard, before))
         windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
 
-    def _refuse(self, column: Column, error: NotStorableError, value: Any) -> None:
+    def _refuse(self, column: PlaceValues, error: NotStorableError, value: Any) -> None:
         """An error, once, where the user asked for this very place and it never could be stored; else a warning.
 
         A place of which nothing could be stored is refused from then on, and the others go on.
@@ -86,7 +86,7 @@ class Storing:
 
 
 _RECORD = 128
-"""Bytes that a `Record` takes, with its place in a list."""
+"""Bytes that a `RecordedValue` takes, with its place in a list."""
 _TENSOR_RECORD = _RECORD + TENSOR_BYTES
 
 
@@ -125,7 +125,7 @@ class Listener(Storing):
         self._where = _entries(where)
         self._clock = clock
         self._exact = exact
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, PlaceValues] = {}
         self._times = Times()
         self._begun_once = False
         self._failed: set[str] = set()
@@ -243,7 +243,7 @@ class Listener(Storing):
             )
             self._windows.excused[f"{sentence} of them raised {type(error).__name__}"] = None
 
-    def _time_of(self, event: Event, column: Column) -> Time | None:
+    def _time_of(self, event: Event, column: PlaceValues) -> Time | None:
         """The iteration that a value belongs to; None where there is none, see `_time_of_value`."""
         clock = self._clock
         if not column.gradient:
@@ -265,7 +265,7 @@ class Listener(Storing):
         time = self._times.of(forward)
         return time if time is None or time.mode == clock.mode or clock.inside else None
 
-    def _column(self, event: Event) -> Column:
+    def _column(self, event: Event) -> PlaceValues:
         path = event.path
         if path in self._windows.columns:
             raise BadArgumentError(
@@ -275,7 +275,7 @@ class Listener(Storing):
         gradient, by_steps = path.endswith(".grad"), self._clock.by_steps
         of_parameter = gradient and _is_parameters(event)
         form = form_of(self._options, path, self._windows.warn)
-        column = Column(
+        column = PlaceValues(
             path,
             last=Last(form, by_content=_is_buffer(event)) if self._options.on_change else None,
             form=form,
@@ -319,7 +319,7 @@ def _entry(entries: list[tuple[Place | None, str]], path: str) -> str:
     return fitting[0] if fitting else ", ".join(others or [words for _, words in entries])
 
 
-def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> Numbers | None:
+def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> ValueNumbers | None:
     """What numbers the values of a place; None where the calls of a forward do."""
     if of_parameter or (by_steps and not gradient):
         return InOrder()

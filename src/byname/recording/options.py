@@ -12,7 +12,7 @@ from torch import nn
 from byname.codec import dtype_name
 from byname.errors import BadArgumentError
 from byname.recording.callbacks import Callbacks, callables
-from byname.recording.sampling import Sampling, Schedule
+from byname.recording.sampling import IterationSchedule, Sampling
 from byname.recording.values.reduce import conversion, converted, name_of, reduction
 
 
@@ -72,9 +72,9 @@ class Options:
     on_value: Callbacks = ()
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> IterationSchedule:
         """In which iterations."""
-        return Schedule(self.every, self.start, self.stop, self.mode)
+        return IterationSchedule(self.every, self.start, self.stop, self.mode)
 
     def sampling(self, where: str, count: str) -> Sampling:
         """The same as facts that a recording keeps.

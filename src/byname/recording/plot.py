@@ -12,7 +12,7 @@ from torch import Tensor
 
 from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend, short
 from byname.errors import BynameError
-from byname.recording.export import Records
+from byname.recording.export import SeriesRecords
 from byname.table import listed
 from byname.text import printable
 
@@ -24,7 +24,7 @@ _MOST = 100_000
 """Numbers of a value of which quantiles are taken; of a larger one, every n-th."""
 
 
-def plotted(series: Mapping[str, Records], axes: Axes | None) -> Axes:
+def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:
     """Return the axes, with each series drawn in them; every value is read, one after the other.
 
     Raises:
@@ -58,7 +58,7 @@ def _draw(axes: Axes, line: np.ndarray[Any, Any], colour: Any, label: str) -> No
         axes.fill_between(iterations, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def _line(series: Records) -> np.ndarray[Any, Any]:
+def _line(series: SeriesRecords) -> np.ndarray[Any, Any]:
     """Return the iteration and the quantiles of each value that has numbers; values are finite, NaN are left out."""
     found = [
         (iteration, *_quantiles(value))

@@ -17,7 +17,7 @@ from byname.recording.clock import Clock
 from byname.recording.flush import Windows
 from byname.recording.listener import Listener
 from byname.recording.series import Series
-from byname.recording.series_by_path import Results
+from byname.recording.series_by_path import RecordedSeries
 from byname.recording.silence import dropped, unrecorded
 from byname.recording.stores.memory import Store
 from byname.source.tracebacks import warn
@@ -95,10 +95,10 @@ class Recorder:
         return tuple(dict.fromkeys(map(printable, [*self._notes, *told, *self._windows.lost])))
 
     @property
-    def results(self) -> Results:
+    def results(self) -> RecordedSeries:
         """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard several."""
         found = self._windows.results(early=not self._closed)
-        return Results(self._ended or found, self.paths)  # at the end, of all places
+        return RecordedSeries(self._ended or found, self.paths)  # at the end, of all places
 
     def tell(self, told: Callable[[Exception], None]) -> None:
         """From now on errors of places come out of no forward: they are told, and the other places are recorded."""

@@ -284,9 +284,9 @@ def _span(extents: Sequence[Extent]) -> str:
 
 def _range(series: Series) -> Row:
     """The smallest and largest number in a series and their mean; a part of it is read at a time."""
-    from byname.recording.export import Range
+    from byname.recording.export import NumberRange
 
-    found = Range()
+    found = NumberRange()
     for value in iter(series.values):
         found.add(value)
     return found.row()

@@ -24,7 +24,7 @@ class Time(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class IterationSchedule:
     """Which iterations are recorded.
 
         >>> schedule = Schedule(every=10, start=5, stop=30)
@@ -80,7 +80,7 @@ def _whole(name: str, number: object, least: int) -> None:
         raise BadArgumentError(f"{name} is a whole number from {least} on, not {number!r}")
 
 
-_USUAL = Schedule()
+_USUAL = IterationSchedule()
 _LARGEST = 2**63 - 1
 """What a file can hold; no run has so many iterations."""
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.recording import export, to_xarray
-from byname.recording.columns import Kinds, distinct, end_to_end, picked
+from byname.recording.columns import SharedItems, distinct, end_to_end, picked
 from byname.recording.dataset import Samples
 from byname.recording.distributed.dtensor import Shard
-from byname.recording.export import Records
+from byname.recording.export import SeriesRecords
 from byname.recording.lazy import Positions, after_each_other, one_each, taken
 from byname.recording.sampling import Sampling
 from byname.table import Row, counted, text, to_html
@@ -44,7 +44,7 @@ class _Sorted:
         return int(self.numbers[found - 1]) if found else None
 
 
-class Moments:
+class SortedRecords:
     """The records of a series, sorted once for each rank and mode that is asked for.
 
     Args:
@@ -53,7 +53,7 @@ class Moments:
 
     __slots__ = ("_calls", "_found", "_here", "_iterations", "_modes", "_ranks", "several")
 
-    def __init__(self, series: Records) -> None:
+    def __init__(self, series: SeriesRecords) -> None:
         self._iterations, self._ranks, self._calls = (
             np.array(column, np.int64) for column in (series.iterations, series.ranks, series.calls)
         )
@@ -133,7 +133,7 @@ class Series:
     shards: Sequence[Shard | None] = ()
     sampling: Sampling | None = None
     ends: Sequence[tuple[str, int]] = ()
-    _moments: Moments | None = field(default=None, init=False)
+    _moments: SortedRecords | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.iterations)
@@ -195,8 +195,8 @@ class Series:
                 )
         return self.values[last]
 
-    def _sorted(self) -> Moments:
-        found = Moments(self)
+    def _sorted(self) -> SortedRecords:
+        found = SortedRecords(self)
         object.__setattr__(self, "_moments", found)
         return found
 
@@ -372,7 +372,8 @@ def concatenated(parts: Sequence[Series]) -> Series:
     *of_each, shards = zip(*map(_columns, parts), strict=True)
     if any(map(len, shards)):
         shards = tuple(
-            own if len(own) else Kinds[Shard | None].all(None, len(one)) for own, one in zip(shards, parts, strict=True)
+            own if len(own) else SharedItems[Shard | None].all(None, len(one))
+            for own, one in zip(shards, parts, strict=True)
         )
     columns = [end_to_end(several) for several in (*of_each, shards)]
     values = after_each_other([one.values for one in parts], [one.shapes for one in parts])

@@ -133,7 +133,7 @@ class SeriesByPath(_OfPlaces, dict[str, Series]):
         return to_html(rows, title=self._title(), notes=notes)
 
 
-class Results(_OfPlaces, Mapping[str, Any]):
+class RecordedSeries(_OfPlaces, Mapping[str, Any]):
     """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
     Args:

@@ -14,8 +14,8 @@ from byname.model.methods import callable_instead, function_of
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.objects import attributes_of, found_in
 from byname.recording.clock import Clock
-from byname.recording.flush import Column
-from byname.recording.sampling import Schedule, Time
+from byname.recording.flush import PlaceValues
+from byname.recording.sampling import IterationSchedule, Time
 from byname.table import counted
 from byname.text import printable
 
@@ -79,7 +79,11 @@ def dropped(listeners: Iterable[Told]) -> list[str]:
 
 
 def why(
-    columns: Sequence[Column], reason: str, schedule: Schedule, clock: Clock, values: Unrecorded | None = None
+    columns: Sequence[PlaceValues],
+    reason: str,
+    schedule: IterationSchedule,
+    clock: Clock,
+    values: Unrecorded | None = None,
 ) -> str:
     """Why nothing was recorded; empty where something was, or where it was said before.
 
@@ -114,7 +118,7 @@ def _outside(values: Unrecorded, clock: Clock) -> str:
     return f"the forward of {values.name} never ran{ran}; {values.remedy}"
 
 
-def _undue(schedule: Schedule, clock: Clock) -> str:
+def _undue(schedule: IterationSchedule, clock: Clock) -> str:
     """Why no iteration was due, of those that there were."""
     iterations = clock.iterations()
     mine = {mode: number for mode, number in iterations.items() if schedule.mode in (mode, "both")}
@@ -138,7 +142,7 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
-def _came_undue(came: Mapping[str, int], schedule: Schedule) -> str:
+def _came_undue(came: Mapping[str, int], schedule: IterationSchedule) -> str:
     modes = [mode for mode, number in came.items() if number]
     if schedule.mode != "both" and schedule.mode not in modes:
         came_in = f"its {counted(sum(came.values()), 'value')} came in {_MODE[modes[0]]}"

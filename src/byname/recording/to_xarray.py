@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from byname.errors import BadArgumentError, BynameError
 from byname.extras import needs
-from byname.recording.export import AnyArray, Records, common_type, numpy_of, to_numpy
+from byname.recording.export import AnyArray, SeriesRecords, common_type, numpy_of, to_numpy
 from byname.recording.facts import version
 from byname.recording.lazy import Positions, cropped, read, tail_of
 from byname.table import listed
@@ -87,7 +87,7 @@ def _asked(iterations: Sequence[int]) -> Positions:
     raise BadArgumentError("fill= takes True, or the iterations at which values are wanted, such as range(100)")
 
 
-def grid_of(series: Records) -> Grid:
+def grid_of(series: SeriesRecords) -> Grid:
     """The grid of a series; two records at one cell are refused, for one would hide the other."""
     axis: NDArray[Any]
     axes: list[NDArray[Any]] = []
@@ -107,7 +107,7 @@ def grid_of(series: Records) -> Grid:
     return Grid(axes[0], axes[1], axes[2], axes[3], where, where >= 0)
 
 
-def _twice(series: Records) -> str:
+def _twice(series: SeriesRecords) -> str:
     seen: set[tuple[str, int, int, int]] = set()
     for cell in zip(series.modes, series.iterations, series.ranks, series.calls, strict=True):
         if cell in seen:
@@ -162,7 +162,7 @@ class _Source:
 
 
 def to_xarray(
-    series: Records,
+    series: SeriesRecords,
     fill: bool | Sequence[int],
     chunks: int | str | Mapping[str, int | str] | None,
     dims: Sequence[str] | None = None,
@@ -212,7 +212,7 @@ _OUTER = ("mode", "iteration", "rank", "call")
 
 
 def _own_dims(
-    series: Records, asked: Sequence[str] | None, inner: tuple[int, ...], outer: Sequence[str]
+    series: SeriesRecords, asked: Sequence[str] | None, inner: tuple[int, ...], outer: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the names of the values' own dimensions: those asked for, or ``dim_0``, ``dim_1`` ..."""
     if asked is None:
@@ -227,7 +227,7 @@ def _own_dims(
     return names
 
 
-def _attributes(series: Records) -> dict[str, str | int]:
+def _attributes(series: SeriesRecords) -> dict[str, str | int]:
     asked = {} if series.sampling is None else series.sampling.facts()
     return {"path": series.path, "byname_version": version(), **asked}
 
@@ -242,7 +242,7 @@ def _coordinates(grid: Grid, outer: tuple[str, ...], several: bool, filled: bool
     return coords
 
 
-def _in_memory(series: Records, grid: Grid) -> _Source:
+def _in_memory(series: SeriesRecords, grid: Grid) -> _Source:
     """All numbers at once, padded where their sizes differ."""
     shapes = [tuple(shape) for shape in series.shapes]
     if len({len(shape) for shape in shapes}) > 1:
@@ -262,7 +262,7 @@ def _in_memory(series: Records, grid: Grid) -> _Source:
     return _Source(array.__getitem__, array.shape[1:], array.dtype, _missing(array))
 
 
-def _padded(series: Records, shapes: list[tuple[int, ...]], inner: tuple[int, ...]) -> _Source:
+def _padded(series: SeriesRecords, shapes: list[tuple[int, ...]], inner: tuple[int, ...]) -> _Source:
     pieces = [numpy_of(cropped(value, shape)) for value, shape in zip(series.values, shapes, strict=True)]
     dtype = common_type(piece.dtype for piece in pieces)
     if dtype is None:
@@ -277,7 +277,7 @@ def _padded(series: Records, shapes: list[tuple[int, ...]], inner: tuple[int, ..
     return _Source(array.__getitem__, inner, dtype, missing, mask)
 
 
-def _unlike(series: Records) -> BynameError:
+def _unlike(series: SeriesRecords) -> BynameError:
     types = sorted({str(getattr(value, "dtype", type(value).__name__)) for value in series.values})
     return BynameError(
         f"the values of {series.path} are of types that no array holds together ({', '.join(types)}): use .values"
@@ -291,7 +291,7 @@ def _missing(array: AnyArray) -> Any:
     return {"f": np.nan, "c": complex(np.nan, np.nan)}.get(array.dtype.kind, 0)
 
 
-def _in_pieces(series: Records) -> _Source:
+def _in_pieces(series: SeriesRecords) -> _Source:
     """The same without reading a value now, where the values lie in a file."""
     shapes = {tuple(shape) for shape in series.shapes}
     tail = tail_of(series.values) if len(shapes) == 1 else None

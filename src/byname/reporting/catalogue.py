@@ -24,7 +24,7 @@ from byname.memory.holders import Holder
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
 from byname.recording.series import Series
-from byname.recording.series_by_path import Results, SeriesByPath
+from byname.recording.series_by_path import RecordedSeries, SeriesByPath
 from byname.reporting import allotments, insights, measured, runs
 from byname.reporting.draft import PageDraft
 from byname.reporting.outcomes import Outcome, outcome_section
@@ -37,7 +37,7 @@ KINDS: tuple[tuple[type, Maker], ...] = (
     (Recording, runs.recording_section),
     (Outcome, outcome_section),
     (Recorder, runs.recorder_section),
-    (Results, runs.series_by_path_section),
+    (RecordedSeries, runs.series_by_path_section),
     (SeriesByPath, runs.series_by_path_section),
     (Series, runs.series_section),
     (Census, allotments.census_section),
@@ -92,7 +92,7 @@ def is_path(thing: object) -> bool:
 
 def places_in(things: Iterable[Any]) -> int:
     """Return the number of places whose values will be drawn."""
-    return sum(len(thing) for thing in things if isinstance(thing, Recording | Results | SeriesByPath)) + sum(
+    return sum(len(thing) for thing in things if isinstance(thing, Recording | RecordedSeries | SeriesByPath)) + sum(
         len(thing.results) for thing in things if isinstance(thing, Recorder)
     )
 

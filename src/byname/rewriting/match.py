@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx, nn
 
 from byname.errors import NoMatchError, RewriteError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import modules_by_path
 from byname.model.selectors import Selector
 from byname.model.spot import Spot
@@ -124,7 +124,7 @@ def flow_of(trace: Trace, modules: Mapping[str, nn.Module]) -> Flow:
     calls = []
     for record in trace.records:
         calls.append(
-            Call(
+            ModelCall(
                 path=record.path,
                 operation=record.operation,
                 kind=record.kind,

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 
-class _Here(threading.local):
+class _MutedHere(threading.local):
     """The state of one thread.
 
     Attributes:
@@ -20,7 +20,7 @@ class _Here(threading.local):
     told: tuple[object, ...] | None = None
 
 
-_here = _Here()
+_here = _MutedHere()
 UNDER_WAY: list[tuple[object, ...] | None] = []
 """The runs under way in any thread that not everyone is told of: None for an example run, its readers for a pass.
 

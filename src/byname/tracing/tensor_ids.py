@@ -22,7 +22,7 @@ class _Known:
     changes: int
 
 
-class Numbers:
+class TensorIds:
     """The tensor ids of one run. Holds tensors weakly, except those that have a name.
 
     Attributes:

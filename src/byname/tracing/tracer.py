@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.errors import BadArgumentError, NotAModuleError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
 from byname.reading.functions import is_in_place, target_of, versions_of
@@ -32,7 +32,7 @@ from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
 from byname.tracing.open_calls import OpenCalls
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
-from byname.tracing.tensor_ids import Numbers, shape_of
+from byname.tracing.tensor_ids import TensorIds, shape_of
 from byname.tracking.depth import Deeper
 
 
@@ -55,7 +55,7 @@ class Draft:
     given: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
 
-class Tracer(TorchFunctionMode):
+class CallTracer(TorchFunctionMode):
     """Collects the calls that one thread makes inside a model.
 
     Args:
@@ -70,7 +70,7 @@ class Tracer(TorchFunctionMode):
     """
 
     def __init__(
-        self, modules: dict[str, nn.Module], numbers: Numbers, before: Kept, functions: Functions | None = None
+        self, modules: dict[str, nn.Module], numbers: TensorIds, before: Kept, functions: Functions | None = None
     ) -> None:
         super().__init__()
         self.drafts: list[Draft] = []
@@ -291,8 +291,8 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
             named = [*_state_names(model), *_input_names(model, args, kwargs), *_attribute_names(modules)]
-            numbers = Numbers(named, [tensor for _, tensor in _state_names(model)])
-        tracer = Tracer(modules, numbers, before, functions)
+            numbers = TensorIds(named, [tensor for _, tensor in _state_names(model)])
+        tracer = CallTracer(modules, numbers, before, functions)
         try:
             with tracer.listening():
                 call_model(model, args, kwargs)
@@ -351,7 +351,7 @@ def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch
                 yield from labelled(f"{path}.{name}" if path else name, value)
 
 
-def _finished(tracer: Tracer) -> Flow:
+def _finished(tracer: CallTracer) -> Flow:
     """Return the call graph of the collected calls."""
     drafts = [draft for draft in tracer.drafts if draft.is_call]
     for maker, before, after in tracer.numbers.late:
@@ -365,7 +365,7 @@ def _finished(tracer: Tracer) -> Flow:
     for draft in drafts:
         outputs = tuple(dict.fromkeys(draft.outputs))
         calls.append(
-            Call(
+            ModelCall(
                 path=draft.path,
                 operation=draft.operation,
                 kind=draft.kind,

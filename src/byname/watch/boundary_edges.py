@@ -34,7 +34,7 @@ class Entered(NamedTuple):
     since: int
 
 
-class Event:
+class BoundaryNode:
     """A boundary node of a call: it gets the gradient of an output, or passes on the gradient of an input.
 
     Attributes:
@@ -70,7 +70,7 @@ class Door(NamedTuple):
     window: Window | Reshaped | None
 
 
-class Found:
+class BoundaryNodes:
     """The boundary nodes of a call.
 
     Attributes:
@@ -82,8 +82,8 @@ class Found:
     def __init__(self, entered: Entered, outputs: Sequence[Tensor]) -> None:
         self.entered = entered
         self.views: list[Tensor] = []
-        self._events: dict[Any, Event] = {}
-        self._leaves: list[Event] = []
+        self._events: dict[Any, BoundaryNode] = {}
+        self._leaves: list[BoundaryNode] = []
         roots = [self._output(number, output) for number, output in enumerate(outputs) if output.requires_grad]
         if entered.edges or entered.leaves:
             self._walk(list(dict.fromkeys(node for node in roots if node is not None)))
@@ -96,7 +96,7 @@ class Found:
         """Note an output; return its node to walk from, or None if the call has not made this node."""
         node = output.grad_fn
         if node is None:
-            event = Event(_accumulator(output), output)
+            event = BoundaryNode(_accumulator(output), output)
             event.outputs.append((0, number, None))
             if id(output) in self.entered.leaves:
                 event.passed.append(Door(0, self.entered.leaves[id(output)], None))
@@ -145,10 +145,10 @@ class Found:
         if found is not None:  # None for two views of one base: their parts of the gradient cannot be separated
             self._event(node).doors.append(Door(slot, *found))
 
-    def _event(self, node: Any) -> Event:
+    def _event(self, node: Any) -> BoundaryNode:
         event = self._events.get(node)
         if event is None:
-            event = self._events[node] = Event(node)
+            event = self._events[node] = BoundaryNode(node)
         return event
 
 

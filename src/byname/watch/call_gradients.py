@@ -18,7 +18,7 @@ from torch import Tensor
 
 from byname.errors import InterjectionError
 from byname.reading.quiet import DisableTorchFunction
-from byname.watch.boundary_edges import Door, Edge, Entered, Event, Found
+from byname.watch.boundary_edges import BoundaryNode, BoundaryNodes, Door, Edge, Entered
 from byname.watch.value_gradients import (
     Removable,
     Reshaped,
@@ -96,7 +96,7 @@ def follow(
     tensor([31., 31.])
     """
     with DisableTorchFunction():
-        found = Found(entered, outputs)
+        found = BoundaryNodes(entered, outputs)
         if not found.events:
             return None
         followed = Followed(receive, entered, len(outputs), len(found.events))
@@ -106,7 +106,7 @@ def follow(
         return followed
 
 
-def _install(followed: Followed, found: Found) -> None:
+def _install(followed: Followed, found: BoundaryNodes) -> None:
     """Hook the boundary nodes, the one that runs last first."""
     of_thread.latest.forget()
     events = found.events
@@ -127,7 +127,7 @@ def _install(followed: Followed, found: Found) -> None:
             node.register_prehook(followed.passing(number, slot))
 
 
-def _told_at_the_last_door(events: Sequence[Event]) -> bool:
+def _told_at_the_last_door(events: Sequence[BoundaryNode]) -> bool:
     """Return whether the gradients of all inputs leave by the node that runs last, where they can be changed."""
     doors = {door.input for event in events for door in (*event.doors, *event.passed)}
     last = {door.input for door in (events[-1].doors or events[-1].passed)}
@@ -230,7 +230,7 @@ class Followed:
         """Whether there are hooks that are not freed with the graph, and so must be removed."""
         return bool(self._on_leaves)
 
-    def watch_leaf(self, number: int, event: Event) -> None:
+    def watch_leaf(self, number: int, event: BoundaryNode) -> None:
         """Hook an output that is a leaf. Its gradient may come before or after those of the other nodes."""
         outputs, doors = event.outputs, event.passed
 
@@ -249,7 +249,9 @@ class Followed:
         if event.leaf is not None:
             self._on_leaves.append(on_gradient(event.leaf, hook))
 
-    def arriving(self, number: int, event: Event, later: Later | None) -> Callable[[Gradients], Gradients | None]:
+    def arriving(
+        self, number: int, event: BoundaryNode, later: Later | None
+    ) -> Callable[[Gradients], Gradients | None]:
         """Return a pre-hook, called with the gradients that a node gets."""
         outputs, passed = event.outputs, event.passed
 
@@ -265,7 +267,7 @@ class Followed:
         return hook
 
     def leaving(
-        self, number: int, event: Event, later: Later | None
+        self, number: int, event: BoundaryNode, later: Later | None
     ) -> Callable[[Gradients, Gradients], Gradients | None]:
         """Return a hook, called with the gradients that a node passes on."""
         outputs, doors = event.outputs, event.doors

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.model.call_graph import Call
+from byname.model.call_graph import ModelCall
 from byname.model.called_functions import functions_named, is_of_program
 from byname.model.inventory import Code, Inventory, Point
 from byname.model.module_tree import is_script, state_of, under
@@ -51,7 +51,7 @@ class ExampleRun:
             self.flow = trace(root, example, {key: _codes(named) for key, named in self._named.items()})
         sources = set(self.flow.sources.values())
         self._used = {id(tensor) for name, tensor in named_state(root) if name in sources}
-        self.first: dict[int, Call] = {}
+        self.first: dict[int, ModelCall] = {}
         for call in self.flow.calls:
             if call.kind == "module":
                 self.first.setdefault(id(call.module), call)
@@ -87,7 +87,7 @@ class ExampleRun:
                 found.setdefault(id(call.module), {}).setdefault(self._function_of(call, path))
         return found
 
-    def _function_of(self, call: Call, path: str) -> str:
+    def _function_of(self, call: ModelCall, path: str) -> str:
         return path.removeprefix(f"{self._paths[id(call.module)]}.").partition(".")[0]
 
     @cached_property
@@ -111,7 +111,7 @@ class ExampleRun:
             found.update([path for path in call.inside if self._function_of(call, path) in known][:1])
         return found
 
-    def called(self, call: Call, calls: int) -> Point:
+    def called(self, call: ModelCall, calls: int) -> Point:
         """Return the row of a module or operation, from its first call and the number of its calls."""
         shape = call.shapes[0] if call.shapes else None
         owner, path = type(call.module).__name__, call.path or "forward"

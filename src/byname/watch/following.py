@@ -16,7 +16,7 @@ from byname.model.module_tree import inside_of, modules_by_path
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot, each_once
 from byname.model.where import meaning_of
-from byname.place import Name, parse
+from byname.place import NameSegment, parse
 from byname.reading.interrupts import defer_signals
 from byname.undo import Undo
 from byname.watch.attachment import Running
@@ -239,7 +239,7 @@ def _way(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, str, Any]]:
     """Yield a module, a name, and the module that stands at it, for each step on the way to a place."""
     for segment in parse(path).segments:
         modules = module.__dict__.get("_modules")  # None in a scripted module
-        if modules is None or not isinstance(segment, Name):
+        if modules is None or not isinstance(segment, NameSegment):
             return
         names = [segment.plain]
         if segment.plain not in modules and "parametrizations" in modules:

@@ -56,7 +56,7 @@ def _nothing(*_: object) -> None:
     """Do nothing; stands for a callback that nobody gave."""
 
 
-class _Here(threading.local):
+class _ForwardsHere(threading.local):
     ended_well = False
     begun_in = -1
 
@@ -93,7 +93,7 @@ class Iterations:
         self._numbered = numbered
         self._over = over
         self._follow = follow
-        self._here = _Here()
+        self._here = _ForwardsHere()
         self._time = 0
         self._whole = False
 

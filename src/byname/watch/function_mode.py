@@ -45,7 +45,7 @@ from byname.watch.inplace import called, changed_by, overwrite
 Parts = Mapping[str, Sequence[Deliver]]
 
 
-class Found(NamedTuple):
+class ReportedOperation(NamedTuple):
     """An operation, and the functions that report it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Owner:
         self.idle = False
         self.explicit = explicit
         self.functions: dict[str, ThisCode] = {}
-        self.decided: dict[tuple[str, int], Found] = {}
+        self.decided: dict[tuple[str, int], ReportedOperation] = {}
 
 
 class _Frame:
@@ -242,7 +242,7 @@ class Functions:
             mode.frame = None
             _take_off(mode)
 
-    def decide(self, owner: Owner, name: str, k: int, func: Any) -> Found:
+    def decide(self, owner: Owner, name: str, k: int, func: Any) -> ReportedOperation:
         """Return the path of the k-th call of a name in a module, and the functions that report it."""
         path = operation_path(owner.path, name, k, owner.taken)
         wanted = self._decide(owner, path, name, func)
@@ -250,9 +250,9 @@ class Functions:
         if owner.explicit and name in ATTENTIONS:
             parts = {part: self._decide(owner, f"{path}.{part}", part, func) for part in PARTS_OF_ATTENTION}
         in_place = is_in_place(str(getattr(func, "__name__", "")))
-        return Found(path, wanted, in_place, parts if parts and any(parts.values()) else None)
+        return ReportedOperation(path, wanted, in_place, parts if parts and any(parts.values()) else None)
 
-    def with_called(self, frame: _Frame, found: Found, name: str, func: Any) -> Found:
+    def with_called(self, frame: _Frame, found: ReportedOperation, name: str, func: Any) -> ReportedOperation:
         """Return the call with the functions that report it as an operation of a function inside the module as well."""
         owner, counts = frame.owner, frame.counts
         path, delivers, in_place, parts = found
@@ -264,12 +264,12 @@ class Functions:
             if decided is None:
                 place = operation_path(under(owner.path, function), name, k)
                 wanted = self._decide(owner, place, name, func)
-                decided = owner.decided[label, k] = Found(place, wanted, in_place)
+                decided = owner.decided[label, k] = ReportedOperation(place, wanted, in_place)
             if decided.delivers:
                 path, delivers = decided.path, [*delivers, *decided.delivers]
-        return Found(path, delivers, in_place, parts)
+        return ReportedOperation(path, delivers, in_place, parts)
 
-    def deliver(self, owner: Owner, found: Found, func: Any, args: Any, kwargs: Any) -> Any:
+    def deliver(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result; return the result, or what replaces it."""
         path, delivers, in_place, parts = found
         if parts is not None:

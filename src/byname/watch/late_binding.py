@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import NoMatchError
-from byname.model.call_graph import Call, Flow, with_parts_of_attention
+from byname.model.call_graph import Flow, ModelCall, with_parts_of_attention
 from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
@@ -25,7 +25,7 @@ from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is
 from byname.model.select import goes_by_class, means_parts
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
-from byname.place import Name, parse
+from byname.place import NameSegment, parse
 from byname.reading.modules import modules_in
 from byname.source.code import ThisCode, stands_for
 from byname.table import listed
@@ -90,7 +90,7 @@ class Binding:
         }
         self._matched: set[Any] = set()
         self._exact: dict[str, Spot] = {}
-        self._called: dict[str, Call] = {}
+        self._called: dict[str, ModelCall] = {}
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
         self._asked_of: dict[int, None] = {}
@@ -195,10 +195,10 @@ class Binding:
             asked.update((id(call.module), None) for call in found)
         self._asked_of = asked
 
-    def _module_calls(self) -> list[Call]:
+    def _module_calls(self) -> list[ModelCall]:
         """Return a call of each module that can be called, without inputs and outputs."""
         modules = [(path, module) for path, module in self._paths.values() if is_called(module)]
-        return [Call(path, type(module).__name__, "module", module) for path, module in modules]
+        return [ModelCall(path, type(module).__name__, "module", module) for path, module in modules]
 
     def _own_all_that(self, selector: Selector) -> None:
         """Observe the functions that modules call; leaf modules only if the selector asks for functions inside them."""
@@ -326,7 +326,7 @@ class Binding:
 
     def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
         """Return the functions that report an operation."""
-        call = Call(path, name, "operation", owner.module, function=function)
+        call = ModelCall(path, name, "operation", owner.module, function=function)
         self._called.setdefault(path, replace(call, function=None))  # a user's function may reference anything
         spots = self._match_patterns(call)
         if path in self._exact:
@@ -338,29 +338,29 @@ class Binding:
             owner.idle = False
         return [delivery(self._running, spot) for spot in each_once(spots)[0]]
 
-    def _match_patterns(self, call: Call) -> list[Spot]:
+    def _match_patterns(self, call: ModelCall) -> list[Spot]:
         """Return the places of one operation, one for each requested path that matches it."""
         function, name = self._label(call)
         found = []
         for pattern, spot in self._of_module.get(id(call.module), ()):
-            if spot.method == function and Name(spot.name).matches(name):
+            if spot.method == function and NameSegment(spot.name).matches(name):
                 self._matched.add(pattern)
                 found.append(replace(spot, path=call.path))
                 self._running.heard.mean(found[-1].full, spot.full)
         return found
 
-    def _label(self, call: Call) -> tuple[str, str]:
+    def _label(self, call: ModelCall) -> tuple[str, str]:
         """Return the name of the function in which an operation is counted, empty for the module, and its own name."""
         prefix = self._paths[id(call.module)][0]
         function, _, name = call.path[len(prefix) + 1 if prefix else 0 :].rpartition(".")
         return function, name
 
-    def _in_function(self, call: Call) -> bool:
+    def _in_function(self, call: ModelCall) -> bool:
         """Return whether an operation is counted in a function; a step of attention is an operation of the module."""
         function, name = ("", "") if call.kind == "module" else self._label(call)
         return bool(function) and not is_part_of_attention(function, name)
 
-    def _wanting(self, call: Call) -> list[Selector]:
+    def _wanting(self, call: ModelCall) -> list[Selector]:
         """Return the selectors that match a call; none for an operation counted in a function.
 
         Each selector is asked once for each place. The module's own place of the operation is asked for as well.
@@ -393,7 +393,7 @@ class Binding:
                 self._running.paths.setdefault(call.path)
                 self._own(call.module)
 
-    def _note_calls(self, call: Call, wanted: set[int], every: int) -> None:
+    def _note_calls(self, call: ModelCall, wanted: set[int], every: int) -> None:
         """Note the numbers of the selected calls of a place, unless all of its calls are selected."""
         path, only = call.path or "forward", self._running.only
         chosen = path in self._exact if call.kind == "operation" else id(call.module) in self._modules
@@ -411,7 +411,7 @@ class Binding:
             found = self._modules.get(id(module))
             if found is None:
                 found = self._modules[id(module)] = []
-                if self._wanting(Call(path, type(module).__name__, "module", module)):
+                if self._wanting(ModelCall(path, type(module).__name__, "module", module)):
                     self._choose(path, module)
             return found
 
@@ -431,7 +431,7 @@ class Binding:
         named = listed([f"`{one}`" for one in close or known], _NAMED)
         hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
         last = parse(pattern).segments[-1]
-        inside = isinstance(last, Name) and inside_of_others(
+        inside = isinstance(last, NameSegment) and inside_of_others(
             last.plain, [*self._module_calls(), *self._called.values()]
         )
         hint += f"; {inside}" if inside else ""

@@ -192,7 +192,7 @@ class _Calls:
     def __init__(self, running: Running, wanting: Wanting) -> None:
         self._running = running
         self._wanting = wanting
-        self._here = _Here()
+        self._here = _OutputsHere()
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the matching places when a call begins, and call ``before`` for each."""
@@ -218,7 +218,7 @@ class _Calls:
             self._here.begun.pop()
 
 
-class _Here(threading.local):
+class _OutputsHere(threading.local):
     def __init__(self) -> None:
         self.begun: list[list[tuple[Deliver, Any]]] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.call_graph import Call, is_place
+from byname.model.call_graph import ModelCall, is_place
 from byname.model.inventory import Inventory, Point
 from byname.model.module_tree import is_called, modules_by_path
 from byname.model.resolve import resolve
@@ -18,7 +18,7 @@ from byname.model.select import OfClass, TheModule
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.where import parts_of, unwrapped
-from byname.place import Name, Place, ends_of, parse
+from byname.place import NameSegment, Place, ends_of, parse
 from byname.table import SHOWN, Row, Rows, closest, counted, text, to_html
 from byname.text import printable
 from byname.watch.example_run import ExampleRun
@@ -231,7 +231,7 @@ class _Listing:
         that an inner one lists already. No pattern matches both a leaf module and the operations inside it.
         """
         if point.kind == "input":
-            return pattern.wild and pattern.segments[-1] != Name("input")
+            return pattern.wild and pattern.segments[-1] != NameSegment("input")
         if point.path in self._around:
             return pattern.wild
         if point.path not in self._inside:
@@ -266,10 +266,10 @@ class _Listing:
             raise NoMatchError(f"{error}. Functions and operators are known with example= only")
         return self._of_calls(found)
 
-    def _module_calls(self) -> list[Call]:
+    def _module_calls(self) -> list[ModelCall]:
         """Return one call per module, with neither inputs nor outputs."""
-        return [Call(path, type(one).__name__, "module", one) for path, one in self._modules.items()]
+        return [ModelCall(path, type(one).__name__, "module", one) for path, one in self._modules.items()]
 
-    def _of_calls(self, calls: Iterable[Call]) -> list[Point]:
+    def _of_calls(self, calls: Iterable[ModelCall]) -> list[Point]:
         paths = {call.path or "forward" for call in calls}
         return [point for point in self.every if point.path in paths]

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import is_called, modules_by_path
 from byname.model.selectors import Selector
 from byname.model.where import meaning_of, parts_of, unwrapped
@@ -112,7 +112,7 @@ def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Modul
             f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
         )
     modules = modules_by_path(model)
-    calls = tuple(Call(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one))
+    calls = tuple(ModelCall(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one))
     try:
         matched = {calls[index].path: calls[index].module for index in selector.matches(Flow(calls, {}, {}))}
     except NoMatchError:

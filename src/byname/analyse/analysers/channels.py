@@ -181,7 +181,7 @@ def with_channel(value: Tensor) -> Tensor:
     return value[:, None] if value.ndim == 1 else value
 
 
-class Tally(Statistic):
+class ChannelTally(Statistic):
     """Counts of a channel each, dimension 1 of a batch of bools: in how many places it is True.
 
     >>> Tally().add([[True, False], [True, True]]).result()
@@ -202,7 +202,7 @@ class Tally(Statistic):
     def _counted(self, samples: Tensor) -> Tensor:
         return _nonzeros(comparable(samples), [0, *range(2, samples.ndim)])
 
-    def _merge(self, other: Tally) -> None:
+    def _merge(self, other: ChannelTally) -> None:
         self._take(other.result())
 
     def _take(self, more: Tensor) -> None:

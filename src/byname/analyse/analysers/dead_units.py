@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from byname.analyse.analysers.channels import Layout, OfChannels, Tally, highest, lowest, with_channel
+from byname.analyse.analysers.channels import ChannelTally, Layout, OfChannels, highest, lowest, with_channel
 from byname.analyse.sample import Sample
 from byname.analyse.statistics.states import callable_name, plain
 from byname.errors import BadArgumentError
@@ -104,7 +104,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-class Firings(Tally):
+class Firings(ChannelTally):
     """In how many samples each unit fired.
 
     >>> Firings(rule=(0.0, 0.0, False)).add([[True, False], [True, True]]).result()

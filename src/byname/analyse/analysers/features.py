@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from byname.analyse.analysers.channels import Layout, OfChannels, Tally, with_channel
+from byname.analyse.analysers.channels import ChannelTally, Layout, OfChannels, with_channel
 from byname.analyse.sample import Sample
 from byname.analyse.statistics.moments import Variance
 
@@ -105,7 +105,7 @@ def _of_features(kept: Any, channels: Variance) -> dict[str, Any]:
     return {"mean": found.mean(), "variance": found.variance()}
 
 
-class Zeros(Tally):
+class Zeros(ChannelTally):
     """How many values of each channel, dimension 1, are exactly zero.
 
     >>> Zeros().add([[0.0, 1.0], [0.0, 0.0]]).result()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadPathError
-from byname.place import Item, Name, Segment, join, parse
+from byname.place import Item, NameSegment, Segment, join, parse
 from byname.table import Row
 
 _GROUPS = ("class", "rest")
@@ -84,7 +84,7 @@ def path_of(leaf: ResultLeaf, name: str) -> Iterator[tuple[str, Any]]:
     {"fc1.Similarity.cka['layers.2']": 0.5}
     """
     words = (name, *leaf.labels, leaf.figure)
-    segments = [*_segments(leaf.path), *(Name.of(str(word)) for word in words)]
+    segments = [*_segments(leaf.path), *(NameSegment.of(str(word)) for word in words)]
     if isinstance(leaf.value, Mapping):
         for key, value in leaf.value.items():
             yield join([*segments, Item(key if isinstance(key, int) else str(key))]), value
@@ -96,7 +96,7 @@ def _segments(path: str) -> tuple[Segment, ...]:
     try:
         return parse(path).segments
     except BadPathError:  # an analyser may call its places as it likes
-        return (Name.of(path),)
+        return (NameSegment.of(path),)
 
 
 Figures = Mapping[str, Mapping[Any, Any]]

@@ -20,7 +20,7 @@ from byname.source.code import ThisCode, is_what_ran, source_of, text_of
 from byname.source.location import is_library
 
 
-class _Function(NamedTuple):
+class _NamesInFunction(NamedTuple):
     """The names in one function, or in the top level of a file.
 
     Attributes:
@@ -57,7 +57,7 @@ def reads_gradients() -> bool:
     return any(function.gradients or function.others for function in _of_the_program())
 
 
-def _of_the_program() -> Iterator[_Function]:
+def _of_the_program() -> Iterator[_NamesInFunction]:
     """Yield every function of the program's files as it was loaded, even if its file was edited meanwhile."""
     for file, codes in codes_of_the_program().items():
         source = text_of(file)
@@ -67,17 +67,17 @@ def _of_the_program() -> Iterator[_Function]:
             yield from filter(None, map(_said_by, codes))
 
 
-def _said_by(code: CodeType) -> _Function | None:
+def _said_by(code: CodeType) -> _NamesInFunction | None:
     """Return the names in one function; None for one without statements, such as a lambda."""
     source = source_of(code)
     return _without_text(code) if source is None else _said_in(source).get(_key(code))
 
 
-def _without_text(code: CodeType) -> _Function:
+def _without_text(code: CodeType) -> _NamesInFunction:
     """Return the names in code whose source is not available; if it names a gradient, any of its names may be meant."""
     names = _names_in(code)
     reads = not names.isdisjoint(("grad", "register_hook"))
-    return _Function(names, names if reads else frozenset(), reads, "grad" in names)
+    return _NamesInFunction(names, names if reads else frozenset(), reads, "grad" in names)
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
@@ -87,7 +87,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset([*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *texts]).union(*inside)
 
 
-def _in_reach(models: Sequence[nn.Module]) -> Iterator[_Function]:
+def _in_reach(models: Sequence[nn.Module]) -> Iterator[_NamesInFunction]:
     """Yield the running functions, those that they may call, and the models' forwards.
 
     A function may call its globals, and methods of its object's class.
@@ -118,10 +118,10 @@ def _key(code: CodeType) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=256)
-def _said_in(source: Any) -> dict[tuple[str, int], _Function]:
+def _said_in(source: Any) -> dict[tuple[str, int], _NamesInFunction]:
     """Return the functions of a file by name and first line; its top level is ``<module>`` at line 0."""
     tree = source.tree
-    found: dict[tuple[str, int], _Function] = {}
+    found: dict[tuple[str, int], _NamesInFunction] = {}
     if tree is not None:
         found["<module>", 0] = _function(tree)
         for node in ast.walk(tree):
@@ -131,7 +131,7 @@ def _said_in(source: Any) -> dict[tuple[str, int], _Function]:
     return found
 
 
-def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Function:
+def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _NamesInFunction:
     inside = [part for statement in node.body for part in _own(statement)]
     called = {_last(part) for part in inside if isinstance(part, ast.Name | ast.Attribute)}
     read = [part.value for part in inside if isinstance(part, ast.Attribute) and part.attr in ("grad", "register_hook")]
@@ -146,7 +146,7 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Fun
     says_grad = any(isinstance(part, ast.Constant) and part.value == "grad" for part in inside)
     others = not variables.isdisjoint(theirs) or (indirect and says_grad)
     asks = bool(variables - _looped(inside, over_parameters=True))
-    return _Function(frozenset(called), frozenset(map(_last, read)) - {""}, others, asks)
+    return _NamesInFunction(frozenset(called), frozenset(map(_last, read)) - {""}, others, asks)
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:

@@ -161,7 +161,7 @@ class Settings:
     rank: int
 
 
-class Array:
+class GrowingArray:
     """One array of the file, that grows along its first dimension.
 
     Args:
@@ -314,7 +314,7 @@ class Array:
         self._id.write(h5s.create_simple((count, *self._shape)), there, rows, self._kind)
 
 
-def dimension(group: Any, name: str, size: int | None, settings: Settings) -> Array:
+def dimension(group: Any, name: str, size: int | None, settings: Settings) -> GrowingArray:
     """A dimension that has a name and a length and no values of its own, as netCDF writes it.
 
     Args:
@@ -323,7 +323,7 @@ def dimension(group: Any, name: str, size: int | None, settings: Settings) -> Ar
         size: its length; None where it grows.
         settings: of the file.
     """
-    array = Array(group, name, numpy.dtype(">f4"), (), settings, usual=0)
+    array = GrowingArray(group, name, numpy.dtype(">f4"), (), settings, usual=0)
     array.dataset.make_scale(f"This is a netCDF dimension but not a netCDF variable. {size or 0:9d}")
     if size:
         array.grow(size)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy
 
-from byname.recording.stores.arrays import Array, Settings, modes
+from byname.recording.stores.arrays import GrowingArray, Settings, modes
 
 Columns = tuple[Any, ...]
 """Iterations, ranks, calls and modes of records, as arrays."""
@@ -46,7 +46,7 @@ class Index:
         usual = (None, settings.rank, 0, 0)
         self.settings = settings
         self.arrays = {
-            name: Array(group, name, kind, (), settings, expected=expected, usual=one)
+            name: GrowingArray(group, name, kind, (), settings, expected=expected, usual=one)
             for name, kind, one in zip(_NAMES, kinds, usual, strict=True)
         }
         self.scale.make_scale("iterations")

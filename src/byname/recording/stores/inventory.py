@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from byname.recording.sampling import Sampling
-from byname.recording.stores.arrays import Array, Settings, group_name, numbers, place_of
+from byname.recording.stores.arrays import GrowingArray, Settings, group_name, numbers, place_of
 from byname.recording.stores.described import ASKED_KINDS, Extent, Stored, check_kind, sampling_of, shard_of
 from byname.recording.stores.parts import Form, Part
 from byname.recording.stores.stored_values import PartAt
@@ -33,7 +33,7 @@ _OWN = "byname"
 """The group of the inventory."""
 
 
-class Inventory:
+class FileInventory:
     """The inventory of a file that is being written.
 
     Args:
@@ -46,7 +46,7 @@ class Inventory:
         self._settings = settings
         self._rows: list[tuple[int, int, int, int]] = []
         self._known: dict[Part, tuple[int, frozenset[int]]] = {}
-        self._arrays: tuple[Array, Array] | None = None
+        self._arrays: tuple[GrowingArray, GrowingArray] | None = None
 
     def note(self, path: str, sampling: Sampling | None, parts: Iterable[Part]) -> str:
         """Takes what the parts of a place have now; the lines that are to be added for them."""
@@ -70,8 +70,8 @@ class Inventory:
             if not self._rows:
                 return
             self._arrays = (
-                Array(self._group, "places", numpy.dtype("<u1"), (), self._settings, expected=len(data)),
-                Array(self._group, "numbers", numpy.dtype("<i8"), (_COLUMNS,), self._settings, usual=0),
+                GrowingArray(self._group, "places", numpy.dtype("<u1"), (), self._settings, expected=len(data)),
+                GrowingArray(self._group, "numbers", numpy.dtype("<i8"), (_COLUMNS,), self._settings, usual=0),
             )
         places, table = self._arrays
         places.put_bytes(places.count, len(data), data)

@@ -22,7 +22,7 @@ from byname.recording.columns import Scalars, picked
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.lazy import Positions, taken
 from byname.recording.series import Series
-from byname.recording.stores.arrays import Array, Settings, dimension, file_type, strings
+from byname.recording.stores.arrays import GrowingArray, Settings, dimension, file_type, strings
 from byname.recording.stores.coordinates import Columns, Index, columns_of
 
 SHAPES = 8
@@ -187,8 +187,8 @@ class Part:
         self.ranks: set[int] = set()
         self.index: Index | None = None
         self.fresh: list[Columns] = []
-        self._arrays: dict[str, Array] = {}
-        self._along: list[Array] = []  # a row of each is a record
+        self._arrays: dict[str, GrowingArray] = {}
+        self._along: list[GrowingArray] = []  # a row of each is a record
         self._settings = settings
         self._describe()
         self._make_values(first)
@@ -257,7 +257,7 @@ class Part:
         if form.layout == "flat" or form.padded:
             self._add("shapes", numpy.dtype("<i8"), (len(form.shape),), len(first), dims=("axes",))
 
-    def _make(self, name: str, expected: int) -> Array:
+    def _make(self, name: str, expected: int) -> GrowingArray:
         """Makes the array of the values, or of the bytes of nested ones, with room for so many rows or elements."""
         form = self.form
         if name == "bytes":
@@ -271,7 +271,7 @@ class Part:
         array.dataset.attrs["coordinates"] = "ranks calls modes"
         return array
 
-    def _roomy(self, name: str, count: int) -> Array:
+    def _roomy(self, name: str, count: int) -> GrowingArray:
         """The array of the numbers, before it has so many; anew in longer chunks once they take many short ones."""
         array = self._arrays[name]
         if not array.is_short_for(count):
@@ -296,9 +296,9 @@ class Part:
         along: str = "iterations",
         dims: Sequence[str] = (),
         filtered: bool = False,
-    ) -> Array:
+    ) -> GrowingArray:
         """Makes an array and names its dimensions, as netCDF does, so that xarray knows them."""
-        array = Array(self.group, name, kind, shape, self._settings, expected=expected, filtered=filtered)
+        array = GrowingArray(self.group, name, kind, shape, self._settings, expected=expected, filtered=filtered)
         self._arrays[name] = array
         if along == "iterations":
             self._along.append(array)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from byname.errors import NotARecordingError, NotPermittedError, RecordingError
-from byname.recording.columns import Kinds, Scalars, distinct, end_to_end, picked
+from byname.recording.columns import Scalars, SharedItems, distinct, end_to_end, picked
 from byname.recording.lazy import Picked
 from byname.recording.series import Series
 from byname.recording.stores.arrays import FORMAT, VERSION, modes, numbers
@@ -42,7 +42,7 @@ _COLUMNS = {"iterations": "<i8", "ranks": "<i4", "calls": "<i4"}
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class RecordIndex:
     """The records of a place, without their values; one array a column.
 
     Attributes:
@@ -99,7 +99,7 @@ class StoredPlaces(Mapping[str, Series]):
         index = self.index(path)
         values: list[StoredValues] = [StoredValues(self._source, part) for part in place.parts]
         shapes = end_to_end([self._shapes(part) for part in place.parts])
-        shards = end_to_end([Kinds.all(part.form.shard, part.count) for part in place.parts])
+        shards = end_to_end([SharedItems.all(part.form.shard, part.count) for part in place.parts])
         if several := len(place.parts) > 1:
             begins = numpy.cumsum([0, *(part.count for part in place.parts)])
             at = begins[index.part] + index.row
@@ -110,7 +110,7 @@ class StoredPlaces(Mapping[str, Series]):
             Scalars(index.iterations),
             Scalars(index.ranks),
             Scalars(index.calls),
-            Kinds((index.modes == 1).astype(numpy.int8), ("train", "eval")),
+            SharedItems((index.modes == 1).astype(numpy.int8), ("train", "eval")),
             shapes,
             shards if distinct(shards) != {None} else (),
             place.sampling,
@@ -125,7 +125,7 @@ class StoredPlaces(Mapping[str, Series]):
         except (TypeError, ValueError) as reason:
             raise broken(f"an attribute that is not an end of {path}: {ends!r:.60}") from reason
 
-    def index(self, path: str) -> Index:
+    def index(self, path: str) -> RecordIndex:
         """When, where and how often the values of a place came."""
         parts = self.places[path].parts
         with self._source.reading() as file:
@@ -141,7 +141,7 @@ class StoredPlaces(Mapping[str, Series]):
         numbered = [numpy.full(part.count, number) for number, part in enumerate(parts)]
         sorting = numpy.argsort(order, kind="stable")
         whole = {name: numpy.concatenate([one[name] for one in columns])[sorting] for name in columns[0]}
-        return Index(**whole, part=numpy.concatenate(numbered)[sorting], row=numpy.concatenate(rows)[sorting])
+        return RecordIndex(**whole, part=numpy.concatenate(numbered)[sorting], row=numpy.concatenate(rows)[sorting])
 
     def extent(self, path: str) -> Extent:
         """What a place has, without its values: from the inventory, or from its arrays where the file has none."""
@@ -159,13 +159,13 @@ class StoredPlaces(Mapping[str, Series]):
             names = [(group, name) for group in groups for name in ("values", "bytes") if name.encode() in group.id]
             return sum(int(storage(group, name)) for group, name in names)
 
-    def _shapes(self, part: PartAt) -> Kinds[tuple[int, ...]]:
+    def _shapes(self, part: PartAt) -> SharedItems[tuple[int, ...]]:
         form = part.form
         if not (form.padded or form.layout == "flat"):
-            return Kinds.all(form.shape, part.count)
+            return SharedItems.all(form.shape, part.count)
         with self._source.reading() as file:
             found = dataset_in(part.group(file), "shapes", numbers("<i8"), (None, len(form.shape)))
-            return Kinds.of([tuple(shape) for shape in first_rows(found, part.count).tolist()])
+            return SharedItems.of([tuple(shape) for shape in first_rows(found, part.count).tolist()])
 
 
 def _columns(part: PartAt, group: Any, parts: int) -> dict[str, Any]:

@@ -129,9 +129,9 @@ class StoredValues(Sequence[Any]):
         return f"<{len(self)} values in a file>"
 
     @property
-    def array(self) -> Numbers | None:
+    def array(self) -> StoredNumbers | None:
         """The values as one array that reads what is asked of it; None where they are no numbers of one shape."""
-        return Numbers(self) if self.part.form.layout == "rows" and self.part.form.kind != "str" else None
+        return StoredNumbers(self) if self.part.form.layout == "rows" and self.part.form.kind != "str" else None
 
     def check(self, group: Any) -> None:
         """Looks whether the file can hold the values that there are said to be; reads none of them."""
@@ -287,7 +287,7 @@ class StoredValues(Sequence[Any]):
         check_packed(dataset, start, stop, self._seen.unpacked.setdefault(name, set()))
 
 
-class Numbers:
+class StoredNumbers:
     """Values of one shape as an array: what is asked for is read, and given as NumPy does.
 
     Args:

@@ -24,7 +24,7 @@ from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.stores.arrays import ASKED, FORMAT, VERSION, Filters, Settings, filters_of, group_name
 from byname.recording.stores.coordinates import write_all
-from byname.recording.stores.inventory import Inventory
+from byname.recording.stores.inventory import FileInventory
 from byname.recording.stores.journal.committed import committed
 from byname.recording.stores.journal.file_objects import read_by_hdf5
 from byname.recording.stores.journal.journaled_file import JournaledFile
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from byname.recording.stores.described import Stored
 
 
-class Place:
+class WrittenPlace:
     """A place in a file that is being written.
 
     Args:
@@ -145,7 +145,7 @@ class Hdf5Store:
         self.path = target(path, overwrite=overwrite)
         filters = filters_of(compression)
         self._owner = os.getpid()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, WrittenPlace] = {}
         self._changed: set[str] = set()
         self._waiting: defaultdict[str, list[Series]] = defaultdict(list)
         self._closed_with: list[Stored] | None = None
@@ -274,7 +274,7 @@ class Hdf5Store:
         )
         self._disk.sign(self._file)
         self._settings = Settings(self._disk, filters, int(run.get("rank", 0)))
-        self._inventory = Inventory(self._file, self._settings)
+        self._inventory = FileInventory(self._file, self._settings)
         self._describe(run)
         self._commit()
 
@@ -314,7 +314,7 @@ class Hdf5Store:
         for path, several in waiting.items():
             place = self._places.get(path)
             if place is None:
-                place = self._places[path] = Place(
+                place = self._places[path] = WrittenPlace(
                     self._file, path, len(self._places), self._settings, several[0].sampling
                 )
             for series in several:

@@ -31,7 +31,7 @@ class Activation:
     memory: dict[Any, Any] = field(default_factory=dict)
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """The attributes of `subscribe.Listening` that a `Run` uses."""
 
     active: bool
@@ -56,7 +56,7 @@ class Run:
 
     __slots__ = ("_listeners", "exits", "known")
 
-    def __init__(self, listeners: Sequence[tuple[Listener, Activation]]) -> None:
+    def __init__(self, listeners: Sequence[tuple[RunListener, Activation]]) -> None:
         self._listeners = listeners
         self.exits = listeners[0][0].exits if len(listeners) == 1 else any(one.exits for one, _ in listeners)
         self.known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
