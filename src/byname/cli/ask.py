@@ -277,13 +277,17 @@ def _folder(make: bool = False) -> Path:
     Raises:
         OSError: it is not there, or others than this user can write to it.
     """
-    folder = Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
+    folder = _place()
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     return folder
+
+
+def _place() -> Path:
+    return Path("/tmp") / f"byname-{os.getuid()}"  # TMPDIR may differ between the two
 
 
 def _put(folder: Path, name: str, facts: dict[str, Any]) -> None:
