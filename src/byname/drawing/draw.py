@@ -12,10 +12,9 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from byname.drawing.mermaid import to_mermaid
 from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
 from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
-from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_svg
+from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_mermaid, to_svg
 from byname.drawing.repeats import collapse
 from byname.drawing.view import View, view
 from byname.drawing.words import repeated, tooltip

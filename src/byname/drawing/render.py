@@ -1,4 +1,4 @@
-"""Render: a scene of boxes and lines, its colours, and its form as SVG and DOT."""
+"""Render: a scene of boxes and lines, its colours, and its form as SVG, DOT and Mermaid."""
 
 from __future__ import annotations
 
@@ -361,3 +361,43 @@ def quoted(words: str) -> str:
     """Return text for DOT, escaped and in double quotes."""
     escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
     return f'"{escaped}"'
+
+
+def to_mermaid(scene: Scene) -> str:
+    """Return the picture as a flowchart: boxes as nodes, open boxes as subgraphs, lines as edges with their shapes."""
+    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
+    for box in scene.boxes:
+        inside[box.parent].append(box)
+    lines = ["flowchart TD", *_mermaid_boxes(inside, None, "  "), *(f"  {_mermaid_edge(line)}" for line in scene.lines)]
+    return "\n".join([*lines, ""])
+
+
+def _mermaid_boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
+    for box in inside.get(parent, ()):
+        words = _mermaid_text(
+            "\n".join(part for part in (box.title, box.subtitle, *(f"* {one}" for one in box.marks)) if part)
+        )
+        if not box.open:
+            left, right = ("[", "]") if box.kind == "module" else ("(", ")")
+            yield f"{indent}n{box.number}{left}{words}{right}"
+            continue
+        yield f"{indent}subgraph n{box.number}[{words}]"
+        yield from _mermaid_boxes(inside, box.number, f"{indent}  ")
+        yield f"{indent}end"
+
+
+def _mermaid_edge(line: DrawnLine) -> str:
+    shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+    return f"n{line.source} -->{f'|{_mermaid_text(shapes)}|' if shapes else ''} n{line.target}"
+
+
+def _mermaid_text(words: str) -> str:
+    """Return text for Mermaid, in double quotes, with codes for the characters that have a meaning there.
+
+    >>> _mermaid_text('a "b" <c>#1')
+    '"a #quot;b#quot; #lt;c#gt;#35;1"'
+    """
+    return f'"{words.translate(_CODES)}"'
+
+
+_CODES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "\n": "<br>", "`": "#96;"})

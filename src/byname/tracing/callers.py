@@ -1,10 +1,10 @@
-"""Callers: the line of the model that makes a call, and the functions of a module that run around it."""
+"""Callers: the line of the model that makes a call, the functions of a module around it, and the calls that are open."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -35,3 +35,31 @@ def functions_running(functions: Mapping[str, ThisCode], frame: FrameType | None
         found.update((name, None) for name, one in functions.items() if one.code is code)
         frame = frame.f_back
     return [*found]
+
+
+T = TypeVar("T")
+
+
+class OpenCalls(list[tuple[nn.Module, T]]):
+    """A stack of modules, each with what is noted of its call.
+
+    >>> calls = OpenCalls()
+    >>> outer, inner = nn.ReLU(), nn.Tanh()
+    >>> calls.append((outer, "first"))
+    >>> calls.append((inner, "second"))
+    >>> calls.end(outer), calls.end(inner), len(calls)
+    ('first', None, 0)
+    """
+
+    def end(self, module: nn.Module) -> T | None:
+        """Close the innermost call of a module, and those inside it, whose hooks may have been removed meanwhile.
+
+        Returns:
+            What was noted of the call; None if no call of the module is open, as when another hook raised before ours.
+        """
+        if not self or self[-1][0] is not module:
+            if all(one is not module for one, _ in self):
+                return None
+            while self[-1][0] is not module:
+                self.pop()
+        return self.pop()[1]

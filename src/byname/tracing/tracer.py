@@ -27,10 +27,9 @@ from byname.reading.tensor import is_tensor
 from byname.source.code import ThisCode
 from byname.source.location import Instruction
 from byname.text import note_on
-from byname.tracing.callers import call_model, functions_running, line_in_the_model
+from byname.tracing.callers import OpenCalls, call_model, functions_running, line_in_the_model
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
-from byname.tracing.open_calls import OpenCalls
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import TensorIds, shape_of
 from byname.tracking.depth import Deeper

@@ -33,9 +33,8 @@ from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import ThisCode
-from byname.tracing.callers import functions_running
+from byname.tracing.callers import OpenCalls, functions_running
 from byname.tracing.muted import active_modes
-from byname.tracing.open_calls import OpenCalls
 from byname.watch.attachment import Running, runs
 from byname.watch.delivery import Deliver
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
