@@ -329,30 +329,42 @@ def paint(kind: str, operation: str) -> Paint:
 
 def to_dot(scene: Scene) -> str:
     """Return the picture as DOT: boxes as nodes, open boxes as clusters, lines as edges with their shapes."""
-    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
-    for box in scene.boxes:
-        inside[box.parent].append(box)
     lines = ["digraph byname {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
-    lines += ['  edge [fontname="sans-serif", fontsize=10];', *_boxes(inside, None, "  ")]
+    lines += ['  edge [fontname="sans-serif", fontsize=10];', *_boxes(_by_parent(scene), None, "  ")]
     lines += [f"  {_edge(line)}" for line in scene.lines]
     return "\n".join([*lines, "}", ""])
 
 
+def _by_parent(scene: Scene) -> dict[int | None, list[Box]]:
+    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
+    for box in scene.boxes:
+        inside[box.parent].append(box)
+    return inside
+
+
+def _words(box: Box) -> str:
+    return "\n".join(part for part in (box.title, box.subtitle, *(f"* {mark}" for mark in box.marks)) if part)
+
+
+def _shapes(line: DrawnLine) -> str:
+    return ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+
+
 def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
     for box in inside.get(parent, ()):
-        words = "\n".join(part for part in (box.title, box.subtitle, *(f"* {mark}" for mark in box.marks)) if part)
+        words = quoted(_words(box))
         if not box.open:
             fill = "#e4e7eb" if box.kind in ("input", "output") else paint(box.kind, box.operation).fill
-            yield f"{indent}n{box.number} [label={quoted(words)}, fillcolor={quoted(fill)}];"
+            yield f"{indent}n{box.number} [label={words}, fillcolor={quoted(fill)}];"
             continue
         yield f"{indent}subgraph cluster_{box.number} {{"
-        yield f"{indent}  label={quoted(words)};"
+        yield f"{indent}  label={words};"
         yield from _boxes(inside, box.number, f"{indent}  ")
         yield f"{indent}}}"
 
 
 def _edge(line: DrawnLine) -> str:
-    shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+    shapes = _shapes(line)
     label = f" [label={quoted(shapes)}]" if shapes else ""
     return f"n{line.source} -> n{line.target}{label};"
 
@@ -365,18 +377,17 @@ def quoted(words: str) -> str:
 
 def to_mermaid(scene: Scene) -> str:
     """Return the picture as a flowchart: boxes as nodes, open boxes as subgraphs, lines as edges with their shapes."""
-    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
-    for box in scene.boxes:
-        inside[box.parent].append(box)
-    lines = ["flowchart TD", *_mermaid_boxes(inside, None, "  "), *(f"  {_mermaid_edge(line)}" for line in scene.lines)]
+    lines = [
+        "flowchart TD",
+        *_mermaid_boxes(_by_parent(scene), None, "  "),
+        *(f"  {_mermaid_edge(line)}" for line in scene.lines),
+    ]
     return "\n".join([*lines, ""])
 
 
 def _mermaid_boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
     for box in inside.get(parent, ()):
-        words = _mermaid_text(
-            "\n".join(part for part in (box.title, box.subtitle, *(f"* {one}" for one in box.marks)) if part)
-        )
+        words = _mermaid_text(_words(box))
         if not box.open:
             left, right = ("[", "]") if box.kind == "module" else ("(", ")")
             yield f"{indent}n{box.number}{left}{words}{right}"
@@ -387,7 +398,7 @@ def _mermaid_boxes(inside: dict[int | None, list[Box]], parent: int | None, inde
 
 
 def _mermaid_edge(line: DrawnLine) -> str:
-    shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+    shapes = _shapes(line)
     return f"n{line.source} -->{f'|{_mermaid_text(shapes)}|' if shapes else ''} n{line.target}"
 
 

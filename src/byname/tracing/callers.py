@@ -1,4 +1,4 @@
-"""Callers: the line of the model that makes a call, the functions of a module around it, and the calls that are open."""
+"""Callers: the line of the model that makes a call, the functions of a module around it, and the calls still open."""
 
 from __future__ import annotations
 
