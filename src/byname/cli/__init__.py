@@ -72,7 +72,7 @@ FORMER_NAMES = {"explain": "status"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line asks for, and return the exit code.
+    """Run a command line, and return its exit code.
 
     >>> from byname.cli import main
     >>> main(["run", "no_such_script.py"])
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nobody_reads() -> int:
-    """Write no more to a closed standard output, as of ``| head``, also not when Python ends."""
+    """Redirect the standard output to nowhere after its reader has closed it, as ``| head`` does."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return 1
@@ -102,7 +102,7 @@ def _nobody_reads() -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """End with the error of a command line, which may hold anything."""
+        """Exit with a message, in which control characters are escaped."""
         super().error(printable_lines(message))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -114,7 +114,7 @@ class _Parser(argparse.ArgumentParser):
             raise
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with the error of words that mean nothing here, and the option closest to the first of them."""
+        """Exit with a message that names the unknown arguments, and the option closest to the first of them."""
         near = _closest(unknown[0].partition("=")[0], self._option_string_actions)
         self.error("; the closest option is ".join([f"unrecognized arguments: {' '.join(unknown)}", *near]))
 

@@ -1,4 +1,4 @@
-"""Ask: a question to a process that runs already, by a signal that it listens to or by Python's remote debugging.
+"""Ask: a question to a running process, sent by a signal that it handles or by Python's remote debugging.
 
 SIGUSR1 ends a process that has no handler for it, so that this is found out first. Question and answer meet in a folder
 that nobody else can write to: both are JSON, in files that are put into place whole. Nothing that is read there is run.
@@ -39,7 +39,7 @@ class StatusCommand:
     name = "status"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the number of the process."""
+        """Add the options that name the process, and the form of the answer."""
         add_pid(parser, required=True)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -132,7 +132,7 @@ def _shown(process: int) -> str:
 
 
 def _facts_of(process: int, name: str) -> str:
-    """Return a file that the system has of a process; empty where it has no /proc."""
+    """Return the text of a file about a process in /proc; empty if there is none."""
     try:
         return Path(f"/proc/{process}/{name}").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -140,7 +140,7 @@ def _facts_of(process: int, name: str) -> str:
 
 
 def _remotely(process: int, request: Request) -> None:
-    """Make Python run a file of ours in a process, between two of its instructions (PEP 768)."""
+    """Make a process run a file of byname's, between two of its instructions (PEP 768)."""
     remote: Any = getattr(sys, "remote_exec")  # noqa: B009 - not in the stubs of older versions
     try:
         remote(process, str(script_for(request)))
@@ -194,14 +194,14 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, in words, and as values that JSON has where they were asked for and there are some."""
+    """An answer as text, and as values that JSON has if those were asked for and there are some."""
 
     text: str
     facts: dict[str, Any] | None = None
 
 
 def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = WIDE) -> Request:
-    """Put a question to a process where it will find it.
+    """Write a question to the file in which the process looks for it.
 
     Raises:
         PermissionError: the folder is there, and others can write to it.
@@ -212,7 +212,7 @@ def ask(process: int, about: str, top: int, *, facts: bool = False, width: int =
 
 
 def waiting_for(process: int) -> Request | None:
-    """Take the question to a process, if there is one."""
+    """Return the question to a process and remove it; None if there is none."""
     facts = _read(f"{process}.request")
     _remove(f"{process}.request")
     if not isinstance(facts, dict):
@@ -226,7 +226,7 @@ def waiting_for(process: int) -> Request | None:
 
 
 def write_answer(request: Request, answer: Answer) -> None:
-    """Put an answer where it is waited for."""
+    """Write an answer to the file that the question names."""
     _put(_folder(), request.answer, answer._asdict())
 
 

@@ -1,4 +1,4 @@
-"""Calls: show every module call to a function, until it has found the module it wants."""
+"""Calls: each call of a module is shown to a function before it begins, until that has found its module."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _CallDepth(threading.local):
 
 
 class Calls:
-    """Shows every call of a module to a function before it begins, until that has found the module it wants.
+    """Replacement of ``nn.Module.__call__`` that shows each call to a function, until that has found its module.
 
-    It stands in for ``nn.Module.__call__``, as the tracer of `torch.fx` does. A global hook would come too late: hooks
-    made inside of it are not run for that call, and `torch.compile` warns of global hooks. Until the module is found
+    The tracer of `torch.fx` replaces it, too. A global hook would come too late: hooks made inside of it are not run
+    for that call, and `torch.compile` warns of global hooks. Until the module is found
     compiled functions run eagerly, for nothing could be seen in them.
 
     Args:

@@ -25,11 +25,11 @@ class Command(Protocol):
         """Add the options of the command to its parser."""
 
     def run(self, options: argparse.Namespace) -> int:
-        """Do it, and return the exit code."""
+        """Run the command, and return the exit code."""
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the text says why and what to try."""
+    """Error of a command that cannot do what was asked; the text says why and what to try."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(printable_lines(message))
@@ -49,7 +49,7 @@ def say(message: object) -> None:
 
 
 def positive(word: str) -> int:
-    """Return the whole number from 1 on that an option has."""
+    """Return the positive whole number that the text of an option is."""
     if not word.isdecimal() or not int(word):
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
     return int(word)

@@ -1,4 +1,4 @@
-"""Looks: censuses of a program that a command runs, or what grew in it, after its optimizer steps and at its end."""
+"""Looks: censuses of a program, or the growth in it, after its optimizer steps and at its end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CensusShown(Watcher):
 
 
 class GrowthShown(Watcher):
-    """What grew from the first look after an optimizer step to the last one, reported when the program ends.
+    """Growth from the first look after an optimizer step to the last one, reported when the program ends.
 
     A program without steps, such as one that serves a model, is looked at when it calls an outermost module. Compiled
     functions run eagerly until the first step, so that the calls are seen.
@@ -79,7 +79,7 @@ class GrowthShown(Watcher):
         return doubled if self._every is None else number % self._every == 0
 
     def _called(self, module: nn.Module, outermost: bool) -> bool:
-        """Look at a program without steps; return whether it has some."""
+        """Look at a program that has made no optimizer step; return whether it has made one."""
         if outermost and not self._stepped and self._is_due(number := next(self._calls), first=_FIRST_CALL):
             call = f"call {number} of a module ({type(module).__name__}{where(caller())})"
             unnoticed(lambda: self._look(number, call), say)
@@ -119,7 +119,7 @@ _FIRST_CALL = 8
 
 
 class _Steps:
-    """Calls a function with the number of an optimizer step, and the step in words, where one is due."""
+    """Counter of optimizer steps, which calls a function with the number and the words of each that is due."""
 
     def __init__(self, due: Callable[[int], bool], look: Callable[[int, str], None]) -> None:
         self._due, self._look = due, look

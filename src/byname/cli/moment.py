@@ -58,7 +58,7 @@ def answered(request: Request, frame: FrameType | None) -> Answer:
 
 
 def answer_request(request: Request, frame: FrameType | None) -> None:
-    """Answer what another process asks; an error of the look is an answer, too."""
+    """Answer the question of another process; if the look fails, the error is the answer."""
     unnoticed(
         lambda: write_answer(request, answered(request, frame)),
         lambda words: write_answer(request, Answer(words)),
@@ -66,7 +66,7 @@ def answer_request(request: Request, frame: FrameType | None) -> None:
 
 
 def answer_remotely() -> None:
-    """Answer what another process asks, where Python runs a file of that process in this one."""
+    """Answer the question of another process whose file Python runs in this one."""
     request = waiting_for(os.getpid())
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_remote(frame):
@@ -82,7 +82,7 @@ def _is_remote(frame: FrameType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ThreadNow:
-    """A thread at this moment. `str` writes it down.
+    """A thread at this moment; `str` returns it as text.
 
     Attributes:
         name: its name; empty if Python did not start it.
@@ -132,7 +132,7 @@ def _thread(name: str, innermost: FrameType) -> ThreadNow:
 
 
 def _module(frames: Sequence[FrameType]) -> str:
-    """Return the innermost module that is being called, as the outermost one has it."""
+    """Return the innermost module that is being called: its path in the outermost one, and the classes of both."""
     calls = [dict(locals_of(frame)).get("self") for frame in frames if frame.f_code is CODE_OF_A_MODULES_CALL]
     modules = [one for one in calls if isinstance(one, nn.Module)]
     if not modules:
@@ -195,7 +195,7 @@ def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]
 
 
 def _write(words: str) -> None:
-    """Write past the buffers of the standard error, which the handler may have interrupted."""
+    """Write to the standard error without its buffer, as the handler may have interrupted a write to that."""
     stream = sys.__stderr__
     if stream is not None and not stream.closed:
         text = fitted(f"byname: {printable_lines(words)}", width_of(stream))

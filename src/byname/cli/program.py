@@ -28,7 +28,7 @@ from byname.source.tracebacks import clean
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What ``python`` can be told to run.
+    """A script, folder, zip file or module, which ``python`` could run.
 
     Attributes:
         argv: `sys.argv`.
@@ -113,7 +113,7 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
 
 
 def report(error: BaseException) -> int:
-    """End as Python ends a program that failed: tell `sys.excepthook`, and return the exit code.
+    """Report the error of a program as Python does, to `sys.excepthook`, and return the exit code.
 
     Raises:
         KeyboardInterrupt: it was that; Python then ends by the signal, and shells stop their loops.
@@ -131,7 +131,7 @@ def report(error: BaseException) -> int:
 
 
 def _tell_hook(error: BaseException) -> None:
-    """Call the program's hook; one that fails is reported with the error, in the words of Python."""
+    """Call the program's `sys.excepthook`; if it fails, report both errors in the words of Python."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         print("sys.excepthook is missing", file=sys.stderr)
@@ -153,7 +153,7 @@ def _show(error: BaseException) -> None:
 
 
 def _end_interrupted(error: KeyboardInterrupt) -> NoReturn:
-    """Raise the interrupt, which has been reported, past Python's own report."""
+    """Raise an interrupt that was reported, so that Python does not report it again."""
     hook, traceback = sys.excepthook, error.__traceback__
 
     def reported(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Recorded: a program that knows nothing of it, from the first call of the model that fits to its end."""
+"""Recorded: values of an unchanged program, recorded from the first call of its model to its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Recorded(Watcher):
-    """Records a program from the first call of the model that fits; errors are reported, and the program goes on.
+    """Recording of a program from the first call of its model; errors are reported, and the program goes on.
 
     Args:
         words: paths of one model, each perhaps after the name of its class: ``"GPT:blocks.*.attn.forward.scores"``.
@@ -128,7 +128,7 @@ _CLASS = re.compile(r"([^\W\d]\w*):")
 
 
 def _check_file(file: Path, *, overwrite: bool) -> None:
-    """Refuse before the program starts what would be refused at the first call of its model."""
+    """Raise the errors of the file before the program starts, and not at the first call of its model."""
     needs_h5py("--record")  # now, and not when the model is found, which may be hours later
     if not file.parent.is_dir():
         raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)

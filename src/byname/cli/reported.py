@@ -1,4 +1,4 @@
-"""Reported: a program that runs, and the HTML page that is written of it at its end."""
+"""Reported: the HTML page about a run of a program, written when the program ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from byname.text import printable
 
 
 class Reported(Watcher):
-    """Writes a page when the program ends: how the program ended, what was found, what was recorded.
+    """Page about a run, written when the program ends: how it ended, the findings, and the recording.
 
     Args:
         to: the page.
@@ -89,7 +89,7 @@ def _stamp(file: Path | None) -> list[tuple[int, int]]:
 
 
 def _ended(error: BaseException | None) -> str:
-    """Return it in words; only texts and numbers of an error are printed, for others would be asked for their text."""
+    """Return how the program ended, in words. Only text of an error is shown: other arguments may run code."""
     if error is None:
         return "by itself"
     if isinstance(error, SystemExit):

@@ -43,7 +43,7 @@ class RunCommand:
     name = "run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what to look for, and the program."""
+        """Add the kinds of problems to look for, the places to record, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
         parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
@@ -125,7 +125,7 @@ class CensusCommand:
     name = "census"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the times of the looks, what they show, and the program."""
+        """Add when to look, what to show, and the program."""
         parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
         parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
         parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
@@ -156,7 +156,7 @@ def _looks(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Tell the parser of the program; everything after the script or the module belongs to it."""
+    """Add the program to the parser; all arguments after the script or the module are the program's."""
     parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     words = "a script, a folder or zip file with a __main__.py, or with -m a module"

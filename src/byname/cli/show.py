@@ -51,7 +51,7 @@ class ShowCommand:
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print it."""
+        """Print the recording."""
         from byname.cli.tail import tail
         from byname.recording.recording import open as opened
 
@@ -164,7 +164,7 @@ class ReportCommand:
         parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Write it, and print where it is."""
+        """Write the page, and print its path."""
         from byname.reporting.page import report
 
         if options.tail and len(options.files) > 1:
@@ -178,7 +178,7 @@ class ReportCommand:
 
 
 def _follow(file: str, to: str) -> int:
-    """Write a page of each state of a recording, until it is closed or somebody presses Ctrl-C."""
+    """Write the page anew after each change of a recording, until that is closed or the user presses Ctrl-C."""
     from byname.cli.tail import states
     from byname.reporting.page import ready_to_write, report
 

@@ -29,7 +29,7 @@ PATIENCE = 5.0
 
 
 def tail(name: str, *, in_json: bool = False) -> int:
-    """Print a line for each change, until the recording is closed or somebody presses Ctrl-C.
+    """Print a line for each change, until the recording is closed or the user presses Ctrl-C.
 
     Args:
         name: the file, which need not be there yet.

@@ -1,4 +1,4 @@
-"""Unnoticed: looks at a program that a command runs, which must not fail or end otherwise because of them."""
+"""Unnoticed: byname's code inside a program that a command runs; its errors do not reach the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from byname.text import printable, table_width
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
-    """Look at a program that must not fail because of it: an error of the look is reported, and goes no further.
+    """Call a function that looks at the program; an error of it is reported, and goes no further.
 
     What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C.
 
@@ -63,7 +63,7 @@ class Watcher:
         self._process = os.getpid()
 
     def at_end(self, error: BaseException | None) -> None:
-        """Do it.
+        """Act on the end of the program.
 
         Args:
             error: what ended the program, `SystemExit` included; None if its last line did.
@@ -88,7 +88,7 @@ class Watcher:
 
 
 def failure(error: BaseException | None) -> BaseException | None:
-    """Return the error that a program failed with; None if it asked for its end, or came to it."""
+    """Return the error that a program failed with; None for `SystemExit`, and if there was no error."""
     return None if isinstance(error, SystemExit) else error
 
 
@@ -113,7 +113,7 @@ def census_text(found: Census, top: int, width: int | None = None) -> str:
 
 
 def where(frame: FrameType | None) -> str:
-    """Return where the program is, such as `` at train.py:14``; empty where it is nowhere."""
+    """Return the line of the program that runs, as `` at train.py:14``; empty if none does."""
     frame = frame_of_the_program(frame)
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -58,7 +58,7 @@ class Cause(Generic[C]):
     remedy: str
 
     def findings(self, case: C) -> list[Finding]:
-        """Return the findings of this cause about a case, in which no code of a tensor's class has run."""
+        """Return the findings of this cause about a case; no ``__torch_function__`` runs meanwhile."""
         with DisableTorchFunction():
             facts = self.facts(case) if self.when(case) else ()
             return [self.finding({**case.known, **one}) for one in facts]
@@ -71,7 +71,7 @@ class Cause(Generic[C]):
 
 
 def always(case: object) -> bool:
-    """Return True: when a cause is asked about every case."""
+    """Return True: the condition of a cause that any case may have."""
     return True
 
 
@@ -117,7 +117,7 @@ def tell(words: str, /, **facts: Any) -> Sentence:
 
 
 class _Teller(string.Formatter):
-    """Prints the facts in a sentence, and remembers the names and the lines among them, each fact once."""
+    """Formatter of sentences, which remembers the names and lines among the facts that it prints, each fact once."""
 
     def __init__(self) -> None:
         self.names: list[Name] = []

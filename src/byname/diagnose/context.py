@@ -90,7 +90,7 @@ class FailureContext:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The nodes of the graph, without what is known of a walk."""
+        """The nodes of the graph, in a plain list, which is sooner there than a walk."""
         with DisableTorchFunction():
             return list(nodes_behind([root for root in self.roots if has_graph(root)]))
 
@@ -252,7 +252,7 @@ def made_at(tensor: torch.Tensor) -> Site | None:
 
 
 def _only_inputs(walk: Walk) -> Iterator[int]:
-    """Yield the node that the root was computed from, the node which that one was computed from, while it is one."""
+    """Yield the nodes below the root, as long as each is computed from a single one."""
     node = walk.nodes[1]
     while len(below := [one for one, _ in node.next_functions if one is not None]) == 1 and below[0] in walk.numbers:
         node = below[0]

@@ -1,4 +1,4 @@
-"""Unattended: `check` for each new loss of a running program, careful not to raise a false alarm."""
+"""Unattended: `check` for each new loss of a running program, which avoids false alarms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from byname.undo import Undo
 
 
 class RunningCheck:
-    """Checks the first backward call on each new loss, that is, of each line of the program that calls backward.
+    """Check of the first backward call on each new loss, that is, of each line of the program that calls backward.
 
     Nobody has said which model should learn from which loss. So it asks only about the optimizers that have a parameter
     of the graph. Of their parameters that the loss does not reach, it reports only those that a recorded call cut off,

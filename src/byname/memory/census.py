@@ -257,7 +257,7 @@ class Kinds:
 
 
 class _Described:
-    """A maker of complete rows, with names, kinds and holders."""
+    """Maker of rows with names, kinds and holders."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._look = look

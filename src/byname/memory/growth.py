@@ -281,7 +281,7 @@ def _grown(
 
 
 def _is_new(group: Group, course: Course) -> bool:
-    """Return whether a group is a single result that is computed anew, so that something else carries its graph on.
+    """Return whether a group is a single result that is computed anew, so that another variable keeps its graph.
 
     The graph of a state that is carried on contains the node of the former state; that of a loss, no former loss.
     """

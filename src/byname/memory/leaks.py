@@ -73,7 +73,7 @@ class Evidence:
 
     @cached_property
     def context_cycle(self) -> str:
-        """A sentence about a custom function, itself garbage, that keeps its own result on its ``ctx``; else empty."""
+        """A sentence about a custom function that is garbage and has its own result on its ``ctx``; else empty."""
         custom = torch.autograd.function.BackwardCFunction
         nodes = self.look.living.nodes if self.group.key == LOST else ()
         for node in nodes:

@@ -124,7 +124,7 @@ class LiveObjects:
 
 
 class _Links(list[Link]):
-    """A class of its own, so that it is never taken for a holder."""
+    """List of links, in a class of its own by which byname tells it from the program's lists."""
 
 
 def living() -> LiveObjects:
@@ -169,7 +169,7 @@ def _below(*kinds: type) -> Iterable[type]:
 
 
 def _node_classes() -> Iterable[type]:
-    """PyTorch registers the classes of its own nodes as attributes of a module; those of the user's have a base."""
+    """Return the classes of nodes: PyTorch's own are attributes of a module, those of custom functions have a base."""
     own = [kind for kind in vars(torch._C._functions).values() if type(kind) is type]
     return [*own, *_below(torch.autograd.function.BackwardCFunction)]
 

@@ -128,7 +128,7 @@ class HeapSnapshot:
         return [*self.living.links.get(id(tensor), ()), *self._inside.get(id(tensor), ())]
 
     def unexplained(self, tensors: Sequence[torch.Tensor]) -> int:
-        """Return how many references to tensors of one memory are unexplained: C++ code holds them."""
+        """Return the number of unexplained references to tensors in one block of memory, which C++ code holds."""
         plain = [one for one in tensors if type(one) in PLAIN]
         count: int = sum(one._use_count() - 1 for one in plain)  # type: ignore[attr-defined]
         return max(0, count - sum(_weight(link, one) for one in plain for link in self.living.links.get(id(one), ())))
@@ -178,7 +178,7 @@ _NOBODY = "something that cannot be followed: C or C++ code, or an expression th
 
 
 class GraphsByVariable:
-    """The variable that leads to each node; of several the one made last: the loss, and not its parts."""
+    """Map from a node to the variable whose graph has it; of several, the one made last: a loss, and not its parts."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._names: list[Name] = []

@@ -41,7 +41,7 @@ _Note: TypeAlias = Callable[[], object]
 
 
 class Uncompiled:
-    """Makes compiled functions run eagerly while one attachment is installed, and notes it when one is called.
+    """Switch that makes compiled functions run eagerly for one attachment, and notes when one is called.
 
     Args:
         model: the model as the user gave it, with its wrappers.
@@ -83,7 +83,7 @@ def notes_on_compiled(model: nn.Module) -> Iterator[str]:
 
 
 class _Eagerly:
-    """Keeps the compiler from running compiled functions. Process-wide, as the compiler is; on while it has holders.
+    """Switch of the process that makes compiled functions run eagerly while it has holders.
 
     A stance that the program sets meanwhile has no effect until the last holder releases; then it applies.
     """
@@ -189,7 +189,7 @@ EAGERLY = _Eagerly()
 
 
 class _Arrival:
-    """Import hook: calls a function once ``torch._dynamo`` has been imported; byname itself never imports it."""
+    """Import hook that calls a function once ``torch._dynamo`` has been imported; byname itself never imports it."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
         self._arrived = arrived

@@ -85,7 +85,7 @@ def _by_step(changes: Iterable[_Change]) -> list[list[_Change]]:
 
 
 class _Change:
-    """A saved tensor that was changed in place. It holds the tensor, so it lives only as long as the question."""
+    """A saved tensor that was changed in place. It holds the tensor, so it lives no longer than the call that asked."""
 
     def __init__(self, context: FailureContext, slot: Slot) -> None:
         self._context = context

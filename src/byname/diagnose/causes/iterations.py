@@ -43,7 +43,7 @@ class CarriedOver(NamedTuple):
 
 
 def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> CarriedOver | None:
-    """Return the variable by which the graph gets at a node of an earlier backward call.
+    """Return the variable through which the graph reaches a node of an earlier backward call.
 
     Args:
         context: the graph.
@@ -66,7 +66,7 @@ def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -
 
 
 def _rebound(context: FailureContext, node: int, user: int) -> CarriedOver | None:
-    """Return what one statement reads and binds again, if it made both a node and its user: ``h = cell(x, h)``."""
+    """Return the variable of a statement such as ``h = cell(x, h)``, if that made both a node and its user."""
     spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
     made = context.site(node)
     if spot is None or made != spot.site:
@@ -81,7 +81,7 @@ def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Sit
 
 
 def _passed_back(context: FailureContext, node: int, user: int) -> CarriedOver | None:
-    """Return what a statement passes to a module and binds again, if the module returned a node's result.
+    """Return the variable that a statement passes to a module and assigns, if the module returned a node's result.
 
     Of ``self.h = self.cell(x, self.h)`` in a ``forward`` it is ``self.h``. It is surely carried over: the module
     returned the result as it is, and nothing else binds the variable in between. There is none if several statements
@@ -166,7 +166,7 @@ def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> 
 
 
 def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
-    """Return how a value that is carried over loses its graph, with a line for the place after the backward."""
+    """Return how to detach a value that is carried over, with a line to write after the backward."""
     paths = [_from_outside(context, path) for path in name.path.split(", ")]
     if len(paths) > 1 and all(paths):
         return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"

@@ -1,4 +1,4 @@
-"""Losses: what a graph or its source computes and hardly ever was meant, such as double-softmax or not-frozen."""
+"""Losses: computations that are hardly ever meant, found in a graph or its source, such as double-softmax."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _squashed_twice(loss: Loss) -> Iterator[Facts]:
 
 
 def _no_logarithms(loss: Loss) -> Iterator[Facts]:
-    """Yield what gives no log-probabilities to a loss that expects them."""
+    """Yield the operation that gives no log-probabilities to a loss that expects them."""
     found = [("nll_loss", node, _before(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
     for node in loss.of_kinds(_BY_HAND):
         given = next((one for one, _ in node.next_functions[1:] if _kind(one) in _NO_LOGARITHM), None)
@@ -189,7 +189,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
 
 
 def _constant_terms(loss: Loss) -> Iterator[Facts]:
-    """Yield the term of a loss without a graph, of log-probabilities that depend on parameters behind the loss."""
+    """Yield a term of the loss that has no graph and is made of log-probabilities of the parameters behind the loss."""
     if loss.frame is None:
         return
     variables, own = dict(_paths_in(loss.frame)), loss.frame.f_code
@@ -236,7 +236,7 @@ _LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_
 
 
 def _leaf_losses(loss: Loss) -> Iterator[Facts]:
-    """Yield losses that are computed from nothing that requires grad, such as a number wrapped anew."""
+    """Yield losses that are computed from nothing that requires grad, such as a number made a tensor again."""
     for root in loss.context.roots:
         if not is_tensor(root) or issubclass(type(root), nn.Parameter):
             continue
@@ -259,7 +259,7 @@ _COPIES = {"target", "teacher", "ema", "momentum"}
 
 
 def _same_module(loss: Loss) -> Iterator[Facts]:
-    """Yield a target network that is the very network that learns, and is used beside it in a loss.
+    """Yield a target network that is the same module as the network that learns, if a loss uses both.
 
     The program says so by a plain assignment, such as ``target = online``.
     """

@@ -68,7 +68,7 @@ def _cut(context: FailureContext) -> Iterator[Facts]:
 
 
 def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
-    """Return the facts of the calls that cut a tensor off from all that requires grad, if the log has some."""
+    """Return the facts of the calls that detached a tensor from all that requires grad, if the log has some."""
     cuts, certain = [cut for log in logs() for cut in log.cuts_of(root)], True
     if not cuts:
         cuts, certain = _taken_out(root)
@@ -111,7 +111,7 @@ _MOST_PLACES = 3
 
 
 def _feeds(out: Expression, into: Expression) -> bool:
-    """Return whether a statement is the given other one, or assigns a variable that the other one reads."""
+    """Return whether a statement is the other one, or assigns a variable that the other one reads."""
     return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
 
 

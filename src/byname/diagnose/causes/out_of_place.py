@@ -73,7 +73,7 @@ def _is_data(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 class _WithoutData(ast.NodeTransformer):
-    """Writes one tensor in place of its ``.data``."""
+    """Transformer that writes a tensor in place of its ``.data``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -170,7 +170,7 @@ def _reading_copies(parsed: ast.stmt, whole: str) -> str | None:
 
 
 class _Copies(ast.NodeTransformer):
-    """Puts ``.clone()`` behind what is read of one tensor."""
+    """Transformer that adds ``.clone()`` where a part of one tensor is read."""
 
     def __init__(self, whole: str) -> None:
         self._whole = whole

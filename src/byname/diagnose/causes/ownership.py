@@ -198,7 +198,7 @@ def _those(context: FailureContext) -> str:
 
 
 class _Idle(NamedTuple):
-    """The leaves that are not parameters and get a gradient that nothing reads: those told together, and each other."""
+    """The leaves that are no parameters and get a gradient that nothing reads: those in one finding, and the others."""
 
     together: list[Leaf]
     others: list[Leaf]

@@ -22,7 +22,7 @@ from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
 from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import engine_call
-from byname.diagnose.expressions import FailingExpression, failing_expression, parsed, value_at
+from byname.diagnose.expressions import FailingExpression, failing_expression, value_at
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
@@ -297,8 +297,7 @@ def _gradients_in(failing: FailingExpression) -> Iterator[ast.Attribute]:
             yield part
         if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
             for spot in statements_binding(failing.code, part.id):
-                statement = parsed(spot.site.statement)
-                value = statement.value if isinstance(statement, ast.Assign) else None
+                value = spot.node.value if isinstance(spot.node, ast.Assign) else None
                 if isinstance(value, ast.Attribute) and value.attr == "grad":
                     yield value
 

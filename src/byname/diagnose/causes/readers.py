@@ -1,4 +1,4 @@
-"""Readers: the functions of the program that may read the gradient of a variable, by the source of what is loaded."""
+"""Readers: the functions of the program that may read the gradient of a variable, according to their source."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class WatchedRun:
 
     @property
     def node(self) -> Node:
-        """The node that the offence is about."""
+        """The node whose gradient is not finite."""
         return self.walk.nodes[self.offence.number]
 
     @cached_property
@@ -182,7 +182,7 @@ def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
 
 
 def _turned(run: WatchedRun) -> Iterator[Facts]:
-    """Yield the operation whose backward made them, and the mask that hides its values."""
+    """Yield the operation whose backward made NaN or Inf, and the mask that hides its values."""
     offence, operation = run.offence, operation_of(node_name(run.node))
     mask = _mask(run.walk, offence.number, run.lookup) if offence.masked else None
     hides: str = ""
@@ -201,7 +201,7 @@ def _turned(run: WatchedRun) -> Iterator[Facts]:
 
 
 def _arrived(run: WatchedRun) -> Iterator[Facts]:
-    """Yield the leaf, or the node, at which they arrived."""
+    """Yield the leaf, or the node, at which NaN or Inf arrived."""
     leaf = None if run.walk.inputs(run.offence.number) else run.node.variable
     name = node_name(run.node)
     where = name if leaf is None else find(Targets([leaf])).names(leaf)[0]

@@ -82,7 +82,7 @@ class Origins:
 
 
 class OriginsMode(TorchFunctionMode):
-    """Function mode that looks at the results of every PyTorch function that one thread calls."""
+    """Function mode that tests the results of every PyTorch function that one thread calls for NaN and Inf."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ from byname.undo import Undo
 
 
 class FiniteWatch:
-    """Reports each operation that first turned finite numbers into NaN or Inf, once for each line.
+    """Watch that reports each operation that first turned finite numbers into NaN or Inf, once for each line.
 
     Args:
         report: called with each finding, in the thread that ran backward.
