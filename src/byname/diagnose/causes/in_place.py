@@ -18,9 +18,8 @@ from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, version
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailureContext, base_name
+from byname.diagnose.context import FailingExpression, FailureContext, base_name, failing_expression
 from byname.diagnose.engine import first_run
-from byname.diagnose.expressions import FailingExpression, failing_expression
 from byname.naming.name import Name, unnamed
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
 from byname.table import counted

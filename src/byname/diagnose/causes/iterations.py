@@ -13,9 +13,8 @@ from torch import nn
 
 from byname.autograd.slots import doubtful, slots_of
 from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, tell
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, parsed, value_at
 from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
-from byname.diagnose.expressions import parsed, value_at
 from byname.diagnose.finding import culprits_of
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of

@@ -15,8 +15,7 @@ from torch import nn
 from byname.diagnose.cause import Cause, Facts, always
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
-from byname.diagnose.context import FailureContext, made_at
-from byname.diagnose.expressions import assignments, value_of
+from byname.diagnose.context import FailureContext, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
 from byname.naming.name import Name
 from byname.reading.frames import caller, variables_of

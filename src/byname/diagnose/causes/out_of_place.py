@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TypeGuard
 
-from byname.diagnose.expressions import parsed as parsed_of
+from byname.diagnose.context import parsed as parsed_of
 
 
 def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:

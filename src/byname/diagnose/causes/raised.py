@@ -20,9 +20,8 @@ from byname.autograd.order import node_of_input
 from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailureContext, made_at
+from byname.diagnose.context import FailingExpression, FailureContext, failing_expression, made_at, value_at
 from byname.diagnose.engine import engine_call
-from byname.diagnose.expressions import FailingExpression, failing_expression, value_at
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of

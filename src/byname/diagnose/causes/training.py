@@ -19,7 +19,7 @@ import torch
 from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
 from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.causes.readers import reads_gradients
-from byname.diagnose.expressions import assignments
+from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
