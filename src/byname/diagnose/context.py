@@ -159,6 +159,28 @@ class FailureContext:
         """The innermost frame that the error passed outside of the engine and of PyTorch."""
         return next((one for one in self._outside if not _is_torch(one.file)), None)
 
+    @cached_property
+    def failing(self) -> FailingExpression | None:
+        """The innermost expression of the program that the error passed; None if its source is not at hand."""
+        frame = self.failing_frame
+        node = None if frame is None else locate(frame.code, frame.instruction).node
+        if frame is None or node is None:
+            return None
+        return FailingExpression(node, frame.code, variables_of(frame.frame))
+
+    def failing_parts(self) -> Iterator[tuple[FailingExpression, ast.AST]]:
+        """Yield the expression that failed with each of its parts."""
+        if self.failing is not None:
+            yield from ((self.failing, node) for node in ast.walk(self.failing.node))
+
+    def value_at(self, path: str) -> Any:
+        """Return the value of an expression at the line of the program where the error came up; None if unknown."""
+        try:
+            node = ast.parse(path, mode="eval").body
+        except SyntaxError:  # the name of a value that no expression reaches
+            return None
+        return value_of(node, self.variables())
+
     @property
     def _outside(self) -> list[PassedFrame]:
         """The frames outside of the engine."""
@@ -341,24 +363,6 @@ class FailingExpression(NamedTuple):
     def value(self, node: ast.AST) -> Any:
         """Return the value of one of its parts; None if it is unknown."""
         return value_of(node, self.variables)
-
-
-def failing_expression(context: FailureContext) -> FailingExpression | None:
-    """Return the innermost expression of the program that an error passed; None if its source is not at hand."""
-    failing = context.failing_frame
-    node = None if failing is None else locate(failing.code, failing.instruction).node
-    if failing is None or node is None:
-        return None
-    return FailingExpression(node, failing.code, variables_of(failing.frame))
-
-
-def value_at(context: FailureContext, path: str) -> Any:
-    """Return the value of an expression at the line of the program where an error came up; None if it is unknown."""
-    try:
-        node = ast.parse(path, mode="eval").body
-    except SyntaxError:  # the name of a value that no expression reaches
-        return None
-    return value_of(node, context.variables())
 
 
 def parsed(statement: str) -> ast.stmt | None:

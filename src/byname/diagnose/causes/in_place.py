@@ -18,7 +18,7 @@ from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, version
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailingExpression, FailureContext, base_name, failing_expression
+from byname.diagnose.context import FailingExpression, FailureContext, base_name
 from byname.diagnose.engine import first_run
 from byname.naming.name import Name, unnamed
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
@@ -229,7 +229,7 @@ def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the tensors that the failing expression changes."""
-    failing = failing_expression(context)
+    failing = context.failing
     if failing is None:
         return
     for value in _subjects(failing):

@@ -13,7 +13,7 @@ from torch import nn
 
 from byname.autograd.slots import doubtful, slots_of
 from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, tell
-from byname.diagnose.context import FailureContext, parsed, value_at
+from byname.diagnose.context import FailureContext, parsed
 from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
 from byname.diagnose.finding import culprits_of
 from byname.naming.name import Name, at, quote, quote_all
@@ -173,7 +173,7 @@ def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
         return "detach it at the beginning of each iteration"
     path = paths[0]
     holder = path[: path.rindex("[")] if path.endswith("]") else path
-    kind = type(value_at(context, holder))
+    kind = type(context.value_at(holder))
     if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
         return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
     if kind in (list, tuple):

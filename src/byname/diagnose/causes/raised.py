@@ -20,7 +20,7 @@ from byname.autograd.order import node_of_input
 from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailingExpression, FailureContext, failing_expression, made_at, value_at
+from byname.diagnose.context import FailingExpression, FailureContext, made_at
 from byname.diagnose.engine import engine_call
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
@@ -102,12 +102,10 @@ def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
 
 def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
     """Yield the tensors that require grad and whose method of this name the failing expression calls."""
-    failing = failing_expression(context)
-    for node in () if failing is None else ast.walk(failing.node):
-        if failing is not None and isinstance(node, ast.Attribute) and node.attr == method:
+    for failing, node in context.failing_parts():
+        if isinstance(node, ast.Attribute) and node.attr == method:
             value = failing.value(node.value)
-            wanted = is_tensor(value) and fact(value, "requires_grad")
-            if wanted:
+            if is_tensor(value) and fact(value, "requires_grad"):
                 yield value
 
 
@@ -123,9 +121,7 @@ def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Na
 
 def _no_parameters(context: FailureContext) -> Iterator[Facts]:
     """Yield the module or the exhausted generator that gave an optimizer no parameters."""
-    failing = failing_expression(context)
-    for node in () if failing is None else ast.walk(failing.node):
-        assert failing is not None
+    for failing, node in context.failing_parts():
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
             module = failing.value(node.value)
             if issubclass(type(module), nn.Module):
@@ -189,7 +185,7 @@ def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
 
 def _changed_view(context: FailureContext) -> Iterator[Facts]:
     """Yield one of several views made by one call, such as ``unbind``, that is changed in place."""
-    failing, site = failing_expression(context), context.noticed
+    failing, site = context.failing, context.noticed
     target = None if failing is None else _target(failing.node)
     view: Any = None if failing is None or target is None else failing.value(target)
     if failing is None or site is None or target is None or not is_tensor(view):
@@ -217,7 +213,7 @@ def _method(node: ast.AST) -> str:
 
 def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
     """Yield the layer or the line that changes in place what a module with a full backward hook has returned."""
-    failing, site = failing_expression(context), context.noticed
+    failing, site = context.failing, context.noticed
     if failing is None or site is None:
         return
     layer = next((one for one in context.selves(nn.Module) if attributes_of(one).get("inplace")), None)
@@ -233,8 +229,7 @@ def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
 
 
 def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
-    failing = failing_expression(context)
-    tensor = None if failing is None else next(_inference_tensors(failing), None)
+    tensor = next(_inference_tensors(context), None)
     if tensor is None:
         return
     name = context.name(tensor)
@@ -245,9 +240,10 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
     yield {"tensor": name, "made": made_at(tensor), "copy": copy}
 
 
-def _inference_tensors(failing: FailingExpression) -> Iterator[torch.Tensor]:
-    """Yield the tensors made in inference mode among what the failing expression reads, modules' parameters last."""
-    values = [failing.value(node) for node in ast.walk(failing.node) if isinstance(node, ast.Name | ast.Attribute)]
+def _inference_tensors(context: FailureContext) -> Iterator[torch.Tensor]:
+    """Yield the tensors made in inference mode that the failing expression reads, then parameters of modules in it."""
+    parts = context.failing_parts()
+    values = [failing.value(node) for failing, node in parts if isinstance(node, ast.Name | ast.Attribute)]
     modules = [value for value in values if issubclass(type(value), nn.Module)]
     held = [parameter for module in modules for parameter in nn.Module.parameters(module)]
     yield from [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
@@ -278,9 +274,10 @@ def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
 
 def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
-    failing = failing_expression(context)
-    for node in () if failing is None else _gradients_in(failing):
-        assert failing is not None
+    failing = context.failing
+    if failing is None:
+        return
+    for node in _gradients_in(failing):
         value = failing.value(node.value)
         if value is None:
             yield from _read_there(failing.code, node.lineno)
@@ -455,7 +452,7 @@ def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
             f"where it is stored{at(made)}, go on computing with a variable, and store only its values, `{made.target} "
             "= variable.detach()`"
         )
-    elif name.path and not name.relation and value_at(context, name.path) is tensor:
+    elif name.path and not name.relation and context.value_at(name.path) is tensor:
         remedy = f"put `{name.path} = {name.path}.detach()` before the copy, which drops its graph"
     else:
         remedy = "keep it without its graph, as by .detach(), or drop it before the copy"
