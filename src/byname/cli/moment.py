@@ -35,12 +35,7 @@ from byname.text import fitted, printable_lines, width_of
 
 
 def answered(request: Request, frame: FrameType | None) -> Answer:
-    """Return the answer to a question: a census, or the lines on which the threads are, and how much is alive.
-
-    Args:
-        request: the question.
-        frame: where the main thread is.
-    """
+    """Return the answer to a question: a census, or the lines on which the threads are, and how much is alive."""
     facts: dict[str, Any] = {"process": os.getpid()}
     if request.about == "census":
         found = census()

@@ -169,11 +169,7 @@ def run_program(
 ) -> int:
     """Run the program to its end, inside the contexts that the options ask for, and return the exit code.
 
-    What these need is imported before the program runs: it is to come from where byname, not the program, looks.
-
-    Args:
-        options: the command line.
-        watchers_of: returns the contexts, the outermost first.
+    The contexts, the outermost first, import what they need before the program runs, since that may change `sys.path`.
     """
     program = _program(options)
     watchers = watchers_of(options)

@@ -147,12 +147,7 @@ class Sparklines:
         self._numbers: dict[str, deque[float]] = {}
 
     def add(self, recording: Recording, came: Mapping[str, int]) -> None:
-        """Read the newest records.
-
-        Args:
-            recording: as it is now.
-            came: the number of new records of each place.
-        """
+        """Read the newest records; `came` is the number of new ones of each place."""
         for path, count in came.items():
             if count and (path in self._numbers or len(self._numbers) < PLACES):
                 numbers = [number for value in recording[path][-min(count, RECORDS) :] for number in _number(value)]

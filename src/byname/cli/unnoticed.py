@@ -25,9 +25,9 @@ def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: ty
     What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C.
 
     Args:
-        look: the look.
+        look: the function.
         tell: called with the sentence about an error.
-        also: a kind of errors besides `Exception`.
+        also: a class of errors to report besides `Exception`.
     """
     try:
         look()
@@ -100,13 +100,7 @@ def _from_a_handler(error: BaseException) -> bool:
 
 
 def census_text(found: Census, top: int, width: int | None = None) -> str:
-    """Return a census as a table.
-
-    Args:
-        found: the census.
-        top: how many rows.
-        width: in characters; by default that of the standard error.
-    """
+    """Return the first rows of a census as a table, by default as wide as the standard error."""
     table = found.head(top, width=table_width(sys.__stderr__) if width is None else width)
     nothing = "the functions that held tensors have returned; --every N looks while they run"
     return table if found else f"{table}\n{nothing}"

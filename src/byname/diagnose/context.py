@@ -348,13 +348,7 @@ def _item(holder: Any, key: Any) -> Any:
 
 
 class FailingExpression(NamedTuple):
-    """The expression of the program at which an error came up.
-
-    Attributes:
-        node: its syntax tree.
-        code: the code that it belongs to.
-        variables: the variables that it can read, by name.
-    """
+    """The expression of the program at which an error came up: its syntax tree, its code, and what it can read."""
 
     node: ast.AST
     code: CodeType

@@ -106,11 +106,7 @@ def _holding(look: HeapSnapshot) -> Iterator[str]:
 
 
 class _Reserve:
-    """Address space of the process, held while a block may need it. It takes no memory, as nothing is written there.
-
-    Attributes:
-        size: in bytes.
-    """
+    """Address space of the process, held while a block may need it. It takes no memory, as nothing is written there."""
 
     size = 128 * 2**20
 

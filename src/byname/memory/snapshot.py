@@ -230,12 +230,7 @@ def heap_at_rest() -> Iterator[None]:
 
 
 def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[Link]]:
-    """Return the links from nodes to the tensors that only these nodes lead to, by the id of the tensor.
-
-    Args:
-        nodes: nodes of living graphs.
-        findings: what variables lead to.
-    """
+    """Return the links from nodes to the tensors that only nodes lead to, and no variable, by the id of the tensor."""
     roots = list(_roots(nodes))
     if not roots:
         return {}
@@ -294,12 +289,7 @@ def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
 
 
 def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
-    """Return the holder that is easiest to recognise: a variable of a function, or an object of some class.
-
-    Args:
-        tensors: the tensors.
-        holders: the referrers of each object, from `holders_among`.
-    """
+    """Return the holder that is easiest to recognise: a variable of a function, or an object of some class."""
     wanted = set(map(id, tensors))
     passed = set(wanted)
     while wanted:

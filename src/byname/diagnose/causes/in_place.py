@@ -51,14 +51,6 @@ def _may_be_changed(context: FailureContext) -> bool:
     return context.error is None and bool(doubtful(context.kinds))
 
 
-def _modified(context: FailureContext) -> list[Facts]:
-    return context.once(_changed_in).in_place
-
-
-def _stepped(context: FailureContext) -> list[Facts]:
-    return context.once(_changed_in).by_step
-
-
 def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
     """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
     told = versions_told(message)
@@ -267,13 +259,13 @@ def _inside(value: Any) -> list[Any]:
     return [value]
 
 
-_MODIFIED = Raised(RuntimeError, r"has been modified by an inplace operation")
+_CHANGED = any_of(Raised(RuntimeError, r"has been modified by an inplace operation"), _may_be_changed)
 
 # fmt: off
 MODIFIED: tuple[Cause[FailureContext], ...] = (
-    Cause("modified-in-place", any_of(_MODIFIED, _may_be_changed), _modified,
+    Cause("modified-in-place", _CHANGED, lambda context: context.once(_changed_in).in_place,
         "autograd saved {saved} for this backward, and it was {what}", "{remedy}"),
-    Cause("optimizer-step-between", any_of(_MODIFIED, _may_be_changed), _stepped,
+    Cause("optimizer-step-between", _CHANGED, lambda context: context.once(_changed_in).by_step,
         "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}", "{remedy}"),
 )
 LEAF_IN_PLACE: Cause[FailureContext] = Cause("leaf-in-place",

@@ -102,7 +102,7 @@ def _passed_back(context: FailureContext, node: int, user: int) -> CarriedOver |
         or (type(called).__module__.startswith("torch.") and registered(called, "_modules") == [module])
         for site in assignments_calling(code, function)
         if (paths := [one for one in _carried(site.statement) if is_kept(code, one, site.line)])
-        and all(one.startswith("self.") or _runs(context, code) for one in paths)
+        and (all(one.startswith("self.") for one in paths) or any(one.code is code for one in context.passed))
     }
     return _carrier(context, node, *found.popitem()[::-1]) if len(found) == 1 else None
 
@@ -131,10 +131,6 @@ def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, 
         code = _forward_of(module)
         children = snapshot(attributes_of(module)["_modules"]) if code is not None else []
         yield from ((code, f"self.{name}", child) for name, child in children if code is not None and child is not None)
-
-
-def _runs(context: FailureContext, code: CodeType) -> bool:
-    return any(one.code is code for one in context.passed)
 
 
 def _carried(statement: str) -> list[str]:
