@@ -93,6 +93,8 @@ class SearchResult:
                 break
             is_module = issubclass(type(values[holder]), torch.nn.Module)
             held = self._in_module(holder) if is_module else children(values[holder])
+            if not held:  # as nearly every tensor
+                continue
             if len(held) > width or (count - before > width and not is_module):
                 self._waiting.append(holder)
                 continue
@@ -161,21 +163,28 @@ class SearchResult:
         On a path each object was met later than the one before it, but for a number of `detours`, such as the step from
         a list to an object in it that a variable holds too.
         """
-        found = self._paths[detours].get(number)
-        if found is None:
-            level, value = self._levels[number], self._values[number]
-            found = [ReferencePath(root) for root in self._roots.get(number, ())]
-            for before, make, key in self._into(number):
-                rises = self._levels[before] < level
-                if before == number or not (rises or detours):
-                    continue
-                if len(found) >= MOST_WAYS:
-                    break
+        known = self._paths[detours]
+        if number in known:
+            return known[number]
+        levels, value = self._levels, self._values[number]
+        found = [ReferencePath(root) for root in self._roots.get(number, ())]
+        for before, make, key in self._into(number):
+            rises = levels[before] < levels[number]
+            if before == number or not (rises or detours):
+                continue
+            if len(found) >= MOST_WAYS:
+                break
+            paths = known.get(before) if rises else None
+            if paths is None:
                 paths = self._paths_to(before, detours if rises else detours - 1)
-                alone = rises and len(paths) == 1  # which is how the search came here, without a detour
-                step, holder = make(key), self._values[before]
-                found += [one.then(step, holder) for one in paths if alone or not one.passes(value)]
-            found = self._paths[detours][number] = sorted(found, key=attrgetter("length"))[:TOLD]
+            step, holder = make(key), self._values[before]
+            if rises and len(paths) == 1:  # which is how the search came here, without a detour
+                found.append(paths[0].then(step, holder))
+            else:
+                found += [one.then(step, holder) for one in paths if not one.passes(value)]
+        if len(found) > 1:
+            found = sorted(found, key=attrgetter("length"))[:TOLD]
+        known[number] = found
         return found
 
     def _into(self, number: int) -> list[_Into]:
@@ -187,11 +196,12 @@ class SearchResult:
         found = self._steps.get(number)
         if found is None:
             found = self._steps[number] = []
-            first = [self._first[number]] if self._first[number] != _NOBODY else []
-            for holder in (*first, *self._others.get(number, ())):
-                for make, key in self._made(holder, self._values[number]):
-                    if len(found) < TOLD or (len(found) < MOST_WAYS and found[-TOLD][0] != holder):
-                        found.append((holder, make, key))
+            value, first = self._values[number], self._first[number]
+            for holder in (*([] if first == _NOBODY else [first]), *self._others.get(number, ())):
+                found += [(holder, make, key) for make, key in self._made(holder, value)]
+                if len(found) >= MOST_WAYS:
+                    del found[MOST_WAYS:]
+                    break
         return found
 
     def _made(self, holder: int, value: object) -> list[_Made]:

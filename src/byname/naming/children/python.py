@@ -174,12 +174,15 @@ def held_by_sequence(obj: Any) -> Held:
     """Yield the items of a list, tuple or deque of any class, then its attributes."""
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
     evaluates = type(obj) is family or plain(type(obj), family, "__getitem__")
-    make = item if evaluates else functools.partial(item, evaluates=False)
+    make = _at if evaluates else functools.partial(item, evaluates=False)
     for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
         if type(value) not in ATOMS:
             yield make, position, value
     if type(obj) is not family and family is not tuple:
         yield from held_by_instance(obj)
+
+
+_at = functools.lru_cache(maxsize=4096)(item)  # every list has the same positions
 
 
 def _steady(obj: deque[Any]) -> list[Any]:

@@ -50,18 +50,20 @@ class ModuleReader:
         attributes = {} if self._fields is None else self._fields(obj)
         found: list[tuple[Callable[[Any], Reference], Any, object]] = []
         for field, what in _REGISTRIES:
-            for position, (name, value) in enumerate(_entries(attributes.get(field))):
+            registry = attributes.get(field)
+            if type(registry) is dict and not registry:  # as most are
+                continue
+            for position, (name, value) in enumerate(_entries(registry)):
                 if type(value) not in ATOMS and type(name) is str:
                     found.append((self._registered, (name, position, what, name in attributes), value))
         if self._sharded:
             found += _unsharded(obj)
         for name, value in _entries(attributes):
-            if type(value) in ATOMS or type(name) is not str:
-                continue
-            if name not in _MODULE_FIELDS:
+            if type(name) is str and name in _MODULE_FIELDS:  # nearly all are, and have no hooks
+                if type(value) is OrderedDict and value and is_hooks(name, value):
+                    found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
+            elif type(value) not in ATOMS and type(name) is str:
                 found.append((self._own, name, value))
-            elif type(value) is OrderedDict and value and is_hooks(name, value):
-                found += held_by_hooks(name, value, self._hooks_evaluate and found_in(self._kind, name) is None)
         return [*found, *in_slots(self._slots, obj)] if self._slots else found
 
 
@@ -183,6 +185,11 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
     written = key if evaluates else "?"
     pattern = suffix(f".state[*][{written!r}]")
     return Reference("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
+
+
+def holds_nothing(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of PyTorch's own class has no attributes, hooks and gradient, as most have none."""
+    return gc.get_referents(tensor) == [type(tensor)] and fact(tensor, "is_leaf") and fact(tensor, "grad") is None
 
 
 def held_by_tensor(obj: Any) -> Held:
