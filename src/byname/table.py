@@ -54,6 +54,10 @@ class Lazy(Sequence[R], Generic[F, R]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the items, because fields may hold what cannot be copied."""
+        return tuple, (tuple(self),)
+
     def __repr__(self) -> str:
         return repr(tuple(self))
 

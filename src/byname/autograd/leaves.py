@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -112,7 +112,7 @@ class Leaf(Carded, Located, Tabled):
 class Leaves(Totals[Leaf]):
     """The leaves of a graph, nearest first, each once. Prints as a table; ``rows()`` has the values."""
 
-    items: tuple[Leaf, ...]
+    items: Sequence[Leaf]
     opaque: tuple[str, ...] = ()
     _row = Leaf
     _by = ("kind", "name", "dtype", "device", "group")
@@ -209,28 +209,38 @@ def leaves_among(
     counts = walk.path_counts(numbers)
     describer = Describer(walk, findings)
     site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
-    items = []
+    fields: list[_Fields] = []
     with DisableTorchFunction():
         for number in numbers:
             tensor = walk.nodes[number].variable
-            named = describer.leaf(number, tensor, uses[number])
+            names = describer.leaf(number, tensor, uses[number])
             group = None if groups is None else groups.get(id(tensor))
-            leaf = Leaf(
-                card=card_from(facts_of(tensor)),
-                names=named,
-                kind=_kind(tensor, named),
-                in_optimizer=None if groups is None else group is not None,
-                group=group,
-                grad="none" if fact(tensor, "grad") is None else "set",
-                distance=walk.distance(number),
-                consumers=Lazy([(walk.name(user), at, site(user)) for user, at in uses[number]], _consumer),
-                site=named[0].site,
-                held="graph" if findings.holds_only_the_graph(tensor) else "program",
-                number=number,
-                counts=counts,
+            fields.append(
+                (
+                    facts_of(tensor),
+                    names,
+                    _kind(tensor, names),
+                    None if groups is None else group is not None,
+                    group,
+                    "none" if fact(tensor, "grad") is None else "set",
+                    walk.distance(number),
+                    [(walk.name(user), at, site(user)) for user, at in uses[number]],
+                    "graph" if findings.holds_only_the_graph(tensor) else "program",
+                    number,
+                    counts,
+                )
             )
-            items.append(leaf)
-    return Leaves(tuple(items), (*opaque_notes(walk), *findings.bound()))
+    return Leaves(Lazy(fields, _leaf), (*opaque_notes(walk), *findings.bound()))
+
+
+_Fields: TypeAlias = tuple[Any, ...]
+"""The fields of a `Leaf` in order, with the facts for its card, and its consumers as tuples; without its site."""
+
+
+def _leaf(fields: _Fields) -> Leaf:
+    facts, names, kind, in_optimizer, group, grad, distance, uses, held, number, counts = fields
+    card, consumers, site = card_from(facts), Lazy(uses, _consumer), names[0].site
+    return Leaf(card, names, kind, in_optimizer, group, grad, distance, consumers, site, held, number, counts)
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:
