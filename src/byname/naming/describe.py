@@ -110,8 +110,7 @@ class Describer:
         """
         site, former = self._history(tensor)
         met = self._findings.met(tensor)
-        own = self._findings.own_names(tensor, site) if met else ()
-        named = own[0] if own else former
+        named = (self._findings.own_name(tensor, site) if met else None) or former
         if named is not None:
             return named if named.exact else self._taken_by(number, tensor) or named
         name = None if met else self._same_result(number, slot, facts) or self._viewed(tensor)
@@ -124,8 +123,7 @@ class Describer:
     def living_result(self, number: int) -> Name | None:
         """Return the best name of a node's result that the program holds, or None if the program does not hold it."""
         tensor = self.living(number)
-        named = () if tensor is None else self._findings.own_names(tensor)
-        return named[0] if named else None
+        return None if tensor is None else self._findings.own_name(tensor)
 
     def living(self, number: int) -> torch.Tensor | None:
         """Return the tensor that the program holds as a node's result."""
@@ -201,7 +199,7 @@ class Describer:
         node = self._graph.nodes[number]
         for tensor, others in self._findings.sharing(facts[STORAGE]):
             if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
-                return self._findings.own_names(tensor)[0]
+                return self._findings.own_name(tensor)
         return self._name_at(node, 0) if slot == "result" else None
 
     def _viewed(self, tensor: torch.Tensor) -> Name | None:
@@ -223,8 +221,7 @@ class Describer:
         if node is None:
             return None
         variable = getattr(node, "variable", None)
-        names = () if variable is None else self._findings.own_names(variable)
-        name = next(iter(names), None) if variable is not None else self._name_at(node, output)
+        name = self._name_at(node, output) if variable is None else self._findings.own_name(variable)
         return None if name is None else replace(name, exact=False, relation="view of")
 
     def _related(self, tensor: torch.Tensor, facts: Facts, site: Site | None) -> Name:

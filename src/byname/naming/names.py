@@ -102,7 +102,8 @@ class Findings:
         self._searches = searches
         self._unheld = unheld
         self._known = known or _NameCache()
-        self._own: dict[int, tuple[Named, ...]] = {}
+        self._sites: dict[int, Site | None] = {}
+        self._best: dict[int, Name | None] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
 
@@ -121,33 +122,52 @@ class Findings:
                 return (former,)
             return (self.related_name(tensor, site) or self.unnamed(site),)
 
+    def own_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
+        """Return the best name by which the program reaches this very tensor, or None. No other is written."""
+        if id(tensor) not in self._best:
+            if not self.met(tensor):
+                return None
+            name, site = self._find_best(tensor), self._sites.setdefault(id(tensor), site)
+            self._best[id(tensor)] = name if name is None or site is None else replace(name, site=site)
+        return self._best[id(tensor)]
+
     def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
-        """Return the names by which the program reaches this very tensor."""
+        """Return the names by which the program reaches this very tensor, the best first."""
         return tuple([named.name for named in self.own_ways(tensor, site)])
 
     def own_ways(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Named, ...]:
         """Return the names by which the program reaches this very tensor, each with its reference path."""
         if not self.met(tensor):
             return ()
-        known = self._own.get(id(tensor))
+        known = self._known.own.get(id(tensor))
         if known is None:
-            known = self._known.own.get(id(tensor))
-            if known is None:
-                known = self._known.own[id(tensor)] = self._find_own(tensor)
-            if site is not None:
-                known = tuple([Named(replace(name, site=site), way) for name, way in known])
-            self._own[id(tensor)] = known
-        return known
+            known = self._known.own[id(tensor)] = self._find_own(tensor)
+        site = self._sites.setdefault(id(tensor), site)
+        return known if site is None else tuple([Named(replace(name, site=site), way) for name, way in known])
+
+    def _find_best(self, tensor: torch.Tensor) -> Name | None:
+        own = self._known.own.get(id(tensor))
+        if own is not None:
+            return own[0].name if own else None
+        best = self._known.best
+        if id(tensor) not in best:
+            names = map(self._written, self._ranked(tensor))
+            best[id(tensor)] = next((one for one in names if one is not None), None)
+        return best[id(tensor)]
 
     def _find_own(self, tensor: torch.Tensor) -> tuple[Named, ...]:
-        every = [way for reached in self._searches for way in reached.ways_to(tensor)]
-        ways = [way for way in every if way.root.how != "given"] or every  # "model" for a given model is a last resort
         found: dict[tuple[str, str], Named] = {}
-        for way in sorted(ways, key=_rank) if len(ways) > 1 else ways:
+        for way in self._ranked(tensor):
             one = self._written(way)
             if one is not None:
                 found.setdefault((one.path, one.scope), Named(one, way))
         return tuple(found.values())
+
+    def _ranked(self, tensor: torch.Tensor) -> list[ReferencePath]:
+        """Return the paths to a tensor, the best first."""
+        every = [way for reached in self._searches for way in reached.ways_to(tensor)]
+        ways = [way for way in every if way.root.how != "given"] or every  # "model" for a given model is a last resort
+        return sorted(ways, key=_rank) if len(ways) > 1 else ways
 
     def met(self, thing: object) -> bool:
         """Return whether a search met this very object."""
@@ -207,10 +227,10 @@ class Findings:
         self, tensor: torch.Tensor, storage: int | None, base: torch.Tensor | None, site: Site | None
     ) -> Name | None:
         for other, _ in self.sharing(storage):
-            named = self.own_names(other) if other is not tensor else ()
-            if named:
+            named = self.own_name(other) if other is not tensor else None
+            if named is not None:
                 relation = "view of" if base is other else "in the memory of"
-                return replace(named[0], exact=False, site=site, relation=relation)
+                return replace(named, exact=False, site=site, relation=relation)
         return None
 
     def code_of_scope(self, name: Name) -> CodeType | None:
@@ -279,9 +299,10 @@ class Findings:
 class _NameCache:
     """A cache that several findings of the same searches share: names without a location, and facts."""
 
-    __slots__ = ("by_storage", "own")
+    __slots__ = ("best", "by_storage", "own")
 
     def __init__(self) -> None:
+        self.best: dict[int, Name | None] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
         self.by_storage: dict[int | None, list[tuple[torch.Tensor, Facts]]] | None = None
 

@@ -66,7 +66,7 @@ class SearchResult:
         self._levels: list[int] = []
         self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
         self._modules: dict[int, Held] = OursById()
-        self._contents: dict[int, dict[int, list[_Made]] | None] = OursById()
+        self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
 
     def start(self, root: Root) -> None:
         """Add a root."""
@@ -198,40 +198,31 @@ class SearchResult:
             found = self._steps[number] = []
             value, first = self._values[number], self._first[number]
             for holder in (*([] if first == _NOBODY else [first]), *self._others.get(number, ())):
-                found += [(holder, make, key) for make, key in self._made(holder, value)]
+                contents = self._contents.get(holder)
+                found += (self._read(holder, value) if contents is None else contents.get(id(value), []))[:TOLD]
                 if len(found) >= MOST_WAYS:
                     del found[MOST_WAYS:]
                     break
         return found
 
-    def _made(self, holder: int, value: object) -> list[_Made]:
+    def _read(self, holder: int, value: object) -> list[_Into]:
         """Return the makers of the steps from a holder to a value. The second question reads a large holder whole."""
-        contents = self._contents.get(holder)
-        if contents is None:
-            with DisableTorchFunction():
-                held = self._modules.get(holder) or self._children.list(self._values[holder])
-                if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
-                    self._contents[holder] = None
-                    return list(islice(((make, key) for make, key, one in held if one is value), TOLD))
-                contents = self._contents[holder] = _by_id(held)
-        return contents.get(id(value), [])[:TOLD]
-
-
-def _by_id(held: Held) -> dict[int, list[_Made]]:
-    found: dict[int, list[_Made]] = {}
-    for make, key, one in held:
-        found.setdefault(id(one), []).append((make, key))
-    return found
+        with DisableTorchFunction():
+            held = self._modules.get(holder) or self._children.list(self._values[holder])
+            if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
+                self._contents[holder] = None
+                return list(islice(((holder, make, key) for make, key, one in held if one is value), TOLD))
+            contents = self._contents[holder] = {}
+            for make, key, one in held:
+                contents.setdefault(id(one), []).append((holder, make, key))
+        return contents.get(id(value), [])
 
 
 _FEW = 64
 """A holder of so few objects is read whole at once: who asks for one of them most often asks for the others."""
 
-_Made: TypeAlias = tuple[Callable[[Any], Reference], Any]
-"""A function that makes a step, and its argument."""
-
 _Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
-"""The number of a holder, with the maker of the step from it."""
+"""The number of a holder, with the function that makes the step from it, and its argument."""
 
 _NOBODY = -1
 """Stands for the missing holder of a root's value."""
