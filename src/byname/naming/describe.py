@@ -27,7 +27,7 @@ from byname.naming.history import UNKNOWN, History, history_at, name_around, nam
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Findings
 from byname.reading.frames import NO_LINE
-from byname.reading.tensor import STORAGE, Facts, card_from, fact
+from byname.reading.tensor import STORAGE, Facts, card_from, fact, facts_of
 from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, site_of_tensor
@@ -197,8 +197,8 @@ class Describer:
     def _same_result(self, number: int, slot: str, facts: Facts) -> Name | None:
         """Return the name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._graph.nodes[number]
-        for tensor, others in self._findings.sharing(facts[STORAGE]):
-            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(others)):
+        for tensor in self._findings.sharing(facts[STORAGE]):
+            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(facts_of(tensor))):
                 return self._findings.own_name(tensor)
         return self._name_at(node, 0) if slot == "result" else None
 

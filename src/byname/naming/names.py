@@ -19,7 +19,7 @@ from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import STORAGE, Facts, fact, facts_of, is_tensor
+from byname.reading.tensor import fact, is_tensor, storage_of
 from byname.source.location import Site
 from byname.text import printable
 from byname.tracking.lookup import SiteLookup
@@ -197,24 +197,24 @@ class Findings:
         """Return every tensor that the searches met."""
         return [tensor for reached in self._searches for tensor in reached.tensors()]
 
-    def sharing(self, storage: int | None) -> Sequence[tuple[torch.Tensor, Facts]]:
-        """Return the tensors met in this storage, with their facts. Callers hold `DisableTorchFunction`."""
+    def sharing(self, storage: int | None) -> Sequence[torch.Tensor]:
+        """Return the tensors met in this storage. Callers hold `DisableTorchFunction`."""
         return self.by_storage().get(storage, ())
 
-    def by_storage(self) -> Mapping[int | None, Sequence[tuple[torch.Tensor, Facts]]]:
-        """Return the tensors met by their storages, with their facts. Callers hold `DisableTorchFunction`."""
+    def by_storage(self) -> Mapping[int | None, Sequence[torch.Tensor]]:
+        """Return the tensors met by their storages. Callers hold `DisableTorchFunction`."""
         found = self._known.by_storage
         if found is None:
             found = self._known.by_storage = {}
             for tensor in self.tensors():
-                facts = facts_of(tensor)
-                if facts[STORAGE] is not None:
-                    found.setdefault(facts[STORAGE], []).append((tensor, facts))
+                storage = storage_of(tensor)
+                if storage is not None:
+                    found.setdefault(storage, []).append(tensor)
         return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
         """Return the name of another tensor in this memory, with the relation. Callers hold `DisableTorchFunction`."""
-        storage = facts_of(tensor)[STORAGE]
+        storage = storage_of(tensor)
         base = fact(tensor, "_base")
         if base is not None and site is None:
             key = (storage, id(base))
@@ -226,7 +226,7 @@ class Findings:
     def _find_relation(
         self, tensor: torch.Tensor, storage: int | None, base: torch.Tensor | None, site: Site | None
     ) -> Name | None:
-        for other, _ in self.sharing(storage):
+        for other in self.sharing(storage):
             named = self.own_name(other) if other is not tensor else None
             if named is not None:
                 relation = "view of" if base is other else "in the memory of"
@@ -304,7 +304,7 @@ class _NameCache:
     def __init__(self) -> None:
         self.best: dict[int, Name | None] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
-        self.by_storage: dict[int | None, list[tuple[torch.Tensor, Facts]]] | None = None
+        self.by_storage: dict[int | None, list[torch.Tensor]] | None = None
 
 
 class Question:

@@ -212,6 +212,16 @@ def facts_of(tensor: torch.Tensor) -> Facts:
         return _guarded_facts(tensor)
 
 
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """Return the key of a tensor's storage, the same as in its facts. Callers hold `DisableTorchFunction`."""
+    if type(tensor) in PLAIN:
+        try:
+            return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+        except (NotImplementedError, RuntimeError):  # sparse, or an opaque layout
+            pass
+    return facts_of(tensor)[STORAGE]  # type: ignore[no-any-return]
+
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors are read directly, because no subclass's code runs."""
 

@@ -189,7 +189,10 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
 
 def holds_nothing(tensor: torch.Tensor) -> bool:
     """Return whether a tensor of PyTorch's own class has no attributes, hooks and gradient, as most have none."""
-    return gc.get_referents(tensor) == [type(tensor)] and fact(tensor, "is_leaf") and fact(tensor, "grad") is None
+    try:
+        return gc.get_referents(tensor) == [type(tensor)] and tensor.is_leaf and tensor.grad is None
+    except RuntimeError:  # see `fact`
+        return False
 
 
 def held_by_tensor(obj: Any) -> Held:
