@@ -15,7 +15,7 @@ from byname.autograd.walk import PathCounts, Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.describe import Describer
 from byname.naming.name import Name
-from byname.naming.names import Findings, Question
+from byname.naming.names import Findings, Names, Question
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -239,8 +239,8 @@ _Fields: TypeAlias = tuple[Any, ...]
 
 def _leaf(fields: _Fields) -> Leaf:
     facts, names, kind, in_optimizer, group, grad, distance, uses, held, number, counts = fields
-    card, consumers, site = card_from(facts), Lazy(uses, _consumer), names[0].site
-    return Leaf(card, names, kind, in_optimizer, group, grad, distance, consumers, site, held, number, counts)
+    card, consumers, site = card_from(facts), Lazy(uses, _consumer), names.best.site
+    return Leaf(card, names.all(), kind, in_optimizer, group, grad, distance, consumers, site, held, number, counts)
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:
@@ -252,10 +252,10 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
     return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
 
 
-def _kind(tensor: torch.Tensor, names: Sequence[Name]) -> str:
-    if issubclass(type(tensor), nn.Parameter) or any(name.how == "parameter" for name in names):
+def _kind(tensor: torch.Tensor, names: Names) -> str:
+    if issubclass(type(tensor), nn.Parameter) or "parameter" in names.hows:
         return "parameter"
-    return "buffer" if any(name.how == "buffer" for name in names) else "free"
+    return "buffer" if "buffer" in names.hows else "free"
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:

@@ -25,7 +25,7 @@ import torch
 
 from byname.naming.history import UNKNOWN, History, history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import Name, unnamed
-from byname.naming.names import Findings
+from byname.naming.names import Findings, Names
 from byname.reading.frames import NO_LINE
 from byname.reading.tensor import STORAGE, Facts, card_from, fact, facts_of
 from byname.source.location import Expression, Site, statements_binding
@@ -84,8 +84,8 @@ class Describer:
         self._modules: dict[int, str] = {}
         self._histories: dict[int, tuple[History, Expression]] = {}
 
-    def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> tuple[Name, ...]:
-        """Return all names of a leaf, best first.
+    def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> Names:
+        """Return the names of a leaf.
 
         Args:
             number: the node that accumulates into the leaf.
@@ -93,11 +93,11 @@ class Describer:
             uses: the nodes that take the leaf, each with its position among their inputs.
         """
         made, former = self._history(leaf)
-        own = self._findings.own_names(leaf, made)
-        if own:
+        own = self._findings.every_name(leaf, made)
+        if own is not None:
             return own
         name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
-        return (name or self._findings.related_name(leaf, made) or self._findings.unnamed(made),)
+        return Names(name or self._findings.related_name(leaf, made) or self._findings.unnamed(made))
 
     def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name:
         """Return the name of a tensor that a node saved.

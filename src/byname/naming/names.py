@@ -14,7 +14,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
-from byname.naming.reference_path import ReferencePath
+from byname.naming.reference_path import ReferencePath, Text
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
@@ -83,6 +83,49 @@ def _what_it_is(thing: Any) -> str:
     return f"{type(thing).__name__}{hint}"
 
 
+class _Unwritten(NamedTuple):
+    """A path as text only: that to the holder, the last step, and what else its name says. It holds no objects."""
+
+    before: Text
+    step: Reference | None
+    how: str
+    scope: str
+
+    def name(self) -> Name:
+        """Return the name that writes the path."""
+        text = self.before if self.step is None else self.before.then(self.step)
+        source, words = text.whole()
+        said = "" if words == source else printable(words)
+        return Name(printable(source), self.how, self.scope, text.evaluates, text=said)
+
+
+class Names:
+    """The names of a tensor, the best first. The others are written when they are asked for; few ever are.
+
+    Attributes:
+        best: the best name.
+    """
+
+    __slots__ = ("_others", "best")
+
+    def __init__(self, best: Name, others: Sequence[_Unwritten] = ()) -> None:
+        self.best = best
+        self._others = others
+
+    @property
+    def hows(self) -> list[str]:
+        """The kind of reference of each name (`Name.how`)."""
+        return [self.best.how, *(one.how for one in self._others)]
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, each once."""
+        found = {(self.best.path, self.best.scope): self.best}
+        for one in self._others:
+            name = replace(one.name(), site=self.best.site)
+            found.setdefault((name.path, name.scope), name)
+        return tuple(found.values())
+
+
 class Named(NamedTuple):
     """A name, and the reference path that it writes."""
 
@@ -127,7 +170,8 @@ class Findings:
         if id(tensor) not in self._best:
             if not self.met(tensor):
                 return None
-            name, site = self._find_best(tensor), self._sites.setdefault(id(tensor), site)
+            unwritten, site = self._unwritten_names(tensor), self._sites.setdefault(id(tensor), site)
+            name = unwritten[0].name() if unwritten else None
             self._best[id(tensor)] = name if name is None or site is None else replace(name, site=site)
         return self._best[id(tensor)]
 
@@ -145,22 +189,25 @@ class Findings:
         site = self._sites.setdefault(id(tensor), site)
         return known if site is None else tuple([Named(replace(name, site=site), way) for name, way in known])
 
-    def _find_best(self, tensor: torch.Tensor) -> Name | None:
-        own = self._known.own.get(id(tensor))
-        if own is not None:
-            return own[0].name if own else None
-        best = self._known.best
-        if id(tensor) not in best:
-            names = map(self._written, self._ranked(tensor))
-            best[id(tensor)] = next((one for one in names if one is not None), None)
-        return best[id(tensor)]
+    def every_name(self, tensor: torch.Tensor, site: Site | None = None) -> Names | None:
+        """Return the names by which the program reaches this very tensor, or None; only the best is written yet."""
+        best = self.own_name(tensor, site)
+        return None if best is None else Names(best, self._unwritten_names(tensor)[1:])
+
+    def _unwritten_names(self, tensor: torch.Tensor) -> list[_Unwritten]:
+        known = self._known.unwritten.get(id(tensor))
+        if known is None:
+            ways = map(self._unwritten, self._ranked(tensor))
+            known = self._known.unwritten[id(tensor)] = [one for one in ways if one is not None]
+        return known
 
     def _find_own(self, tensor: torch.Tensor) -> tuple[Named, ...]:
         found: dict[tuple[str, str], Named] = {}
         for way in self._ranked(tensor):
-            one = self._written(way)
+            one = self._unwritten(way)
             if one is not None:
-                found.setdefault((one.path, one.scope), Named(one, way))
+                name = one.name()
+                found.setdefault((name.path, name.scope), Named(name, way))
         return tuple(found.values())
 
     def _ranked(self, tensor: torch.Tensor) -> list[ReferencePath]:
@@ -263,8 +310,9 @@ class Findings:
         best = min(owned, key=_rank)
         return "" if best.before is None else printable(best.before.source)
 
-    def _written(self, way: ReferencePath) -> Name | None:
-        """Return the name that a path writes; None for a path into the optimizer state of an unnamed parameter."""
+    def _unwritten(self, way: ReferencePath) -> _Unwritten | None:
+        """Return what the name of a path says; None for a path into the optimizer state of an unnamed parameter."""
+        how = _how(way)
         if way.stateful:
             steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
             way = ReferencePath(way.root)
@@ -272,10 +320,7 @@ class Findings:
                 if step is None:
                     return None
                 way = way.then(step, holder)
-        text = way.text
-        source, words = text.whole()
-        said = "" if words == source else printable(words)
-        return Name(printable(source), _how(way), way.root.scope, text.evaluates, text=said)
+        return _Unwritten((way if way.before is None else way.before).text, way.last, how, way.root.scope)
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """Return a step; a step into an optimizer's state is written with the name of the parameter."""
@@ -299,10 +344,10 @@ class Findings:
 class _NameCache:
     """A cache that several findings of the same searches share: names without a location, and facts."""
 
-    __slots__ = ("best", "by_storage", "own")
+    __slots__ = ("by_storage", "own", "unwritten")
 
     def __init__(self) -> None:
-        self.best: dict[int, Name | None] = {}
+        self.unwritten: dict[int, list[_Unwritten]] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
         self.by_storage: dict[int | None, list[torch.Tensor]] | None = None
 

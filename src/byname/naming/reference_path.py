@@ -39,7 +39,7 @@ class ReferencePath:
         self.before = before
         self.last = step
         self._holder = holder
-        self._text: _Text | None = None
+        self._text: Text | None = None
         self._internal: bool | None = None
         if before is None or step is None:
             self.length, self.labels, self.hidden, self.stateful = 0, 0, False, False
@@ -85,7 +85,7 @@ class ReferencePath:
         return self.text.evaluates
 
     @property
-    def text(self) -> _Text:
+    def text(self) -> Text:
         """What the references so far write."""
         if self._text is None:
             before, step = self.before, self.last
@@ -111,7 +111,7 @@ def _is_internal(step: Reference | None, holder: object) -> bool:
 _HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """The text of a path so far.
 
     A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
@@ -124,14 +124,14 @@ class _Text(NamedTuple):
     evaluates: bool
     seen_through: bool
 
-    def then(self, step: Reference) -> _Text:
+    def then(self, step: Reference) -> Text:
         """Return the text with one more reference."""
         evaluates = self.evaluates and step.evaluates and not (self.seen_through and step.reads_registry)
         source = step.write(self.source)
         if step.label:
-            return _Text(source, step.label, step.note(self.words), evaluates, step.seen_through)
+            return Text(source, step.label, step.note(self.words), evaluates, step.seen_through)
         words = step.write(self.words) if self.note else source
-        return _Text(source, words, self.note, evaluates, step.seen_through)
+        return Text(source, words, self.note, evaluates, step.seen_through)
 
     def whole(self) -> Written:
         """Return the text as source and as words, with the note."""
@@ -141,8 +141,8 @@ class _Text(NamedTuple):
         return Written(source, f"{words} ({self.note})" if self.note else words)
 
 
-def _start(root: Root) -> _Text:
-    return _Text(root.text, root.text, "", root.evaluates, False)
+def _start(root: Root) -> Text:
+    return Text(root.text, root.text, "", root.evaluates, False)
 
 
 class Written(NamedTuple):
