@@ -15,11 +15,12 @@ from byname.diagnose.cause import Cause, Facts, Raised, Sentence, always, tell
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import (
+    Numbers,
     call_of,
     is_finite,
-    kind_of,
     looking,
     not_finite,
+    numbers_of,
     operation_of,
     remedy_for,
     site_of,
@@ -49,9 +50,7 @@ class _Offence:
 
     number: int
     how: str
-    kind: str
-    count: int
-    of: int
+    numbers: Numbers
     why: str = ""
     remedy: str = ""
     masked: bool = False
@@ -83,8 +82,7 @@ class WatchedRun:
     @property
     def known(self) -> Facts:
         """The facts that every sentence about it may mention."""
-        one = self.offence
-        return {"noticed": site_of(self.place), "numbers": f"{one.kind} ({one.count} of {one.of})"}
+        return {"noticed": site_of(self.place), "numbers": self.offence.numbers}
 
     @property
     def node(self) -> Node:
@@ -154,24 +152,15 @@ def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any
 
     Callers hold `DisableTorchFunction`.
     """
-    mask, kind = not_finite(bad), kind_of(bad)
-    count, of = int(mask.sum().item()), mask.numel()
+    numbers = numbers_of(bad)
     if how != "turned":
-        return _Offence(number, how, kind, count, of)
+        return _Offence(number, how, numbers)
     operation = operation_of(node_name(walk.nodes[number]))
     saved = {slot.name: slot.tensor for slot in slots_in(walk.nodes[number]) if slot.state == "live"}
     same = [one for one in incoming if one is not None and one.shape == bad.shape and one.layout is torch.strided]
-    masked = bool(same) and not bool((same[0].detach()[mask] != 0).any().item())
-    return _Offence(
-        number,
-        how,
-        kind,
-        count,
-        of,
-        why(operation, saved, bad),
-        remedy_for(operation, bad.dtype, kind == "Inf"),
-        masked,
-    )
+    masked = bool(same) and not bool((same[0].detach()[not_finite(bad)] != 0).any().item())
+    remedy = remedy_for(operation, bad.dtype, numbers.kind == "Inf")
+    return _Offence(number, how, numbers, why(operation, saved, bad), remedy, masked)
 
 
 def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:

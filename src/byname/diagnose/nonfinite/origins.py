@@ -15,7 +15,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils.weak import WeakIdKeyDictionary
 
-from byname.diagnose.nonfinite.reasons import is_finite, kind_of, looking, not_finite, operation_of, remedy_for, why
+from byname.diagnose.nonfinite.reasons import (
+    Numbers,
+    is_finite,
+    kind_of,
+    looking,
+    numbers_of,
+    operation_of,
+    remedy_for,
+    why,
+)
 from byname.reading.frames import NO_LINE, Line, caller
 from byname.reading.functions import is_in_place, is_pytorchs, name_of, target_of
 from byname.reading.modes import FUNCTIONS
@@ -31,8 +40,7 @@ class Origin:
         turned: True if the call made them; False if they came into it with `source`, or as a number in the source.
         operation: the plain name of the called function.
         line: the user's line that called it.
-        kind: ``NaN``, ``Inf`` or both.
-        count, of: number of elements of the result that are not finite, and of all its elements.
+        numbers: the elements of the result that are not finite.
         why: a clause about the input that causes it, if known.
         remedy: advice against it.
         source: weak reference to the tensor that they came with.
@@ -43,9 +51,7 @@ class Origin:
     turned: bool
     operation: str
     line: Line
-    kind: str
-    count: int
-    of: int
+    numbers: Numbers
     why: str
     remedy: str
     source: weakref.ref[torch.Tensor] | None
@@ -106,7 +112,7 @@ class OriginsMode(TorchFunctionMode):
         kind = self._kinds.get(func) if is_pytorchs(func) else None
         if kind is None:
             kind = self._get_to_know(func)
-        if self._stopped or kind in (_BACKWARD, _READ):
+        if self._stopped or kind is _LEFT_ALONE:
             return func(*args, **(kwargs or {}))
         # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
         changed = list(_tensors([target_of(args, kwargs, in_place=kind is _IN_PLACE)]))
@@ -125,9 +131,8 @@ class OriginsMode(TorchFunctionMode):
 
     def _get_to_know(self, function: Any) -> int:
         name = name_of(function)
-        if name in _RUNNING:
-            return _BACKWARD
-        kind = _READ if name in _READING or name.startswith(_UNFILLED) else _IN_PLACE if is_in_place(name) else _MAKES
+        is_left_alone = name in _MAKES_NOTHING or name.startswith(_UNFILLED)
+        kind = _LEFT_ALONE if is_left_alone else _IN_PLACE if is_in_place(name) else _MAKES
         if is_pytorchs(function):
             self._kinds[function] = kind
         return kind
@@ -144,34 +149,30 @@ class OriginsMode(TorchFunctionMode):
         given = list(_tensors([args, kwargs]))
         sources = [one for one, fine in zip(targets, were_finite, strict=True) if not fine and name not in _FILLING]
         sources += [one for one in given if id(one) not in overwritten and not is_finite(one)]
-        literal = any(_not_finite_number(one) for one in _numbers([args, kwargs])) or not given
+        literal = any(map(_is_not_finite, _items([args, kwargs]))) or not given
         with looking():
             origin = self._origin(function, args, bad[0], sources, literal)
-            if origin.turned and origin.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
+            if origin.turned and origin.numbers.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
                 self._origins.overflow = origin if bad[0].dtype is torch.float16 else None
             for one in bad:
                 self._origins.note(one, origin)
 
     def _origin(self, function: Any, args: Any, bad: torch.Tensor, sources: Any, literal: bool) -> Origin:
         earlier = next((found for one in sources if (found := self._origins.of(one)) is not None), None)
-        kind = kind_of(bad)
-        only_infinite = all(kind_of(one) == "Inf" for one in sources)
-        made_nan = bool(sources) and "NaN" in kind and only_infinite
+        numbers = numbers_of(bad)
+        made_nan = bool(sources) and "NaN" in numbers.kind and all(kind_of(one) == "Inf" for one in sources)
         if earlier is not None and (earlier.turned or not made_nan):
             return earlier
         turned = made_nan or (not sources and not literal)
         operation = operation_of(name_of(function))
         frame = caller()
-        mask = not_finite(bad)
         return Origin(
             turned=turned,
             operation=operation,
             line=NO_LINE if frame is None else Line(frame.f_code, frame.f_lasti),
-            kind=kind,
-            count=int(mask.sum().item()),
-            of=mask.numel(),
+            numbers=numbers,
             why=why(operation, _operands(function, args, bad), bad) if turned and not made_nan else "",
-            remedy=remedy_for(operation, bad.dtype, kind == "Inf") if turned else "",
+            remedy=remedy_for(operation, bad.dtype, numbers.kind == "Inf") if turned else "",
             source=weakref.ref(sources[0]) if sources and not turned else None,
             result=weakref.ref(bad),
             was="Inf" if made_nan else "finite numbers",
@@ -183,35 +184,34 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return bool(fact(tensor, "is_leaf")) and tensor.requires_grad
 
 
-_READ, _MAKES, _IN_PLACE, _BACKWARD = range(4)
-_RUNNING = ("backward", "grad")
-_READING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_")
+_LEFT_ALONE, _MAKES, _IN_PLACE = range(3)
+_MAKES_NOTHING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_", "backward", "grad")
 _UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
 _FILLING = ("copy_", "fill_", "zero_")
 _PRODUCTS = ("pow", "square", "mm", "bmm", "matmul", "linear", "conv2d", "einsum")
 _DEPTH = 4
 
 
-def _tensors(values: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments or results, also those in lists, tuples and dicts."""
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments or results."""
+    return (value for value in _items(values) if issubclass(type(value), torch.Tensor))
+
+
+def _items(values: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """Yield arguments or results, and in place of lists, tuples and dicts what is in them."""
     for value in values.values() if type(values) is dict else values:
-        if issubclass(type(value), torch.Tensor):
+        if depth and issubclass(type(value), list | tuple | dict):
+            yield from _items(value, depth - 1)
+        else:
             yield value
-        elif depth and issubclass(type(value), list | tuple | dict):
-            yield from _tensors(value, depth - 1)
 
 
-def _numbers(values: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    for value in values.values() if type(values) is dict else values:
-        if type(value) in (float, complex, numpy.ndarray) or issubclass(type(value), numpy.generic):
-            yield value
-        elif depth and issubclass(type(value), list | tuple | dict):
-            yield from _numbers(value, depth - 1)
-
-
-def _not_finite_number(value: Any) -> bool:
+def _is_not_finite(value: Any) -> bool:
+    """Return whether a number, or an array of numbers, is not finite."""
     if type(value) is float:
         return not math.isfinite(value)
+    if type(value) not in (complex, numpy.ndarray) and not issubclass(type(value), numpy.generic):
+        return False
     try:
         return not numpy.isfinite(value).all()
     except TypeError:  # an array of strings or objects

@@ -267,6 +267,24 @@ def not_finite(tensor: torch.Tensor) -> torch.Tensor:
     return ~torch.isfinite(_dense(tensor.detach()))
 
 
+class Numbers(NamedTuple):
+    """The numbers of a tensor that are NaN or Inf: which of both, how many, and of how many in all."""
+
+    kind: str
+    found: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.found} of {self.of})"
+
+
+def numbers_of(tensor: torch.Tensor) -> Numbers:
+    """Return the numbers of a tensor that are not finite."""
+    with looking():
+        mask = not_finite(tensor)
+        return Numbers(kind_of(tensor), int(mask.sum().item()), mask.numel())
+
+
 def kind_of(tensor: torch.Tensor) -> str:
     """Return ``NaN``, ``Inf`` or ``NaN and Inf``, as a tensor holds them. Callers hold `DisableTorchFunction`."""
     values = _dense(tensor.detach())

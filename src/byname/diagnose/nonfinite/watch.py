@@ -24,7 +24,7 @@ from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import call_of, is_finite, kind_of, largest_of, looking, not_finite, site_of
+from byname.diagnose.nonfinite.reasons import call_of, is_finite, largest_of, looking, numbers_of, site_of
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
 from byname.naming.name import Name
@@ -193,9 +193,10 @@ class _Root(NamedTuple):
         """The facts that every sentence about it may mention."""
         origin = self.origin
         made = None if origin is None else origin.line.spot
-        facts: Facts = {"noticed": site_of(self.place), "origin": origin, "used": ""}
+        facts: Facts = {"noticed": site_of(self.place), "origin": origin, "kind": "NaN or Inf", "used": ""}
         if origin is not None:
-            facts["call"] = call_of(origin.operation, made, _result_of(origin))
+            call = call_of(origin.operation, made, _result_of(origin))
+            facts |= {"numbers": origin.numbers, "kind": origin.numbers.kind, "call": call}
         if origin is not None and made is not None:
             facts["used"] = tell(", first used by {call}", call=call_of(origin.operation, made, None))
         return facts
@@ -250,7 +251,7 @@ def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.T
 
 def _grown(walk: Walk, origin: Origin) -> tuple[torch.Tensor, float] | None:
     """Return a leaf with far larger numbers than training needs, and the largest, if an operation overflowed."""
-    if origin.kind != "Inf" or origin.was != "finite numbers":
+    if origin.numbers.kind != "Inf" or origin.was != "finite numbers":
         return None
     with looking():
         sizes = [(leaf, largest) for leaf in _leaves(walk) if (largest := largest_of(leaf)) > _GROWN]
@@ -275,10 +276,6 @@ def _turned(root: _Root) -> Iterator[Facts]:
 _DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 
 
-def _unseen(root: _Root) -> Iterator[Facts]:
-    yield {"kind": "NaN or Inf" if root.origin is None else root.origin.kind}
-
-
 def _there(root: _Root) -> Iterator[Facts]:
     """Yield the tensor that held the numbers before any operation that was seen."""
     assert root.tensor is not None
@@ -288,18 +285,11 @@ def _there(root: _Root) -> Iterator[Facts]:
         whose = tell("`{named.path}`{named:-}", named=named)
     node = root.of_tensor("grad_fn")
     kind = "" if node is None else node_name(node)
-    yield {"whose": whose, "numbers": _numbers_of(root.tensor), "node": kind, "inside": kind.removesuffix("Backward")}
+    yield {"whose": whose, "numbers": numbers_of(root.tensor), "node": kind, "inside": kind.removesuffix("Backward")}
 
 
 def _name_of(tensor: torch.Tensor) -> Name:
     return find(Targets([tensor])).names(tensor)[0]
-
-
-def _numbers_of(tensor: torch.Tensor) -> str:
-    """Return which numbers of a tensor are not finite, and how many."""
-    with looking():
-        mask = not_finite(tensor)
-        return f"{kind_of(tensor)} ({int(mask.sum().item())} of {mask.numel()})"
 
 
 def _result_of(origin: Origin) -> Name | None:
@@ -313,13 +303,13 @@ def _result_of(origin: Origin) -> Name | None:
 # fmt: off
 IN_FORWARD: tuple[Cause[_Root], ...] = (
     Cause("non-finite-gradient", lambda root: root.is_turned, _turned,
-        "{call} turned {origin.was} into {origin.kind} in the forward pass ({origin.count} of {origin.of}){why}{so}",
+        "{call} turned {origin.was} into {kind} in the forward pass ({numbers.found} of {numbers.of}){why}{so}",
         "{remedy}"),
     Cause("non-finite-gradient", lambda root: root.is_given, nothing_more,
-        "{call} was given {origin.kind} ({origin.count} of {origin.of}), and this reached the root: no operation "
+        "{call} was given {numbers}, and this reached the root: no operation "
         "produced it",
         "look at where these numbers come from; torch.nan_to_num or a mask removes them"),
-    Cause("non-finite-gradient", lambda root: root.tensor is None, _unseen,
+    Cause("non-finite-gradient", lambda root: root.tensor is None, nothing_more,
         "the root holds {kind}, but byname does not know which operation produced it{used}",
         "byname run --non-finite follows the operations of the forward pass too"),
     Cause("non-finite-gradient", lambda root: root.of_tensor("grad_fn") is not None, _there,
@@ -347,7 +337,7 @@ class _Spoilt(NamedTuple):
     def known(self) -> Facts:
         """The facts that the sentence may mention."""
         facts = {"kind": type(self.optimizer).__name__, "stepped": self.stepped, "noticed": None}
-        return {**facts, "parameter": _name_of(self.parameter), "numbers": _numbers_of(self.parameter)}
+        return {**facts, "parameter": _name_of(self.parameter), "numbers": numbers_of(self.parameter)}
 
 
 def _too_small_eps(step: _Spoilt) -> Iterator[Facts]:
