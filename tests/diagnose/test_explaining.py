@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -414,3 +415,15 @@ class TestWhatIsToldBeforeAnErrorAndOnIt:
             (one,) = byname.check(loss)
         changed = [parameter for parameter in (model[1].weight, model[2].weight) if parameter._version]
         assert {str(name) for name in one.culprits} == {"model[1].weight", "model[2].weight"} and len(changed) == 2
+
+
+def test_a_checked_loss_without_a_graph_has_one_note_and_no_error_of_byname(monkeypatch):
+    found, logged = [], []
+    monkeypatch.setattr(logging.getLogger("byname"), "warning", lambda *words, **_: logged.append(words))
+    weight = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError) as error, Explaining(checked=found.append):
+        loss = weight.exp().sum().detach()
+        loss.backward()
+    assert notes(error.value)[0].startswith("byname: no-grad-path: ")
+    assert [one.cause for one in found] == []
+    assert logged == []

@@ -189,7 +189,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
 
 def _constant_terms(loss: Loss) -> Iterator[Facts]:
     """Yield a term of the loss that has no graph and is made of log-probabilities of the parameters behind the loss."""
-    if loss.frame is None:
+    if loss.frame is None or not loss.context.has_graph:
         return
     variables, own = dict(_paths_in(loss.frame)), loss.frame.f_code
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
