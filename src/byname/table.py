@@ -383,9 +383,7 @@ def bytes_text(count: int) -> str:
     raise AssertionError("unreachable")
 
 
-def grouped(
-    members: Iterable[tuple[Hashable, Hashable | None, int]],
-) -> list[tuple[Any, int, int]]:
+def grouped(members: Iterable[tuple[Hashable, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
     """Return ``(key, count, bytes)`` for each key, most bytes first.
 
     Each storage counts once, for the first key that has it.
@@ -406,9 +404,7 @@ def grouped(
 
 def _grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
     """Return totals by line of a file, as `grouped` does by key, with ``""`` for rows without a site."""
-    from byname.source.location import (
-        short_names,
-    )  # here, since it imports PyTorch, which a command's help does not need
+    from byname.source.location import short_names  # here: it imports PyTorch, which the help of a command needs not
 
     rows = list(members)
     names = short_names(site for site, _, _ in rows if site is not None)

@@ -169,20 +169,14 @@ def stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed
         failed: whether it stopped at an error.
     """
     with DisableTorchFunction(), collection_paused():
-        _stamp(run, roots, inputs, failed)
-
-
-def _stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> None:
-    behind = [root for root in roots if has_graph(root)]
-    if not behind:
-        return
-    if run.creates:
-        stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
-    key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
-    for node in _ran(behind, inputs, failed):
-        # The node of a leaf lives as long as the leaf and has nothing to free.
-        if type(node) is not leaf:
-            node.metadata.setdefault(key, run)
+        behind = [root for root in roots if has_graph(root)]
+        if behind and run.creates:
+            stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
+        key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
+        for node in _ran(behind, inputs, failed) if behind else ():
+            # The node of a leaf lives as long as the leaf and has nothing to free.
+            if type(node) is not leaf:
+                node.metadata.setdefault(key, run)
 
 
 def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[Node]:
@@ -192,8 +186,7 @@ def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[
     nodes = nodes_behind(roots)
     if not failed:
         return nodes
-    with DisableTorchFunction():
-        lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
+    lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
     return [node for node in nodes if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
 
 

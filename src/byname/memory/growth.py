@@ -111,11 +111,6 @@ class Growth(Rows[Grown]):
         unit: the word for a step of that clock.
     """
 
-    __slots__ = (
-        *("_at", "_clock", "_collect", "_enough", "_entered", "_found", "_graphs", "_known", "_longer", "_marks"),
-        "_unit",
-    )
-
     def __init__(
         self, collect: bool, enough: int = 4, clock: Callable[[], int] | None = None, unit: str = "mark"
     ) -> None:
