@@ -17,7 +17,7 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.errors import NotATensorError
 from byname.reading.modules import models_of, optimizers_of
-from byname.reading.quiet import collection_paused
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import is_tensor
 
 
@@ -54,7 +54,7 @@ def check(loss: Any, *, model: Any = None, optimizer: Any = None) -> list[Findin
         if not is_tensor(root) and not is_node(root) and type(root) is not torch.autograd.graph.GradientEdge:
             raise NotATensorError(f"check() expects the loss, a tensor, but got {type(root).__name__}")
     context = FailureContext(roots, (), models_of(model), optimizers_of(optimizer))
-    with collection_paused():
+    with DisableTorchFunction(), collection_paused():
         return problems(context)
 
 

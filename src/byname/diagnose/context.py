@@ -36,7 +36,7 @@ T = TypeVar("T")
 class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.
 
-    It holds nodes and tensors, so it lives only as long as the call that uses it.
+    It holds nodes and tensors, so it lives only as long as the call that uses it, which holds `DisableTorchFunction`.
 
     Attributes:
         roots: the tensors that backward is or will be called on.
@@ -88,14 +88,12 @@ class FailureContext:
     @cached_property
     def walk(self) -> Walk:
         """The graph behind those roots that have one."""
-        with DisableTorchFunction():
-            return Walk([root for root in self.roots if has_graph(root)])
+        return Walk([root for root in self.roots if has_graph(root)])
 
     @cached_property
     def nodes(self) -> list[Node]:
         """The nodes of the graph, in a plain list, which is sooner there than a walk."""
-        with DisableTorchFunction():
-            return list(nodes_behind([root for root in self.roots if has_graph(root)]))
+        return list(nodes_behind([root for root in self.roots if has_graph(root)]))
 
     @cached_property
     def kinds(self) -> dict[type, list[Node]]:
@@ -105,8 +103,7 @@ class FailureContext:
     @cached_property
     def leaves(self) -> list[torch.Tensor]:
         """The leaves of the graph."""
-        with DisableTorchFunction():
-            return leaf_tensors(self.nodes)
+        return leaf_tensors(self.nodes)
 
     @cached_property
     def needed(self) -> set[int] | None:
@@ -246,8 +243,7 @@ class FailureContext:
 
     def site(self, number: int) -> Site | None:
         """Return the line of the call that made a node, or None."""
-        with DisableTorchFunction():
-            return self.describer.site(number)
+        return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
         """Return the program's name for the result of a node: its own, or that of a value it is part of.
@@ -256,8 +252,7 @@ class FailureContext:
             number: the node.
             among: the nodes whose names may be used if the node's own result has none.
         """
-        with DisableTorchFunction():
-            return self.describer.variable(number, among)
+        return self.describer.variable(number, among)
 
 
 def made_at(tensor: torch.Tensor) -> Site | None:
@@ -265,14 +260,13 @@ def made_at(tensor: torch.Tensor) -> Site | None:
 
     If a library's line did, as where a trainer divides the loss, this is the line that made what the library was given.
     """
-    with DisableTorchFunction():
-        made = site_of_tensor(tensor)
-        if fact(tensor, "grad_fn") is None or not (made is None or is_library(made.file)):
-            return made
-        context = FailureContext([tensor])
-        sites = [made or context.site(1)]
-        for number in _only_inputs(context.walk):
-            sites.append(context.site(number))
+    made = site_of_tensor(tensor)
+    if fact(tensor, "grad_fn") is None or not (made is None or is_library(made.file)):
+        return made
+    context = FailureContext([tensor])
+    sites = [made or context.site(1)]
+    for number in _only_inputs(context.walk):
+        sites.append(context.site(number))
     return next((site for site in sites if site is not None and not is_library(site.file)), sites[0])
 
 

@@ -19,7 +19,7 @@ from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.reading.frames import revisiting
 from byname.reading.modules import models_of, optimizers_of
-from byname.reading.quiet import collection_paused
+from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.source.location import is_torch
 
 
@@ -60,7 +60,7 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
     known = explained(asked)
     if known is not None:
         return known
-    with revisiting(asked), collection_paused():
+    with revisiting(asked), DisableTorchFunction(), collection_paused():
         context = context_of(asked, models, optimizers)
         finding = _understood(context)
     if finding is None:

@@ -59,23 +59,24 @@ class RunningCheck:
         not reported yet: the note on the error says it, too.
         """
         place = run.line.place
-        self._runs[place] = self._runs.get(place, 0) + 1
+        number = self._runs[place] = self._runs.get(place, 0) + 1
         if run.partial:
             return []
-        first = self._runs[place] == 1
-        around = living(torch.optim.Optimizer, nn.Module) if first else []
+        with DisableTorchFunction(), collection_paused():
+            return self._look(run, roots, number)
+
+    def _look(self, run: BackwardCall, roots: Sequence[Any], number: int) -> list[Finding]:
+        around = living(torch.optim.Optimizer, nn.Module) if number == 1 else []
         graph = FailureContext([one for one in roots if has_graph(one)])
-        self._learning.before(run, graph, self._runs[place], around)
-        if self._runs[place] not in (1, _GROWN_BY):
-            return []
-        if self._runs[place] == _GROWN_BY:
+        self._learning.before(run, graph, number, around)
+        if number == _GROWN_BY:
             self._tell_of_growth(roots)
+        if number != 1:
             return []
         every = [one for one in around if issubclass(type(one), torch.optim.Optimizer)]
         optimizers = self._optimizers or _concerned(graph, every)
         whole = graph if len(graph.roots) == len(roots) else FailureContext(roots)
-        with collection_paused():
-            found = problems(whole.about(self._models, optimizers))
+        found = problems(whole.about(self._models, optimizers))
         for finding in found:
             if finding.cause not in _FORETELLING:
                 self.tell(finding)
@@ -156,9 +157,8 @@ def _cut_off_from(graph: FailureContext, optimizer: Any) -> Iterator[tuple[Unrea
 
 def _held_results() -> list[torch.Tensor]:
     """Return results of operations that the program's variables hold, such as a running total, up to `_MOST_HELD`."""
-    findings = find(Targets([]), deep=False)
-    with DisableTorchFunction():
-        results = [tensor for tensor in findings.tensors() if fact(tensor, "grad_fn") is not None]
+    held = find(Targets([]), deep=False).tensors()
+    results = [tensor for tensor in held if fact(tensor, "grad_fn") is not None]
     return list({id(tensor): tensor for tensor in results}.values())[:_MOST_HELD]
 
 

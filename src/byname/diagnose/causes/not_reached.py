@@ -25,7 +25,6 @@ from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.history import name_around
 from byname.naming.name import Name, at, quote, unnamed
 from byname.reading.modules import modules_in, own_parameters, parameters_in
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression, Site, is_library, locate, statements_binding
 from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
@@ -296,10 +295,9 @@ class Unreached(NamedTuple):
 def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Unreached]:
     """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
     groups: dict[Any, Unreached] = {}
-    with DisableTorchFunction():
-        for one, cuts, sure in _cuts_behind(context, missing):
-            key = (*(cut.line.place for cut in cuts), sure)
-            groups.setdefault(key, Unreached([], cuts, sure)).parameters.append(one)
+    for one, cuts, sure in _cuts_behind(context, missing):
+        key = (*(cut.line.place for cut in cuts), sure)
+        groups.setdefault(key, Unreached([], cuts, sure)).parameters.append(one)
     return list(groups.values())
 
 
