@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.autograd.leaves import Leaves, find_leaves, leaves_among
+from byname.autograd.leaves import Leaves, find_leaves, leaf_names, leaves_among
 from byname.autograd.pause import backward_paused
 from byname.autograd.saved import Saved, find_saved, rows_among, slots_now
 from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
 from byname.naming.describe import Describer
-from byname.naming.names import Question
+from byname.naming.name import Name
+from byname.naming.names import Names, Question
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
@@ -96,7 +97,12 @@ class Graph(Rows[GraphNode]):
     def nodes(self) -> tuple[GraphNode, ...]:
         """The nodes, nearest to the root first."""
         rows = zip(self._fields, self._goes_to[1:], strict=True)
-        return tuple([GraphNode(*fields, tuple(filter(None, row))) for fields, row in rows])
+        return tuple(
+            [
+                GraphNode(number, name, str(tensor or ""), distance, site, hides, tuple(filter(None, row)))
+                for (number, name, tensor, distance, site, hides), row in rows
+            ]
+        )
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -193,32 +199,34 @@ def graph(root: Any) -> Graph:
     """
     walk, question = Walk(root), Question()
     with backward_paused(), DisableTorchFunction(), collection_paused():
-        leaves = leaves_among(walk, find_leaves(walk, question))
+        findings = find_leaves(walk, question)
         slots = slots_now(walk)  # not before: these refer to leaves, and references to them are counted
-        fields = _fields_of(walk, _tensor_names(walk, question, leaves))
+        named = leaf_names(walk, findings)
+        leaves = leaves_among(walk, findings, named)
+        fields = _fields_of(walk, _tensor_names(walk, question, named))
         return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots or (), question)))
 
 
-_Fields: TypeAlias = tuple[int, str, str, int, Site | None, str]
-"""The first fields of a `GraphNode`, before `goes_to`."""
+_Fields: TypeAlias = tuple[int, str, Name | None, int, Site | None, str]
+"""The first fields of a `GraphNode`, before `goes_to`, with the name not yet as text."""
 
 
-def _fields_of(walk: Walk, tensors: Mapping[int, str]) -> list[_Fields]:
+def _fields_of(walk: Walk, tensors: Mapping[int, Name]) -> list[_Fields]:
     hidden = dict(walk.opaque())
     site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
     name, distances = walk.name, walk.distances()
     return [
-        (number, name(number), tensors.get(number, ""), distances[number], site(number), hidden.get(number, ""))
+        (number, name(number), tensors.get(number), distances[number], site(number), hidden.get(number, ""))
         for number in range(1, len(walk.nodes))
     ]
 
 
-def _tensor_names(walk: Walk, question: Question, leaves: Leaves) -> dict[int, str]:
+def _tensor_names(walk: Walk, question: Question, named: Mapping[int, Names]) -> dict[int, Name]:
     """Return the program's names of leaves and of the results of nodes, by the number of the node."""
     describer = Describer(walk, question.find(Targets(), deep=False))
-    named = ((number, describer.living_result(number)) for number in describer.numbers())
-    found = {number: str(name) for number, name in named if name is not None}
-    return found | {leaf.number: str(leaf.name) for leaf in leaves if leaf.name.how != "unnamed"}
+    living = ((number, describer.living_result(number)) for number in describer.numbers())
+    found = {number: name for number, name in living if name is not None}
+    return found | {number: names.best for number, names in named.items() if names.best.how != "unnamed"}
 
 
 def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:

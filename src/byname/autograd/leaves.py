@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -175,7 +175,8 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
     """Return the leaves of an existing walk."""
     with collection_paused():
-        return leaves_among(walk, find_leaves(walk, Question([*models, *optimizers])), models, optimizers)
+        findings = find_leaves(walk, Question([*models, *optimizers]))
+        return leaves_among(walk, findings, leaf_names(walk, findings), models, optimizers)
 
 
 def find_leaves(walk: Walk, question: Question) -> Findings:
@@ -199,21 +200,28 @@ def _references_to_a_lonely_leaf() -> int:
         return next(map(sys.getrefcount, Targets([node.variable])))
 
 
+def leaf_names(walk: Walk, findings: Findings) -> dict[int, Names]:
+    """Return the names of a walk's leaves that a search found, by the numbers of their nodes."""
+    describer, uses = Describer(walk, findings), walk.leaf_uses
+    with DisableTorchFunction():
+        return {number: describer.leaf(number, walk.nodes[number].variable, uses[number]) for number in uses}
+
+
 def leaves_among(
-    walk: Walk, findings: Findings, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()
+    walk: Walk,
+    findings: Findings,
+    named: Mapping[int, Names],
+    models: Sequence[nn.Module] = (),
+    optimizers: Sequence[Any] = (),
 ) -> Leaves:
     """Return the leaves of a walk, with the names that a search found."""
-    numbers = walk.leaf_numbers()
-    uses = walk.consumers(numbers)
     groups = _groups(optimizers, models) if optimizers else None
-    counts = walk.path_counts(numbers)
-    describer = Describer(walk, findings)
+    counts = walk.path_counts(named)
     site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
     fields: list[_Fields] = []
     with DisableTorchFunction():
-        for number in numbers:
+        for number, names in named.items():
             tensor = walk.nodes[number].variable
-            names = describer.leaf(number, tensor, uses[number])
             group = None if groups is None else groups.get(id(tensor))
             fields.append(
                 (
@@ -224,7 +232,7 @@ def leaves_among(
                     group,
                     "none" if fact(tensor, "grad") is None else "set",
                     walk.distance(number),
-                    [(walk.name(user), at, site(user)) for user, at in uses[number]],
+                    [(walk.name(user), at, site(user)) for user, at in walk.leaf_uses[number]],
                     "graph" if findings.holds_only_the_graph(tensor) else "program",
                     number,
                     counts,

@@ -156,6 +156,11 @@ class Walk:
         ends = numpy.searchsorted(targets[found], order, side="right").tolist()
         return {number: uses[start:end] for number, start, end in zip(order, [0, *ends], ends, strict=False)}
 
+    @cached_property
+    def leaf_uses(self) -> dict[int, list[tuple[int, int]]]:
+        """The uses of each leaf: the number of the using node and the position among its inputs."""
+        return self.consumers(self.leaf_numbers())
+
     def lookup(self) -> SiteLookup:
         """Return the lookup that finds the source line at which a node was made."""
         return self._lookup

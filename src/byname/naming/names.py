@@ -307,7 +307,7 @@ class Findings:
         owned = [way for way in ways if way.last is not None and way.last.kind in ("parameter", "buffer")]
         if not owned:
             return ""
-        best = min(owned, key=_rank)
+        best = min(owned, key=_rank) if len(owned) > 1 else owned[0]
         return "" if best.before is None else printable(best.before.source)
 
     def _unwritten(self, way: ReferencePath) -> _Unwritten | None:
