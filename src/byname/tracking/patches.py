@@ -27,7 +27,7 @@ from byname.reading.functions import MAKING
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
-from byname.source.location import is_torch
+from byname.source.location import is_library
 from byname.source.tracebacks import clean, meant_frame
 from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
@@ -265,7 +265,7 @@ def _issue(message: warnings.WarningMessage, frame: FrameType) -> None:
 
 
 def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
-    """Return a function that makes a wrapper of an attribute. One of a function of PyTorch's is kept for the next time.
+    """Return a function that makes a wrapper of an attribute. One of a library's function is kept for the next time.
 
     Args:
         make: makes a wrapper of the function itself.
@@ -279,19 +279,19 @@ def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) 
         function = getattr(original, "__func__", original)
         wrapper = functools.wraps(function)(make(function))
         bound = wrapper if bind is None else bind(wrapper)
-        if _is_pytorchs(function):  # a patch of the program's may hold anything, and must not live on here
+        if _is_a_librarys(function):  # a patch of the program's may hold anything, and must not live on here
             made[id(original)] = original, bound
         return bound
 
     return wrapper_of
 
 
-def _is_pytorchs(function: Any) -> bool:
-    """Return whether a function is PyTorch's own, and not something that was put in its place."""
+def _is_a_librarys(function: Any) -> bool:
+    """Return whether a function is PyTorch's or Python's own, and not something that was put in its place."""
     code = getattr(function, "__code__", None)
     if code is None:
         return type(function) is types.BuiltinFunctionType
-    return is_torch(code.co_filename) and set(code.co_freevars) <= {"__class__"}  # which `super()` refers to
+    return is_library(code.co_filename) and set(code.co_freevars) <= {"__class__"}  # which `super()` refers to
 
 
 _UNSEEN = _Unseen()
