@@ -1,0 +1,497 @@
+"""Sites: the places of a rewritten model, its interjections there, and the function mode that finds its operations."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from byname.model.items import tensors_in
+from byname.model.module_tree import under
+from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, main_result, operation_name, operation_path, taken
+from byname.place import Name
+from byname.reading.functions import is_in_place
+from byname.reading.quiet import dynamo_skip
+from byname.text import note_on
+from byname.tracing.open_calls import OpenCalls
+from byname.watch.boundary_edges import Entered
+from byname.watch.call_gradients import Followed, Gradients, before, follow
+from byname.watch.inplace import called, changed_by, overwrite
+from byname.watch.interject import (
+    ForwardInterjection,
+    Interjection,
+    WrappedForwardBackwardInterjection,
+    WrappedForwardInterjection,
+)
+from byname.watch.replacement import same_gradients, same_kind
+
+
+class _OfThread(threading.local):
+    """The state of one thread.
+
+    Attributes:
+        running: the interjections that are running; what they call themselves is not reported.
+        open: the calls of modules with gradients requested that have begun.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[object] = []
+        self.open: OpenCalls[Entered | None] = OpenCalls()
+
+
+_here = _OfThread()
+
+
+class muted:
+    """Run no interjection of a rewritten model in this thread inside the block."""
+
+    def __enter__(self) -> None:
+        _here.running.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _here.running.pop()
+
+
+def under_way() -> bool:
+    """Return whether an interjection runs in this thread, or all are muted."""
+    return bool(_here.running)
+
+
+class Site:
+    """An interjection in a rewritten model.
+
+    Args:
+        path: the place, or several.
+        interjection: shared by all its sites, also by those of models that are made from this one.
+    """
+
+    def __init__(self, path: str, interjection: Interjection) -> None:
+        self.path = path
+        self.interjection = interjection
+        self.with_inputs = isinstance(interjection, WrappedForwardInterjection)
+        self.with_gradients = isinstance(interjection, WrappedForwardBackwardInterjection)
+        self.lasting: list[Followed] = []
+
+    @property
+    def label(self) -> str:
+        """The name of the interjection."""
+        return getattr(self.interjection, "__name__", None) or type(self.interjection).__name__
+
+    def __call__(
+        self, path: str, module: nn.Module | None, inputs: tuple[Any, ...], value: Any, entered: Entered | None = None
+    ) -> Any:
+        """Return a value, or the interjection's replacement for it.
+
+        Args:
+            path: the place, without wildcards.
+            module: the module called; None for an operation.
+            inputs: the arguments of the call.
+            value: its result.
+            entered: what `entered_with` returned when the call began, if the gradients are requested.
+        """
+        if entered is not None:
+            self._await_gradients(path, module, value, entered)
+        running, interjection = _here.running, self.interjection
+        running.append(self)
+        try:
+            if self.with_inputs:
+                new = interjection.process(path, module, inputs, value)  # type: ignore[union-attr, call-arg]
+            elif isinstance(interjection, ForwardInterjection):
+                new = interjection.process(path, module, value)
+            else:
+                new = interjection(path, module, value)  # type: ignore[operator]
+        except Exception as error:
+            note_on(error, f"byname: at `{path}`")
+            raise
+        finally:
+            running.pop()
+        if new is None or new is value:
+            return value
+        same_kind(path, value, new)
+        return new
+
+    @dynamo_skip
+    def _await_gradients(self, path: str, module: nn.Module | None, value: Any, entered: Entered) -> None:
+        """Call the interjection's ``process_backward`` when the gradients of this call are known."""
+        interjection: Any = self.interjection
+
+        def receive(inputs: Gradients, outputs: Gradients) -> Gradients | None:
+            try:
+                new = interjection.process_backward(path, module, inputs, outputs)
+                if new is not None:
+                    same_gradients(path, inputs, new)
+            except Exception as error:
+                note_on(error, f"byname: in the backward of `{path}`")
+                raise
+            return None if new is None else tuple(new)
+
+        followed = follow(entered, [tensor for _, tensor in tensors_in(value)], receive)
+        if followed is not None and followed.lasting:
+            for earlier in self.lasting:
+                earlier.remove()
+            self.lasting = [followed]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lasting": []}
+
+
+@dynamo_skip
+def entered_with(inputs: Any) -> Entered | None:
+    """Return the noted inputs of a call, from which its gradients are found; None if grad mode is off."""
+    return before([tensor for _, tensor in tensors_in(inputs)]) if torch.is_grad_enabled() else None
+
+
+class ModuleSite(Site):
+    """An interjection at a module: a forward hook of it."""
+
+    def put_on(self, module: nn.Module) -> None:
+        """Hook the module. The handles are kept, since they keep numbers of hooks apart in a process that loads it."""
+        self.handles = [module.register_forward_hook(self.hook, with_kwargs=True)]
+        if self.with_gradients:
+            self.handles.append(module.register_forward_pre_hook(self.begin, with_kwargs=True))
+
+    @dynamo_skip
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the inputs of a call that begins."""
+        if not _here.running:
+            _here.open.append((module, entered_with((*args, *kwargs.values()))))
+
+    def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Report the output of a call."""
+        if _here.running:
+            return None
+        entered = _end(module) if self.with_gradients else None
+        around = _turned_off()
+        try:
+            return self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
+        finally:
+            _turn_on(around)
+
+
+class OperationSite(Site):
+    """An interjection at the operations of one module.
+
+    Args:
+        owner: the path of the module.
+        names: the names of the operations, which may have wildcards.
+        interjection: the interjection.
+    """
+
+    def __init__(self, owner: str, names: Sequence[str], interjection: Interjection) -> None:
+        super().__init__(", ".join(under(owner, name) for name in names), interjection)
+        self.names = tuple(names)
+
+
+@dynamo_skip
+def _end(module: nn.Module) -> Entered | None:
+    return _here.open.end(module)
+
+
+class Operations:
+    """The forward of a module in a rewritten model, with the interjections at the operations that it calls.
+
+    While it runs, a function mode counts its calls by name. If it has no interjections, it turns off the mode of the
+    module around it: its calls do not belong to that, and so cost nothing.
+
+    Attributes:
+        sites: the interjections.
+        names: the names of the functions that are counted.
+        seen: the paths of the operations so far, and an empty one once it has run; None if nobody asks for them.
+        on: whether the mode is on, also if there are no interjections.
+    """
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        self.kind = type(module)
+        self.own = module.__dict__.get("forward")  # a forward set on the instance
+        self.taken = taken(module)
+        self.sites: list[OperationSite] = []
+        self.names: Container[str | None] = frozenset()
+        self.seen: set[str] | None = None
+        self.on = False
+
+    @classmethod
+    def of(cls, module: nn.Module, path: str) -> Operations:
+        """Return the one of a module; the first call puts it there."""
+        found = operations_of(module)
+        if found is None:
+            found = module.__dict__["forward"] = cls(module, path)
+        return found
+
+    def add(self, names: Sequence[str], interjection: Interjection) -> None:
+        """Add an interjection at operations."""
+        self.sites.append(OperationSite(self.path, names, interjection))
+        self.on = True
+        self._count()
+
+    def note(self, on: bool) -> None:
+        """Begin or end to note the operations that run."""
+        self.seen = set() if on else None
+        self._count()
+
+    def _count(self) -> None:
+        names = [name for site in self.sites for name in site.names]
+        every = self.seen is not None or any(Name(name).wild for name in names)
+        self.names = _Every() if every else frozenset(_bases(names))
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.own or self.kind.forward.__get__(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward."""
+        if _here.running:
+            return self._forward(*args, **kwargs)
+        return self._counted(*args, **kwargs) if self.on else self._aside(*args, **kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            _complete_the_compiler()
+        around = _turned_off()
+        try:
+            with _Mode(self):
+                return self._forward(*args, **kwargs)
+        finally:
+            _turn_on(around)
+
+    def _aside(self, *args: Any, **kwargs: Any) -> Any:
+        around = _turned_off()
+        if around is None:
+            return self._forward(*args, **kwargs)
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            _turn_on(around)
+
+    def at(self, name: str, count: int) -> tuple[str, list[OperationSite]]:
+        """Return the path of an operation, and the interjections there.
+
+        Args:
+            name: the name of the function.
+            count: the number of earlier calls of it.
+        """
+        last = operation_path("", name, count, self.taken)
+        found = [site for site in self.sites if any(_means(one, last) for one in site.names)]
+        return under(self.path, last), found
+
+
+class Shown:
+    """The ``extra_repr`` of a module with interjections: its own, and the interjections."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.own = module.__dict__.get("extra_repr")
+
+    @classmethod
+    def of(cls, module: nn.Module) -> None:
+        """Give it to a module, if it has none yet."""
+        if not isinstance(module.__dict__.get("extra_repr"), cls):
+            module.__dict__["extra_repr"] = cls(module)
+
+    def __call__(self) -> str:
+        """Return the text that ``print(model)`` shows of the module besides its children."""
+        own = self.own() if self.own is not None else type(self.module).extra_repr(self.module)
+        sites = ", ".join(f"{one.path}: {one.label}" for one in sites_of(self.module))
+        return f"{own}, interjected={{{sites}}}".removeprefix(", ")
+
+
+def operations_of(module: nn.Module) -> Operations | None:
+    """Return the interjections at the operations of a module; None if it is not prepared for any."""
+    found = module.__dict__.get("forward")
+    return found if isinstance(found, Operations) else None
+
+
+def sites_of(module: nn.Module) -> Iterator[Site]:
+    """Yield the interjections at a module and at its operations."""
+    for hook in module._forward_hooks.values():
+        if isinstance(site := getattr(hook, "__self__", None), ModuleSite):
+            yield site
+    operations = operations_of(module)
+    if operations is not None:
+        yield from operations.sites
+
+
+class _Every:
+    """Contains the names of all operations."""
+
+    def __contains__(self, name: object) -> bool:
+        return name is not None
+
+
+_NUMBERED = re.compile(r"(.+)_\d+")
+
+
+def _bases(names: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the functions that operations may be calls of: ``softmax_1`` is one of ``softmax``."""
+    for name in names:
+        yield name
+        if (numbered := _NUMBERED.fullmatch(name)) is not None:
+            yield numbered[1]
+
+
+def _constant(function: Any) -> Any:
+    """Mark a function for the compiler, which then calls it while it traces: else each operation is a graph break.
+
+    ``torch.compiler.assume_constant_result`` does so too, but imports the compiler.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
+def _means(pattern: str, name: str) -> bool:
+    return pattern == name or Name(pattern).matches(name)
+
+
+@_constant
+def _name_of(function: Any) -> str | None:
+    if type(function) not in PLAIN_FUNCTIONS:  # another callable may define a hash of its own
+        return operation_name(function)
+    try:
+        return _names[function]
+    except KeyError:
+        name = operation_name(function)
+        if is_torchs(function):  # a user's function may reference anything, so it is not kept
+            _names[function] = name
+        return name
+
+
+_names: dict[Any, str | None] = {}
+
+
+@_constant
+def _gives_more(function: Any) -> bool:
+    return main_result(function, (None,)) is None
+
+
+@_constant
+def _in_place(function: Any) -> bool:
+    return is_in_place(str(getattr(function, "__name__", "")))
+
+
+@_constant
+def _complete_the_compiler() -> None:
+    """Have the compiler give modes the functions that it leaves out (PyTorch 2.13): ``relu_``, ``rand`` and others.
+
+    ``torch.overrides`` lists those whose tensors may be of another class, and the compiler asks it; but a mode gets all.
+    """
+    from torch._dynamo.variables.torch import get_overridable_functions
+
+    known = get_overridable_functions()
+    for of in (torch._C._VariableFunctions, torch._C._nn, torch._C._special, torch._C._linalg, torch._C._fft):
+        for name in dir(of):
+            if not name.startswith("_") and operation_name(function := getattr(of, name)) is not None:
+                known.add(function)
+
+
+_push = torch._C._push_on_torch_function_stack
+_pop = torch._C._pop_torch_function_stack
+_depth = torch._C._len_torch_function_stack
+_at = torch._C._get_function_stack_at
+
+
+class _Mode(TorchFunctionMode):
+    """The function mode of one call of a module.
+
+    Attributes:
+        counts: how often each function was called.
+        off: whether a module inside runs, below a mode of the user's, so that this one cannot be taken off the stack.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+        self.counts: dict[str, int] = {}
+        self.off = False
+        if operations.seen is not None:
+            operations.seen.add("")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = _name_of(func)
+        if name not in self.operations.names or self.off:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        assert name is not None
+        count = self.counts.get(name, 0)
+        self.counts[name] = count + 1
+        path, sites = self.operations.at(name, count)
+        if self.operations.seen is not None:
+            self.operations.seen.add(path)
+        if not sites:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return _reported(path, sites, func, args, kwargs or {})
+
+
+def _turned_off() -> _Mode | None:
+    """Turn off the mode of the module that is running, and return it; None if there is none."""
+    depth = _depth()
+    if not depth:
+        return None
+    top = _at(depth - 1)
+    if type(top) is _Mode:
+        return _pop()  # type: ignore[no-any-return]
+    for level in range(depth - 2, -1, -1):
+        mode = _at(level)
+        if type(mode) is _Mode and not mode.off:
+            mode.off = True
+            return mode
+    return None
+
+
+def _turn_on(mode: _Mode | None) -> None:
+    if mode is not None:
+        if mode.off:
+            mode.off = False
+        else:
+            _push(mode)
+
+
+def _whole_or_eager(function: Any) -> None:
+    """Have the compiler trace a function together with its caller, or else run it eagerly with all that it calls.
+
+    Otherwise, after a graph break around it, the compiler would trace the functions inside it with the mode and then
+    run the result under the mode: each interjection would act twice. The mark of `dynamo_skip` is left out, since it
+    is a graph break by itself.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_whole_or_eager(Operations._counted)
+
+
+def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation and report its result; return the result, or what replaces it."""
+    inputs = (*args, *kwargs.values())
+    entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
+    compiling = torch.compiler.is_compiling()
+    changed: Any
+    node = None
+    if compiling:
+        changed = args[0] if _in_place(func) else None
+        result = func(*args, **kwargs)
+    else:
+        changed = changed_by(func, args, kwargs) if kwargs or _in_place(func) else None
+        result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
+    value = old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
+    for site, one in zip(sites, entered, strict=True):
+        value = site(path, None, inputs, value, one)
+    if value is old:
+        return result
+    if type(result) is tuple and old is not result:
+        return (value, *result[1:])
+    if changed is None or changed is not old:
+        return value
+    if compiling:  # the compiler saves no tensors before all is traced
+        changed.copy_(value)
+    else:
+        overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
+    return result
