@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
+from byname.model.module_tree import is_script
 from byname.reading.modules import modules_in, state_of
 from byname.reading.objects import attributes_of
 from byname.tracing.preserve import tensors_in
@@ -42,7 +43,7 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
     """
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
-    view = _view(model)
+    view = view_of(model)
     done: list[Handle] = []
     try:
         for make in edits:
@@ -54,9 +55,20 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
     return view
 
 
-def _view(model: M) -> M:
-    held = [value for module in modules_in(model) for value in attributes_of(module).values()]
-    memo: dict[int, Any] = {id(one): one for one in tensors_in(held)}
+def view_of(model: M, shared: Iterable[object] = ()) -> M:
+    """Return a deep copy of a model that shares its tensors and scripted modules.
+
+    Args:
+        model: any module.
+        shared: further objects that the copy does not get copies of.
+
+    Raises:
+        BadArgumentError: the model cannot be copied.
+    """
+    modules = modules_in(model)
+    held = [value for module in modules for value in attributes_of(module).values()]
+    scripts = [module for module in modules if is_script(module) and module is not model]
+    memo: dict[int, Any] = {id(one): one for one in (*tensors_in(held), *scripts, *shared)}
     try:
         view = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:

@@ -1,1 +1,1 @@
-"""Rewriting: a model as a ``torch.fx`` graph that computes the same, with interjections in it."""
+"""Rewriting: a second model with interjections in it for good, which shares the parameters."""

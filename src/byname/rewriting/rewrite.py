@@ -1,37 +1,44 @@
-"""Rewrite: trace a model into a ``torch.fx`` graph and insert interjections into the graph."""
+"""Rewrite: a second model with interjections in it, which shares the parameters, and keeps them for good."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from typing import Any
+import difflib
+import warnings
+from collections.abc import Collection, Sequence
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from byname.errors import BadArgumentError, RewriteError
-from byname.model.module_tree import modules_by_path
-from byname.model.where import unwrapped
-from byname.rewriting.clone import Held, mirror
-from byname.rewriting.match import chosen, classes_in
-from byname.rewriting.outside import other_modes
-from byname.rewriting.rewritten import Interjections, Recipe, Rewritten
-from byname.rewriting.specialization import Arguments, default_call, depends_on, of_call
-from byname.rewriting.trace_record import Trace
-from byname.tracing.preserve import arguments_of
-from byname.watch.hooks import Hook
+from byname.edits.edited import view_of
+from byname.errors import BadArgumentError, NoMatchError, RewriteError
+from byname.model.call_graph import Call, Flow
+from byname.model.families import inside_of_others
+from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path
+from byname.model.operations import is_multi_head
+from byname.model.selectors import Selector, is_counted
+from byname.model.spot import Spot
+from byname.model.where import meaning_of, parts_of, unwrapped
+from byname.place import Name, Place, parse
+from byname.reading.modules import modules_in
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import dynamo_skip
+from byname.rewriting.sites import ModuleSite, Operations, Shown, muted, operations_of, sites_of, under_way
+from byname.source.code import one_at_a_time
+from byname.table import listed
+from byname.tracing.tracer import trace
 from byname.watch.interject import Interjection, checked_interjection
 
+M = TypeVar("M", bound=nn.Module)
 
-def rewrite(
-    model: nn.Module,
-    where: Any,
-    interjection: Interjection,
-    *,
-    leaf_modules: Iterable[type[nn.Module] | nn.Module | str] | type[nn.Module] | nn.Module | str = (),
-    example: Any = None,
-) -> torch.fx.GraphModule:
-    """Return a new model with interjections in its graph, for a model that ``torch.fx`` can trace.
+Calls = dict[tuple[str, str], str]
+"""Calls of a model: the path of the module, the name of the operation or "" for the module itself, and the place."""
+
+
+def rewrite(model: M, where: Any, interjection: Interjection, *, example: Any = None, leaf_modules: Any = None) -> M:
+    """Return a second model with interjections in it. The model itself is not changed.
 
         >>> import torch, byname
         >>> from torch import nn
@@ -43,114 +50,318 @@ def rewrite(
         >>> doubled.get_parameter("0.weight") is model[0].weight
         True
 
-    The model is not changed. The new model has its own modules of the same classes, which share the model's parameters
-    and buffers under the same keys. It can be trained, compiled, copied, saved, and rewritten again. Moving it to
-    another device or dtype moves the shared parameters: move the model first.
+    The new model has its own modules of the same classes, which share the model's parameters and buffers under the same
+    keys. It can be trained, compiled, copied, saved, and rewritten again, with its interjections. Moving it to another
+    device or dtype moves the shared parameters: move the model first.
 
     Args:
-        model: any module whose forward does not branch on the data of tensors.
+        model: any module that can be copied.
         where: a path of a module or operation, a selector, a module class, a module of the model, or a sequence of
-            these. Modules of a class given here are leaf modules: the graph does not contain their inside.
+            these.
         interjection: one of the three classes of interjections, or a function ``f(name, module, value)``. Its return
-            value, unless None, replaces the value. It is shared, not copied, and not part of ``state_dict``.
-        leaf_modules: further leaf modules: modules, module classes, or paths. Modules of ``torch.nn`` except
-            `torch.nn.Sequential`, and modules with hooks, are leaf modules anyway; their hooks run when the model runs.
-        example: the arguments of one call, to trace the forward with optional arguments; as for `byname.interject`.
-            Its shapes, dtypes and devices answer what the forward asks before it goes on; its data is not computed
-            with, and it is not kept. Other ways to call the model are traced at their first call.
+            value, unless None, replaces the value. It is shared, not copied, and not part of ``state_dict``. Modules
+            and operations that it calls itself are not reported.
+        example: the arguments of one call, as for `byname.interject`; the model runs once with them. Selectors match
+            what that run calls, and a part of `where` that it does not reach is refused. Without an example, the first
+            call of the new model is taken as one, if there is a selector that needs it.
+        leaf_modules: has no effect any more.
 
     Returns:
-        The new model, a ``torch.fx.GraphModule``.
+        The new model, of the same class.
 
     Raises:
-        RewriteError: the forward cannot be traced; the message names the statement.
-        NoMatchError: a part of `where` matches nothing in the graph.
+        NoMatchError: a part of `where` matches nothing. For an operation this may be known in the first call only.
+        RewriteError: a part of `where` is neither a module nor an operation, or the model cannot be copied.
         NotAnInterjectionError: `interjection` is not an interjection.
-        BadArgumentError: `leaf_modules` or `example` is invalid.
+        BadExampleError: `example` is invalid.
     """
-    model = unwrapped(model)
+    if leaf_modules is not None:
+        text = "byname.rewrite(leaf_modules=) has no effect any more and will be removed: the model is not traced"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    root = unwrapped(model)
     interjection = checked_interjection(interjection)
-    recipe = _recipe(model, (*_leaves(leaf_modules), *classes_in(where)), model)
-    call = _call(recipe, example)
-    held = Held()
-    traces = list(_traces(model, recipe, call, held))
-    recipe.interjections.append(Interjections(chosen(where, model, traces), interjection))
-    new = Rewritten(recipe, held)
-    for trace in traces:
-        new._byname_variants.append(recipe.finished(new, call, trace))
-    new.recompile()
-    return new
+    flow = None if example is None else _run_of(root, example)
+    calls, waiting = _meant(root, where, flow)
+    new = _copy_of(root)
+    _put_in(new, calls, interjection)
+    if flow is None and (waiting or any(name for _, name in calls)):
+        _FirstCall(waiting, calls, interjection).await_it(new)
+    return new  # type: ignore[return-value]
 
 
-def _recipe(model: nn.Module, leaves: tuple[Any, ...], root: nn.Module) -> Recipe:
-    """Return the spec of the new model; a model that was rewritten before keeps its interjections."""
-    before: Recipe | None = None
-    if isinstance(model, Rewritten):
-        before = model._byname_recipe
-        root = before.root
-        root.training = model.training
-    recipe = Recipe(mirror(root, dropped=(Hook,)))
-    if before is not None:
-        recipe.leaf_classes, recipe.leaf_paths = before.leaf_classes, before.leaf_paths
-        recipe.interjections = list(before.interjections)
-    paths = {id(module): path for path, module in modules_by_path(model).items()}
-    recipe.leaf_classes += tuple(one for one in leaves if isinstance(one, type))
-    recipe.leaf_paths |= {_leaf_path(one, paths, model) for one in leaves if not isinstance(one, type)}
-    return recipe
+def _run_of(model: nn.Module, example: Any) -> Flow:
+    with muted():
+        return trace(model, example)
 
 
-def _leaves(given: Any) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, str | type | nn.Module) else tuple(given)
+def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list[Selector]]:
+    """Return the calls that are meant, and the selectors that are resolved in the first call.
+
+    Args:
+        model: the model itself, not a copy.
+        where: as in `rewrite`.
+        flow: the calls of the example; None without one.
+    """
+    modules = modules_by_path(model)
+    paths = {id(module): path for path, module in modules.items()}
+    calls: Calls = {}
+    waiting: list[Selector] = []
+    for one in parts_of(where):
+        meaning, selectors = meaning_of(one, model)
+        found = _of_spots(meaning.spots, paths)
+        if flow is not None and found and not any(_happens(key, paths, flow) for key in found):
+            raise _no_match(one, found.values(), flow.calls, "with example=")
+        for selector in selectors:
+            if flow is not None:
+                found |= _of_selector(selector, paths, flow)
+            elif not selector.only_modules or is_counted(selector) or selector.needs_example:
+                waiting.append(selector)
+            else:
+                there = [
+                    Call(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one)
+                ]
+                found |= _of_selector(selector, paths, Flow(tuple(there), {}, {}))
+        calls = found | calls
+    return calls, waiting
 
 
-def _leaf_path(leaf: Any, paths: dict[int, str], model: nn.Module) -> str:
-    if isinstance(leaf, str) and leaf in {*paths.values()}:
-        return leaf
-    if isinstance(leaf, nn.Module) and id(leaf) in paths:
-        return paths[id(leaf)]
-    named = repr(leaf) if isinstance(leaf, str) else f"an object of {type(leaf).__name__}"
-    raise BadArgumentError(
-        f"leaf_modules= has {named}: no class of modules, and no module or path of this {type(model).__name__}"
-    )
+def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
+    """Return the calls at resolved places.
+
+    Raises:
+        RewriteError: one of them is no call.
+    """
+    found: Calls = {}
+    for spot in spots:
+        what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else f"a {spot.kind}"
+        if spot.kind == "operation" and spot.method:
+            what = f"inside of {spot.method}, a function that a module calls"
+        elif not (spot.gradient or spot.items) and spot.kind in ("module", "operation"):
+            what = ""
+        if what:
+            raise RewriteError(
+                f"`{spot.full}` is {what}; rewrite reaches what modules and functions return. "
+                "byname.interject(model, where, interjection) reaches it"
+            )
+        found[paths[id(spot.module)], spot.name if spot.kind == "operation" else ""] = spot.path
+    return found
 
 
-def _call(recipe: Recipe, example: Any) -> Arguments:
-    """Return the arguments of the call that is traced first."""
-    signature = recipe.signature
-    if example is None:
-        recipe.depends = depends_on(signature, None)
-        return default_call(signature)
-    args, kwargs = arguments_of(example)
+def _of_selector(selector: Selector, paths: dict[int, str], flow: Flow) -> Calls:
+    found: Calls = {}
+    for index in selector.matches(flow):
+        call = flow.calls[index]
+        found[_key_of(call, paths)] = call.path or "forward"
+    return found
+
+
+def _key_of(call: Call, paths: dict[int, str]) -> tuple[str, str]:
+    owner = paths[id(call.module)]
+    return owner, "" if call.kind == "module" else call.path[len(owner) + 1 if owner else 0 :]
+
+
+def _happens(key: tuple[str, str], paths: dict[int, str], flow: Flow) -> bool:
+    """Return whether a call, whose name may have wildcards, is one of those that an example makes."""
+    owner, name = key
+    of_owner = (_key_of(call, paths)[1] for call in flow.calls if paths[id(call.module)] == owner)
+    return any(Name(name).matches(one) if name and one else name == one for one in of_owner)
+
+
+def _no_match(where: Any, places: Collection[str], calls: Sequence[Call], ran: str) -> NoMatchError:
+    """Return the error for places that the model does not reach; its message names the closest that it does.
+
+    Args:
+        where: the part of the argument that means these places.
+        places: their paths.
+        calls: the calls that were made.
+        ran: when they were made.
+    """
+    asked = f"`{where}`" if isinstance(where, str | Place) else listed([f"`{one}`" for one in places], _NAMED)
+    known = list(dict.fromkeys(call.path for call in calls if call.path))
+    close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)
+    named = listed([f"`{one}`" for one in close or known], _NAMED)
+    last = parse(next(iter(places))).segments[-1]
+    hidden = inside_of_others(last.plain, calls) if isinstance(last, Name) else ""
+    text = f"{asked} matches nothing that ran {ran}; {'close to it:' if close else 'there are'} {named}"
+    return NoMatchError(f"{text}; {hidden}" if hidden else text)
+
+
+_NAMED = 6
+"""The number of places that an error names if none is similar to the requested one."""
+
+
+# The copy
+
+
+def _copy_of(root: M) -> M:
+    """Return a copy that shares tensors, and the interjections that are in it already.
+
+    Raises:
+        RewriteError: the model cannot be copied, or a copy would call modules of the model itself.
+    """
+    modules = modules_in(root)
+    known = {id(module) for module in modules}
+    for module in modules:
+        _refuse_closures(list(attributes_of(module).values()), known)
+    kept = [site.interjection for module in modules for site in sites_of(module)]
     try:
-        call = of_call(signature, args, kwargs)
-    except TypeError as wrong:
-        raise BadArgumentError(f"example= does not fit the forward{signature}: {wrong}") from None
-    recipe.depends = depends_on(signature, call)
-    return call
+        return view_of(root, kept)
+    except BadArgumentError as error:
+        raise RewriteError(
+            f"this {type(root).__name__} cannot be copied, which a second model needs: {error.__cause__ or error}. "
+            f"{_INSTEAD}"
+        ) from error
 
 
-def _traces(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
-    """Yield the traces for the present modes of PyTorch, and for others if the forward branches on them."""
-    first, *others = _with_flags(model, recipe, call, held)
-    yield from (first, *others)
-    for modes in other_modes(first.answers):
-        with modes(), suppress(RewriteError):  # it is raised again if the model is called in these modes
-            yield from [*_with_flags(model, recipe, call, held)]
+_INSTEAD = "byname.interject(model, where, interjection) works on the model as it is"
 
 
-def _with_flags(model: nn.Module, recipe: Recipe, call: Arguments, held: Held) -> Iterator[Trace]:
-    """Yield the trace for the present training flags; if the forward branches on them, all True and all False too."""
-    first = recipe.trace(call, lambda path: model.get_submodule(path).training, held)
-    yield first
-    seen = [first.flags]
-    for flag in (True, False) if first.flags else ():
-        if any(all(value is flag for value in one.values()) for one in seen):
+def _refuse_closures(values: list[Any], known: set[int]) -> None:
+    """Refuse functions whose closures hold modules of the model: a copy would go on with the original modules.
+
+    Args:
+        values: the attributes of a module; containers in them are searched too.
+        known: the ids of the modules of the model.
+
+    Raises:
+        RewriteError: there is such a function.
+    """
+    seen: set[int] = set()
+    while values:
+        value = values.pop()
+        if id(value) in seen:
             continue
-        another = _always(flag)
-        trace = recipe.trace(call, another, held)
-        seen.append(trace.flags)
-        yield trace
+        seen.add(id(value))
+        if type(value) is FunctionType:
+            for owner in map(_owner_in, value.__closure__ or ()):
+                if id(owner) in known:
+                    raise RewriteError(
+                        f"a module keeps the function {value.__qualname__}, which has a {type(owner).__name__} of the "
+                        f"model in its closure, and would go on with that one. {_INSTEAD}"
+                    )
+        elif isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list | tuple | set):
+            values += value
+        elif isinstance(value, partial):
+            values += [value.func, *value.args, *value.keywords.values()]
 
 
-def _always(flag: bool) -> Callable[[str], bool]:
-    return lambda path: flag
+def _owner_in(cell: Any) -> Any:
+    """Return what a cell of a closure holds; for a method, its object."""
+    try:
+        held = cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+    return held.__self__ if type(held) is MethodType else held
+
+
+def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
+    """Put an interjection at calls of a model for good."""
+    modules = modules_by_path(model)
+    operations: dict[str, list[str]] = {}
+    for (owner, name), place in calls.items():
+        if name:
+            operations.setdefault(owner, []).append(name)
+        else:
+            ModuleSite(place, interjection).put_on(modules[owner])
+    for path, names in operations.items():
+        Operations.of(modules[path], path).add(names, interjection)
+    for owner, _ in calls:
+        Shown.of(modules[owner])
+    inside = {id(one): one for path in operations for one in modules_in(modules[path])}
+    for module in inside.values():
+        if is_called(module) and not is_script(module) and inside_of(module)[0] is module:
+            Operations.of(module, "")
+    if any(is_multi_head(modules[path]) for path in operations):
+        _turn_on_around_heads(modules)
+
+
+def _turn_on_around_heads(modules: dict[str, nn.Module]) -> None:
+    """Turn the function mode on in each `nn.TransformerEncoder`.
+
+    Without it PyTorch makes nested tensors of padded batches, which its fast path alone can compute with.
+    """
+    for path, module in modules.items():
+        if isinstance(module, nn.TransformerEncoder):
+            Operations.of(module, path).on = True
+
+
+class _FirstCall:
+    """What is known in the first call of a rewritten model only, if there was no example; two hooks of the model.
+
+    Args:
+        selectors: the selectors to resolve. The model runs once with the arguments of the call before the call itself.
+        calls: the other calls that are meant. If there are operations, one of them must run.
+        interjection: the interjection.
+    """
+
+    def __init__(self, selectors: list[Selector], calls: Calls, interjection: Interjection) -> None:
+        self.selectors = selectors
+        self.calls = calls
+        self.interjection = interjection
+        self.handles: list[Any] = []
+
+    def await_it(self, model: nn.Module) -> None:
+        """Hook a model."""
+        for owner in _owners(model):
+            owner.note(True)
+        if self.selectors:
+            Operations.of(model, "")  # PyTorch has looked up the forward of the model itself when the hooks are called
+        self.handles = [
+            model.register_forward_pre_hook(self.resolve, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self.check),
+        ]
+
+    @dynamo_skip
+    def _resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        with one_at_a_time:
+            selectors, self.selectors = self.selectors, []
+            if not selectors:
+                return
+            try:
+                flow = _run_of(model, (args, kwargs))
+                paths = {id(module): path for path, module in modules_by_path(model).items()}
+                found: Calls = {}
+                for selector in selectors:
+                    found |= _of_selector(selector, paths, flow)
+            except BaseException:
+                self.selectors = selectors
+                raise
+            names = [(owner, name) for owner, name in self.calls if name]
+            known = {
+                key
+                for key in found
+                if any(key[0] == owner and key[1] and Name(name).matches(key[1]) for owner, name in names)
+            }
+            _put_in(
+                model, {key: found[key] for key in found if key not in known | self.calls.keys()}, self.interjection
+            )
+
+    def resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Put the interjection where the selectors match, before the first call."""
+        if self.selectors and not under_way():
+            self._resolve(model, args, kwargs)
+
+    def check(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Refuse the first call if none of the operations has run."""
+        if not torch.compiler.is_compiling() and not under_way():
+            self._check(model)
+
+    @dynamo_skip
+    def _check(self, model: nn.Module) -> None:
+        for handle in self.handles:
+            handle.remove()
+        asked = [place for (_, name), place in self.calls.items() if name]
+        seen = {path: owner.module for owner in _owners(model) for path in owner.seen or ()}
+        for owner in _owners(model):
+            owner.note(False)
+        if seen and asked and not any(parse(place).matches(path) for place in asked for path in seen if path):
+            calls = [Call(path, path.rpartition(".")[2], "operation", module) for path, module in seen.items() if path]
+            raise _no_match(asked[0] if len(asked) == 1 else None, asked, calls, "in the first call")
+
+
+def _owners(model: nn.Module) -> list[Operations]:
+    """Return the modules of a model that have interjections at operations."""
+    found = (operations_of(module) for module in modules_by_path(model).values())
+    return [one for one in found if one is not None and one.sites]

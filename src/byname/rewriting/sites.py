@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
@@ -11,9 +12,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from byname.errors import RewriteError
 from byname.model.items import tensors_in
 from byname.model.module_tree import under
-from byname.model.operations import PLAIN_FUNCTIONS, is_torchs, main_result, operation_name, operation_path, taken
+from byname.model.operations import (
+    COMPUTED,
+    PLAIN_FUNCTIONS,
+    is_torchs,
+    main_result,
+    operation_name,
+    operation_path,
+    taken,
+)
 from byname.place import Name
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip
@@ -203,6 +213,7 @@ class Operations:
         names: the names of the functions that are counted.
         seen: the paths of the operations so far, and an empty one once it has run; None if nobody asks for them.
         on: whether the mode is on, also if there are no interjections.
+        properties: whether a property such as ``x.T`` may be meant, which the compiler does not give to modes.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
@@ -214,7 +225,7 @@ class Operations:
         self.sites: list[OperationSite] = []
         self.names: Container[str | None] = frozenset()
         self.seen: set[str] | None = None
-        self.on = False
+        self.on = self.properties = False
 
     @classmethod
     def of(cls, module: nn.Module, path: str) -> Operations:
@@ -239,6 +250,7 @@ class Operations:
         names = [name for site in self.sites for name in site.names]
         every = self.seen is not None or any(Name(name).wild for name in names)
         self.names = _Every() if every else frozenset(_bases(names))
+        self.properties = any(Name(name).matches(one) for name in names for one in COMPUTED)
 
     @property
     def __wrapped__(self) -> Any:
@@ -248,7 +260,11 @@ class Operations:
         """Run the forward."""
         if _here.running:
             return self._forward(*args, **kwargs)
-        return self._counted(*args, **kwargs) if self.on else self._aside(*args, **kwargs)
+        if not self.on:
+            return self._aside(*args, **kwargs)
+        if self.properties and torch.compiler.is_compiling():
+            return self._eagerly(*args, **kwargs)
+        return self._counted(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
@@ -262,6 +278,10 @@ class Operations:
                 return self._forward(*args, **kwargs)
         finally:
             _turn_on(around)
+
+    @dynamo_skip
+    def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
+        return self._counted(*args, **kwargs)
 
     def _aside(self, *args: Any, **kwargs: Any) -> Any:
         around = _turned_off()
@@ -382,12 +402,13 @@ def _in_place(function: Any) -> bool:
 def _complete_the_compiler() -> None:
     """Have the compiler give modes the functions that it leaves out (PyTorch 2.13): ``relu_``, ``rand`` and others.
 
-    ``torch.overrides`` lists those whose tensors may be of another class, and the compiler asks it; but a mode gets all.
+    The compiler asks ``torch.overrides``, which lists the functions whose tensors may be of another class.
     """
     from torch._dynamo.variables.torch import get_overridable_functions
 
     known = get_overridable_functions()
-    for of in (torch._C._VariableFunctions, torch._C._nn, torch._C._special, torch._C._linalg, torch._C._fft):
+    builtin: Any = torch._C
+    for of in (builtin._VariableFunctions, builtin._nn, builtin._special, builtin._linalg, builtin._fft):
         for name in dir(of):
             if not name.startswith("_") and operation_name(function := getattr(of, name)) is not None:
                 known.add(function)
@@ -479,6 +500,7 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
         changed = args[0] if _in_place(func) else None
         result = func(*args, **kwargs)
     else:
+        _refuse_checkpoints(path)
         changed = changed_by(func, args, kwargs) if kwargs or _in_place(func) else None
         result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
     value = old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
@@ -495,3 +517,24 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
     else:
         overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
     return result
+
+
+def _refuse_checkpoints(path: str) -> None:
+    """Refuse an operation in a checkpoint that the module itself makes: there the second run is without the mode.
+
+    Raises:
+        RewriteError: there is such a checkpoint, and gradients flow through it.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code is not _COUNTED:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            context = frame.f_locals.get("ctx")  # of a reentrant one, whose first run is without gradients
+            if torch.is_grad_enabled() or any(getattr(context, "needs_input_grad", ())):
+                raise RewriteError(
+                    f"`{path}` runs inside of torch.utils.checkpoint, which would run it again for the backward "
+                    "without the interjection. Checkpoint a module instead of a function, with the operation in it"
+                )
+        frame = frame.f_back
+
+
+_COUNTED = Operations._counted.__code__
