@@ -202,7 +202,8 @@ def _copy_of(root: M) -> M:
     modules = modules_in(root)
     known = {id(module) for module in modules}
     for module in modules:
-        _refuse_closures(list(attributes_of(module).values()), known)
+        held = attributes_of(module)
+        _refuse_closures([held[name] for name in held if name != "_compiled_call_impl"], known)  # copies are without it
     kept = [site.interjection for module in modules for site in sites_of(module)]
     try:
         return view_of(root, kept)

@@ -491,16 +491,17 @@ _whole_or_eager(Operations._counted)
 
 def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation and report its result; return the result, or what replaces it."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _acts_already(path):
+        return func(*args, **kwargs)
     inputs = (*args, *kwargs.values())
     entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
-    compiling = torch.compiler.is_compiling()
     changed: Any
     node = None
     if compiling:
         changed = args[0] if _in_place(func) else None
         result = func(*args, **kwargs)
     else:
-        _refuse_checkpoints(path)
         changed = changed_by(func, args, kwargs) if kwargs or _in_place(func) else None
         result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
     value = old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
@@ -519,15 +520,22 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
     return result
 
 
-def _refuse_checkpoints(path: str) -> None:
-    """Refuse an operation in a checkpoint that the module itself makes: there the second run is without the mode.
+def _acts_already(path: str) -> bool:
+    """Return whether a graph of the compiler makes this call: it was traced with the mode, and has the interjection.
 
     Raises:
-        RewriteError: there is such a checkpoint, and gradients flow through it.
+        RewriteError: the module makes the call in a checkpoint of a function. For the backward that function runs a
+            second time, and the forward of the module, which turns the mode on, does not.
     """
     frame: Any = sys._getframe(2)
+    in_graph = False
     while frame is not None and frame.f_code is not _COUNTED:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_filename.startswith("<eval_with_key>"):
+            in_graph = True
+        elif in_graph and module == "torch._dynamo.eval_frame":
+            return True
+        elif module == "torch.utils.checkpoint":
             context = frame.f_locals.get("ctx")  # of a reentrant one, whose first run is without gradients
             if torch.is_grad_enabled() or any(getattr(context, "needs_input_grad", ())):
                 raise RewriteError(
@@ -535,6 +543,7 @@ def _refuse_checkpoints(path: str) -> None:
                     "without the interjection. Checkpoint a module instead of a function, with the operation in it"
                 )
         frame = frame.f_back
+    return False
 
 
 _COUNTED = Operations._counted.__code__
