@@ -458,7 +458,28 @@ def test_statements_in_place_are_kept():
         assert_same([new(x)], [model(x)])
 
 
-def test_buffers_are_not_touched_by_tracing_and_change_with_every_call():
+@pytest.mark.parametrize("where", ["act", "act.relu*", "1", "1.relu*"])
+def test_modules_that_work_in_place_and_whose_result_nobody_reads(where):
+    class Dropped(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            h = self[1](self[0](x))
+            h = self[2](h.square())
+            self.act(h)
+            return h
+
+    model, x = shaken(Dropped()), torch.randn(3, 4)
+    new, plain = rewrite(model, where, Doubling()), copy.deepcopy(model)
+    with interject(plain, where, Doubling()):
+        assert_same(facts_of(new, (x,), {}, True), facts_of(plain, (x,), {}, True))
+    with torch.no_grad():
+        assert not torch.equal(new(x), model(x))
+
+
+def test_buffers_are_not_touched_by_rewriting_and_change_with_every_call():
     model = Buffers()
     scale = model.scale
     new = rewrite(model, "div", keep)

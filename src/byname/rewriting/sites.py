@@ -178,7 +178,15 @@ class ModuleSite(Site):
         entered = _end(module) if self.with_gradients else None
         around = _turned_off()
         try:
-            return self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
+            new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
+            if new is output:
+                return None
+            if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
+                return new
+            if torch.is_grad_enabled() and output.requires_grad and output._is_view():  # it cannot be written to
+                return new
+            _write(output, new)
+            return output
         finally:
             _turn_on(around)
 
@@ -513,11 +521,22 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
         return (value, *result[1:])
     if changed is None or changed is not old:
         return value
-    if compiling:  # the compiler saves no tensors before all is traced
+    _write(changed, value, node)
+    return result
+
+
+def _write(changed: torch.Tensor, value: torch.Tensor, node: Any = None) -> None:
+    """Copy a value into a tensor that a call has changed in place, since its caller may ignore the result.
+
+    Args:
+        changed: the tensor.
+        value: its replacement.
+        node: the ``grad_fn`` of the tensor when the call had ended; by default its present one.
+    """
+    if torch.compiler.is_compiling():  # which saves no tensors before all is traced
         changed.copy_(value)
     else:
-        overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
-    return result
+        overwrite(changed, value, node)
 
 
 def _acts_already(path: str) -> bool:
