@@ -14,14 +14,14 @@ from torch import nn
 
 from byname.edits.edited import view_of
 from byname.errors import BadArgumentError, NoMatchError, RewriteError
-from byname.model.call_graph import Call, Flow
+from byname.model.call_graph import Flow, ModelCall
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path
 from byname.model.operations import is_multi_head
 from byname.model.selectors import Selector, is_counted
 from byname.model.spot import Spot
 from byname.model.where import meaning_of, parts_of, unwrapped
-from byname.place import Name, Place, parse
+from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import dynamo_skip
@@ -118,7 +118,9 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list
                 waiting.append(selector)
             else:
                 there = [
-                    Call(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one)
+                    ModelCall(path, type(one).__name__, "module", one)
+                    for path, one in modules.items()
+                    if is_called(one)
                 ]
                 found |= _of_selector(selector, paths, Flow(tuple(there), {}, {}))
         calls = found | calls
@@ -155,7 +157,7 @@ def _of_selector(selector: Selector, paths: dict[int, str], flow: Flow) -> Calls
     return found
 
 
-def _key_of(call: Call, paths: dict[int, str]) -> tuple[str, str]:
+def _key_of(call: ModelCall, paths: dict[int, str]) -> tuple[str, str]:
     owner = paths[id(call.module)]
     return owner, "" if call.kind == "module" else call.path[len(owner) + 1 if owner else 0 :]
 
@@ -164,10 +166,10 @@ def _happens(key: tuple[str, str], paths: dict[int, str], flow: Flow) -> bool:
     """Return whether a call, whose name may have wildcards, is one of those that an example makes."""
     owner, name = key
     of_owner = (_key_of(call, paths)[1] for call in flow.calls if paths[id(call.module)] == owner)
-    return any(Name(name).matches(one) if name and one else name == one for one in of_owner)
+    return any(NameSegment(name).matches(one) if name and one else name == one for one in of_owner)
 
 
-def _no_match(where: Any, places: Collection[str], calls: Sequence[Call], ran: str) -> NoMatchError:
+def _no_match(where: Any, places: Collection[str], calls: Sequence[ModelCall], ran: str) -> NoMatchError:
     """Return the error for places that the model does not reach; its message names the closest that it does.
 
     Args:
@@ -181,7 +183,7 @@ def _no_match(where: Any, places: Collection[str], calls: Sequence[Call], ran: s
     close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)
     named = listed([f"`{one}`" for one in close or known], _NAMED)
     last = parse(next(iter(places))).segments[-1]
-    hidden = inside_of_others(last.plain, calls) if isinstance(last, Name) else ""
+    hidden = inside_of_others(last.plain, calls) if isinstance(last, NameSegment) else ""
     text = f"{asked} matches nothing that ran {ran}; {'close to it:' if close else 'there are'} {named}"
     return NoMatchError(f"{text}; {hidden}" if hidden else text)
 
@@ -333,7 +335,7 @@ class _FirstCall:
             known = {
                 key
                 for key in found
-                if any(key[0] == owner and key[1] and Name(name).matches(key[1]) for owner, name in names)
+                if any(key[0] == owner and key[1] and NameSegment(name).matches(key[1]) for owner, name in names)
             }
             _put_in(
                 model, {key: found[key] for key in found if key not in known | self.calls.keys()}, self.interjection
@@ -358,7 +360,9 @@ class _FirstCall:
         for owner in _owners(model):
             owner.note(False)
         if seen and asked and not any(parse(place).matches(path) for place in asked for path in seen if path):
-            calls = [Call(path, path.rpartition(".")[2], "operation", module) for path, module in seen.items() if path]
+            calls = [
+                ModelCall(path, path.rpartition(".")[2], "operation", module) for path, module in seen.items() if path
+            ]
             raise _no_match(asked[0] if len(asked) == 1 else None, asked, calls, "in the first call")
 
 

@@ -24,11 +24,11 @@ from byname.model.operations import (
     operation_path,
     taken,
 )
-from byname.place import Name
+from byname.place import NameSegment
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
-from byname.tracing.open_calls import OpenCalls
+from byname.tracing.callers import OpenCalls
 from byname.watch.boundary_edges import Entered
 from byname.watch.call_gradients import Followed, Gradients, before, follow
 from byname.watch.inplace import called, changed_by, overwrite
@@ -256,9 +256,9 @@ class Operations:
 
     def _count(self) -> None:
         names = [name for site in self.sites for name in site.names]
-        every = self.seen is not None or any(Name(name).wild for name in names)
+        every = self.seen is not None or any(NameSegment(name).wild for name in names)
         self.names = _Every() if every else frozenset(_bases(names))
-        self.properties = any(Name(name).matches(one) for name in names for one in COMPUTED)
+        self.properties = any(NameSegment(name).matches(one) for name in names for one in COMPUTED)
 
     @property
     def __wrapped__(self) -> Any:
@@ -377,7 +377,7 @@ def _constant(function: Any) -> Any:
 
 @_constant
 def _means(pattern: str, name: str) -> bool:
-    return pattern == name or Name(pattern).matches(name)
+    return pattern == name or NameSegment(pattern).matches(name)
 
 
 @_constant
