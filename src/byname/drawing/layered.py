@@ -111,7 +111,7 @@ class _Draft:
 def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
     """Return the layout of the nodes of a level and of the lines between them.
 
-    >>> level = arrange([Node(40, 20), Node(60, 20)], [Edge(0, 1)])
+    >>> level = arrange([Node(40, 20), Node(60, 20)], [LayerEdge(0, 1)])
     >>> level.corners[0][1] < level.corners[1][1]
     True
     """
