@@ -240,10 +240,9 @@ def _returned_nan(context: FailureContext) -> Iterator[Facts]:
     """Yield the node that anomaly mode names: the last node of that name that the engine has run."""
     if not context.has_graph:
         return
-    with DisableTorchFunction():
-        named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.match[1]]
-        ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
-        mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
+    named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.match[1]]
+    ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
+    mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
     if len(named) == 1 or ran:
         number = (ran or named)[-1]
         operation = context.match[1].rstrip("0123456789").removesuffix("Backward").lower()

@@ -306,8 +306,7 @@ IN_FORWARD: tuple[Cause[_Root], ...] = (
         "{call} turned {origin.was} into {kind} in the forward pass ({numbers.found} of {numbers.of}){why}{so}",
         "{remedy}"),
     Cause("non-finite-gradient", lambda root: root.is_given, nothing_more,
-        "{call} was given {numbers}, and this reached the root: no operation "
-        "produced it",
+        "{call} was given {numbers}, and this reached the root: no operation produced it",
         "look at where these numbers come from; torch.nan_to_num or a mask removes them"),
     Cause("non-finite-gradient", lambda root: root.tensor is None, nothing_more,
         "the root holds {kind}, but byname does not know which operation produced it{used}",
