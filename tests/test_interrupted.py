@@ -28,7 +28,7 @@ from interrupting import (
 from torch import nn
 
 import byname
-from byname.cli.calls import Calls
+from byname.cli.watcher import Calls
 from byname.diagnose.explaining import Explaining
 from byname.edits.stopping import Stopped
 from byname.recording.recorder import Recorder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from byname.cli.calls import Calls
+from byname.cli.watcher import Calls
 
 CALL = nn.Module.__dict__["__call__"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from byname.cli.command import CommandError
-from byname.cli.unnoticed import Watcher, failure
+from byname.cli.watcher import Watcher, failure
 from byname.diagnose.finding import Finding, explained
 from byname.memory.census import Census, StorageRow
 from byname.memory.growth import Growth

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from byname.cli.calls import Calls
 from byname.cli.command import say
 from byname.cli.json_lines import JsonLines, census_facts, growth_facts
-from byname.cli.unnoticed import Watcher, census_text, failure, unnoticed, where
+from byname.cli.watcher import Calls, Watcher, census_text, failure, unnoticed, where
 from byname.memory.census import census
 from byname.memory.growth import Growth
 from byname.reading.frames import caller, revisiting

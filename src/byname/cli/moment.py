@@ -25,7 +25,7 @@ from torch import nn
 from byname.cli.ask import Answer, Request, waiting_for, write_answer
 from byname.cli.command import CommandError
 from byname.cli.json_lines import census_facts, site_facts
-from byname.cli.unnoticed import census_text, ready, unnoticed, where
+from byname.cli.watcher import census_text, ready, unnoticed, where
 from byname.memory.census import census
 from byname.model.module_tree import modules_by_path
 from byname.reading.frames import CODE_OF_A_MODULES_CALL, locals_of

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from byname.cli.calls import Calls
 from byname.cli.command import CommandError, say
-from byname.cli.unnoticed import Watcher, failure, unnoticed, where
+from byname.cli.watcher import Calls, Watcher, failure, unnoticed, where
 from byname.errors import BynameError
 from byname.model.where import unwrapped
 from byname.place import parse

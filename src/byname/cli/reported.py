@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from byname.cli.command import CommandError, say
-from byname.cli.unnoticed import Watcher, failure
+from byname.cli.watcher import Watcher, failure
 from byname.diagnose.finding import Finding, explained
 from byname.errors import BynameError
 from byname.recording.distributed.ranks import rank, rank_files
