@@ -6,6 +6,7 @@ thousand of them. A marked node hands them to Python, which frees them one after
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
@@ -24,14 +25,13 @@ _UNMARKED = 500
 Python code there, and an interrupt that arrives in this code is lost, as in any ``__del__``."""
 
 
-def _drawn_gaps(share: int, period: int) -> list[int]:
-    """Draw the marked nodes of a period, one in `share`; return the distances from each to the next."""
-    drawn = random.Random(0).choices((True, False), (1, share - 1), k=period)
-    marked = [at for at, one in enumerate(drawn) if one]
-    return [later - earlier for earlier, later in zip([marked[-1] - period, *marked], marked, strict=False)]
+def _drawn_gaps(share: int, count: int) -> list[int]:
+    """Draw the distances from each marked node to the next, where one node in `share` is marked."""
+    draw, missed = random.Random(0).random, math.log(1 - 1 / share)
+    return [1 + int(math.log(1 - draw()) / missed) for _ in range(count)]
 
 
-_GAPS = _drawn_gaps(16, period=10_007)
+_GAPS = _drawn_gaps(16, count=601)
 """With one node in 16 marked, a stack of 128 KB freed chains of any length; with one in 32 it did not (PyTorch 2.13).
 The marks are random, so that no shape of a graph can have all its unmarked nodes in one line."""
 

@@ -338,6 +338,15 @@ class _WrittenBy(dict[str, int]):
 WRITTEN_BY = _WrittenBy()
 """The files met so far: every recorded call looks here."""
 
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders into which pip and Debian install: the environment's, the user's and the base Python's."""
+
+
+def _is_a_target(folder: Path) -> bool:
+    """Return whether a folder of another name is one into which PyTorch was installed by ``pip install --target``."""
+    return folder.name not in _PACKAGES and any(folder.glob("torch-*.dist-info"))
+
+
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BESIDE_TORCH = Path(torch.__file__).parent.parent
 _INSTALLED = (
@@ -346,10 +355,8 @@ _INSTALLED = (
         for key, path in sysconfig.get_paths().items()
         if key in ("stdlib", "platstdlib", "purelib", "platlib")
     ),
-    *([str(_BESIDE_TORCH) + os.sep] if any(_BESIDE_TORCH.glob("torch-*.dist-info")) else []),  # pip install --target
+    *([str(_BESIDE_TORCH) + os.sep] if _is_a_target(_BESIDE_TORCH) else []),
 )
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Names of the folders into which pip and Debian install: the environment's, the user's and the base Python's."""
 
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:
