@@ -112,6 +112,12 @@ def _holding(program: Program) -> dict[str, Variant]:
     }
     if (trace := traced()) is not None and len(program.samples) < _LONG:
         variants["objgraph"] = _looking(lambda: trace(program.thousand()[:: _ASKED // _CHAINS]))
+        if "holders" in _OFFERED:
+            layer: Any = program.model[50]
+            variants |= {
+                "one": _looking(lambda: _byname.holders(layer.weight)),
+                "chain": _looking(lambda: trace([layer.weight])),
+            }
     if "holders" in _OFFERED:
         found = _byname.holders(program.thousand())
         assert [bool(one) for one in found] == [True] * _ASKED, "the program holds each of these tensors"
@@ -160,12 +166,14 @@ def _ratios(took: Rounds) -> list[Row]:
         "census without names / isinstance and bytes": ("census", "bytes", 0.5),
         "census without names / class of each": ("census", "class", None),
         "census / census without names": ("named", "census", None),
+        "census / isinstance": ("named", "isinstance", 2.5),
+        "holders of one parameter / objgraph.find_backref_chain": ("one", "chain", 0.8),
         "growth / census without names": ("growth", "census", None),
     }
     return [
         Row(f"  {words}", took.ratio(what, floor), "×", limit)
         for words, (what, floor, limit) in ratios.items()
-        if what in took.seconds
+        if {what, floor} <= took.seconds.keys()
     ]
 
 

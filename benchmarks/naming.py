@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 
 import torch
@@ -32,7 +36,30 @@ def naming(rounds: int = 20) -> list[Row]:
         "deep": _asking(lambda: trainer.state.best["weights"][0], "trainer.state.best['weights'][0]"),
         "unnamed": _asking(lambda: torch.zeros(2), ""),
     }
-    return _rows(interleaved(variants, rounds), len(leaves))
+    return [*_rows(interleaved(variants, rounds), len(leaves)), _first()]
+
+
+_FIRST = """
+import time, torch
+y = torch.ones(1, requires_grad=True) + 1
+start = time.process_time()
+import byname
+byname.leaves(y)
+print(time.process_time() - start)
+"""
+
+
+def _first(rounds: int = 7) -> Row:
+    """What the first question costs a process that has loaded PyTorch, with compiled files as pip installs them."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [sys.executable, "-c", _FIRST]
+        told = [
+            subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+            for _ in range(rounds + 1)
+        ]
+    return Row("first leaves in a process", [float(one) / _MILLI for one in told[1:]], "ms", 25)
 
 
 def _nothing() -> tuple[None, None]:

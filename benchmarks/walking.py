@@ -27,7 +27,7 @@ def walking() -> list[Row]:
     }
     with small_heap():
         rows = [row for name, build in large.items() for row in _large(name, build)]
-        rows += _encoder() + _tracked()
+        rows += _encoder() + _trained() + _tracked()
     return rows + _unheld()
 
 
@@ -55,7 +55,9 @@ def _large(name: str, build: Callable[[], Built], rounds: int = 21) -> list[Row]
         Row("  leaves with paths / bare walk", took.ratio("paths", "bare"), "×"),
         Row("  saved, a slot", took.each("saved", slots, _MICRO), "µs", 2.5),
         Row("  saved less the bare walk, a slot", took.each("saved", slots, _MICRO, less="bare"), "µs"),
+        Row("  saved / bare walk", took.ratio("saved", "bare"), "×", 8),
         Row("  graph, a node", took.each("graph", nodes, _MICRO), "µs"),
+        Row("  graph / bare walk", took.ratio("graph", "bare"), "×", 12),
     ]
 
 
@@ -81,6 +83,28 @@ def _encoder(rounds: int = 31) -> list[Row]:
         Row("  graph / bare walk", took.ratio("graph", "bare"), "×", 10),
         Row("  torchviz.make_dot / leaves", took.ratio("torchviz", "leaves"), "×"),
         Row("  torchviz.make_dot / graph", took.ratio("torchviz", "graph"), "×"),
+    ]
+
+
+def _trained(rounds: int = 31) -> list[Row]:
+    """An encoder and its Adam after a step, as a program has them: two thirds of the tensors are the optimizer's."""
+    model = encoder().holds
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4, 32)).sum().backward()
+    optimizer.step()
+    loss = model(torch.ones(2, 4, 32)).sum()
+    calls: dict[str, tuple[Callable[[torch.Tensor], object], float]] = {
+        "leaves": (byname.leaves, 4.5),
+        "leaves with model=": (lambda one: byname.leaves(one, model=model), 6),
+        "saved": (byname.saved, 5),
+        "graph": (byname.graph, 8),
+    }
+    variants = {what: timed(lambda: (loss, None), call) for what, (call, _) in calls.items()}
+    variants["bare"] = timed(lambda: (loss, None), bare_walk, collector=False)
+    took = interleaved(variants, rounds)
+    return [
+        Row("12-layer encoder with its Adam: bare walk", took.each("bare", 1, _MILLI), "ms"),
+        *(Row(f"  {what}", took.each(what, 1, _MILLI), "ms", limit) for what, (_, limit) in calls.items()),
     ]
 
 

@@ -141,7 +141,7 @@ def _reader(kind: type) -> Reader:
         (futures(), held_by_future),
         (tables(), held_by_table),
     ):
-        if any(id(one) in parents for one in family):
+        if not parents.isdisjoint(map(id, family)):
             return reader(kind) if reader is ModuleReader else reader  # type: ignore[return-value]
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
 
