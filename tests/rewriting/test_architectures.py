@@ -99,6 +99,22 @@ def test_every_place_of_a_model_of_transformers(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_of_a_model_of_transformers(name):
+    """They are looked for in a part of each forward only, see `byname.rewriting.narrow`."""
+    torch.manual_seed(0)
+    model, example = architecture(name)
+    model.eval()
+    of_layers = select.where(lambda call: call.kind == "operation" and hasattr(nn.functional, call.operation))
+    seen, heard = [], []
+    new = rewrite(model, of_layers, lambda path, *_: seen.append(path), example=example)
+    same(new(**copy.deepcopy(example)), copy.deepcopy(model)(**copy.deepcopy(example)))
+    with interject(model, of_layers, lambda path, *_: heard.append(path), example=example):
+        model(**copy.deepcopy(example))
+    assert seen == heard and seen
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_other_lengths_and_batches(name):
     model, example = architecture(name)

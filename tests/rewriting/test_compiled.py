@@ -36,7 +36,7 @@ class Doubling(byname.ForwardInterjection):
 
     def process(self, name, module, inputs):
         self.seen.append(name)
-        return inputs * 2
+        return tuple(one * 2 for one in inputs) if isinstance(inputs, tuple) else inputs * 2
 
 
 class InPlace(nn.Module):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from byname.model.operations import (
 from byname.place import NameSegment
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip
+from byname.rewriting.narrow import narrowed
 from byname.text import note_on
 from byname.tracing.callers import OpenCalls
 from byname.watch.boundary_edges import Entered
@@ -83,6 +86,7 @@ class Site:
     def __init__(self, path: str, interjection: Interjection) -> None:
         self.path = path
         self.interjection = interjection
+        self.is_function = not isinstance(interjection, ForwardInterjection | WrappedForwardInterjection)
         self.with_inputs = isinstance(interjection, WrappedForwardInterjection)
         self.with_gradients = isinstance(interjection, WrappedForwardBackwardInterjection)
         self.lasting: list[Followed] = []
@@ -109,12 +113,12 @@ class Site:
         running, interjection = _here.running, self.interjection
         running.append(self)
         try:
-            if self.with_inputs:
-                new = interjection.process(path, module, inputs, value)  # type: ignore[union-attr, call-arg]
-            elif isinstance(interjection, ForwardInterjection):
-                new = interjection.process(path, module, value)
-            else:
+            if self.is_function:
                 new = interjection(path, module, value)  # type: ignore[operator]
+            elif self.with_inputs:
+                new = interjection.process(path, module, inputs, value)  # type: ignore[union-attr, call-arg]
+            else:
+                new = interjection.process(path, module, value)  # type: ignore[union-attr, call-arg]
         except Exception as error:
             note_on(error, f"byname: at `{path}`")
             raise
@@ -210,6 +214,13 @@ def _end(module: nn.Module) -> Entered | None:
     return _here.open.end(module)
 
 
+class _Unknown(enum.Enum):
+    UNKNOWN = "not looked for yet"
+
+
+_UNKNOWN = _Unknown.UNKNOWN
+
+
 class Operations:
     """The forward of a module in a rewritten model, with the interjections at the operations that it calls.
 
@@ -221,6 +232,8 @@ class Operations:
         names: the names of the functions that are counted.
         seen: the paths of the operations so far, and an empty one once it has run; None if nobody asks for them.
         on: whether the mode is on, also if there are no interjections.
+        narrow: the code of the class's forward, and the one that turns the mode on for some statements only, if known.
+        known: the paths of operations and the interjections there, by the name and the number of earlier calls.
         properties: whether a property such as ``x.T`` may be meant, which the compiler does not give to modes.
     """
 
@@ -234,6 +247,13 @@ class Operations:
         self.names: Container[str | None] = frozenset()
         self.seen: set[str] | None = None
         self.on = self.properties = False
+        self.narrow: Any = _UNKNOWN
+        self.known: dict[tuple[str, int], tuple[str, list[OperationSite]]] = {}
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """Name the forward that is inside, for those who ask for its signature or its variables."""
+        self.__wrapped__ = self.own or MethodType(self.kind.forward, self.module)
 
     @classmethod
     def of(cls, module: nn.Module, path: str) -> Operations:
@@ -258,14 +278,13 @@ class Operations:
         names = [name for site in self.sites for name in site.names]
         every = self.seen is not None or any(NameSegment(name).wild for name in names)
         self.names = _Every() if every else frozenset(_bases(names))
+        self.narrow, self.known = _UNKNOWN, {}
         self.properties = any(NameSegment(name).matches(one) for name in names for one in COMPUTED)
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self.own or self.kind.forward.__get__(self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward."""
+        if not self.on and not _depth():  # no mode is on, as nearly always
+            return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
         if _here.running:
             return self._forward(*args, **kwargs)
         if not self.on:
@@ -278,14 +297,35 @@ class Operations:
         return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        forward = None
         if torch.compiler.is_compiling():
             _complete_the_compiler()
-        around = _turned_off()
+        else:
+            forward = self._narrowed()
+        around, mode = _turned_off(), _Mode(self)
         try:
-            with _Mode(self):
+            if forward is not None:
+                return forward(self.module, *args, _byname_mode=mode, **kwargs)
+            with mode:
                 return self._forward(*args, **kwargs)
         finally:
             _turn_on(around)
+
+    def _narrowed(self) -> Callable[..., Any] | None:
+        """Return the forward that turns the mode on where it is needed; None if it is needed everywhere."""
+        if self.narrow is _UNKNOWN:
+            exact = self.own is None and isinstance(self.names, frozenset)
+            self.narrow = narrowed(self.module, self.names) if exact else None  # type: ignore[arg-type]
+        if self.narrow is None or self.kind.forward.__code__ is not self.narrow[0]:  # its variables may be watched
+            return None
+        return self.narrow[1]  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "narrow": _UNKNOWN, "known": {}, "__wrapped__": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wrap()
 
     @dynamo_skip
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
@@ -307,9 +347,13 @@ class Operations:
             name: the name of the function.
             count: the number of earlier calls of it.
         """
-        last = operation_path("", name, count, self.taken)
-        found = [site for site in self.sites if any(_means(one, last) for one in site.names)]
-        return under(self.path, last), found
+        known = self.known.get((name, count))
+        if known is None:
+            last = operation_path("", name, count, self.taken)
+            known = under(self.path, last), [one for one in self.sites if any(_means(each, last) for each in one.names)]
+            if not torch.compiler.is_compiling():
+                self.known[name, count] = known
+        return known
 
 
 class Shown:
@@ -445,17 +489,22 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name_of(func)
-        if name not in self.operations.names or self.off:
+        operations = self.operations
+        if name not in operations.names or self.off:
             return func(*args, **kwargs) if kwargs else func(*args)
         assert name is not None
         count = self.counts.get(name, 0)
         self.counts[name] = count + 1
-        path, sites = self.operations.at(name, count)
-        if self.operations.seen is not None:
-            self.operations.seen.add(path)
+        path, sites = operations.at(name, count)
+        if operations.seen is not None:
+            operations.seen.add(path)
         if not sites:
             return func(*args, **kwargs) if kwargs else func(*args)
         return _reported(path, sites, func, args, kwargs or {})
+
+    def run(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function while the mode is off; a narrowed forward does so."""
+        return self.__torch_function__(func, (), args, kwargs)
 
 
 def _turned_off() -> _Mode | None:

@@ -6,7 +6,7 @@ import __future__
 import ast
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -37,7 +37,7 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
     try:
         with one_at_a_time:
             made = _recompiled(ThisCode(code), frozenset(wanted))
-    except _NoSourceError:  # not cached, since the source may be found later
+    except NoSourceError:  # not cached, since the source may be found later
         return None
     consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]
     fitted = made.replace(co_consts=tuple(consts))
@@ -49,31 +49,43 @@ _KEY = 0x6279_6E61_6D65_0001
 """A placeholder for the key in cached code."""
 
 
-class _NoSourceError(Exception):
+class NoSourceError(Exception):
     """The source is missing, or may not be that of the code."""
 
 
 @lru_cache(maxsize=256)
 def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
     """Return the code that reports these variables, with the placeholder instead of its key."""
-    code = this.code
-    assert code is not None
+    assert this.code is not None
+    return changed(this.code, lambda node: rewrite(node, wanted, _KEY))
+
+
+def changed(code: CodeType, change: Callable[[Function], None]) -> CodeType:
+    """Return the code of a function whose syntax tree was changed.
+
+    Args:
+        code: the original code.
+        change: a function that changes a copy of the tree.
+
+    Raises:
+        NoSourceError: the source is missing, or may not be that of the code.
+    """
     definition = definition_of(code)
     if definition is None:
-        raise _NoSourceError
+        raise NoSourceError
     node = _copy(definition)
     _without_signature(node)
-    rewrite(node, wanted, _KEY)
+    change(node)
     tree = _in_its_shell(node, code, _class_around(definition))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python gave the warnings already when it compiled the user's file
         try:
             made: Any = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
         except SyntaxError as error:  # too many nested blocks
-            raise _NoSourceError from error
+            raise NoSourceError from error
     inner = _find(made, code)
     if inner is None or inner.co_freevars != code.co_freevars:
-        raise _NoSourceError
+        raise NoSourceError
     return _fitted(inner, code)
 
 
