@@ -6,8 +6,10 @@ known when the model runs does not count.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -21,6 +23,7 @@ from benchmarks.tracking import NoOp
 from benchmarks.watching_rivals import watching_rivals
 from byname.model.call_graph import ModelCall
 from byname.model.select import select
+from byname.rewriting.rewrite import rewrite
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.interject import interject
@@ -41,6 +44,7 @@ def watching() -> list[Row]:
         *_exact_paths(),
         *_over_by_hand(),
         *_sweep(),
+        *_rewritten(),
         *watching_rivals(),
     ]
 
@@ -209,6 +213,45 @@ def _sweep(layers: int = 48, rounds: int = 3) -> list[Row]:
         Row(f"GPT, a hook on each of {layers} layers in turn, a forward each", took.each("by hand", 1, _MILLI), "ms"),
         Row("the same by interject, at the exact path", took.ratio("by path", "by hand"), "×", 1.2),
     ]
+
+
+def _rewritten(rounds: int = 25, times: int = 10) -> list[Row]:
+    """A second model with interjections in it: making one, and a forward of it."""
+    model, ids = GPT(), torch.randint(64, (2, 32))
+    modules, operations = "blocks.*.attn", "blocks.*.attn.softmax"
+    models = {"plain": model, "again": model, "hooks": copy.deepcopy(model)}
+    for block in models["hooks"].get_submodule("blocks").children():
+        block.get_submodule("attn").register_forward_hook(_unseen)
+    models |= {where: rewrite(model, where, _kept, example=ids) for where in (modules, operations)}
+    took = interleaved({what: _of(partial(_forwards, one, ids, times)) for what, one in models.items()}, rounds)
+    limits = {"again": None, "hooks": None, modules: 1.10, operations: 1.15}
+    words = {
+        "again": "the same again (A/A)",
+        "hooks": "the same with 4 hooks by hand",
+        modules: f"the same rewritten, {modules}",
+        operations: f"the same rewritten, {operations}",
+    }
+    with small_heap():
+        making = interleaved(
+            {
+                "copy": _of(lambda: copy.deepcopy(model)),
+                "rewrite": _of(lambda: rewrite(model, modules, _kept)),
+                "example": _of(lambda: rewrite(model, operations, _kept, example=ids)),
+            },
+            rounds,
+        )
+    return [
+        Row("tiny GPT: a forward", took.each("plain", times, _MILLI), "ms"),
+        *(Row(words[one], took.ratio(one, "plain"), "×", limits[one]) for one in limits),
+        Row("tiny GPT: copy.deepcopy", making.each("copy", 1, _MILLI), "ms"),
+        Row(f"rewrite, {modules}", making.each("rewrite", 1, _MILLI), "ms", 10),
+        Row(f"rewrite, {operations}, with an example", making.each("example", 1, _MILLI), "ms", 50),
+    ]
+
+
+def _forwards(model: nn.Module, ids: Tensor, times: int) -> None:
+    for _ in range(times):
+        model(ids)
 
 
 def _kept(name: str, module: nn.Module | None, value: Any) -> None:
