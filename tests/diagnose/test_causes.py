@@ -16,16 +16,24 @@ from byname.diagnose.check import GRAPH
 from byname.diagnose.explain import ERRORS
 from byname.diagnose.nonfinite.backward import IN_BACKWARD
 from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
+from byname.diagnose.silent import batches, evaluation, loading, sequences, steps, weights
 from byname.naming.name import Name
 from byname.source.location import Site
 
 W, B, NAMELESS = Name("model.w", "parameter"), Name("model.b", "parameter"), Name("", "unnamed", exact=False)
 MADE, STEP = Site("train.py", 3), Site("train.py", 9)
 
+
+def rows_of(module):
+    """The causes that a module names."""
+    return [one for one in vars(module).values() if isinstance(one, Cause)]
+
+
 FOLDER = Path(byname.__file__).parent / "diagnose"
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 CHECKED = (*GRAPH, *NO_GRAD_PATH)
-TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND)
+SILENT = tuple([one for module in (batches, evaluation, loading, sequences, steps, weights) for one in rows_of(module)])
+TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND, *SILENT)
 NOT_FINITE = (*IN_FORWARD, *IN_BACKWARD, *BY_STEP)
 EVERY = (*ERRORS, *CHECKED, *TRAINED, *NOT_FINITE)
 

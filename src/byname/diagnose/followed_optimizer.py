@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -84,6 +86,7 @@ class FollowedOptimizer:
         anew: optimizers in a row, with this one, that make one step each for its parameters.
         over: whether there are no more steps to come.
         heard: whether any backward call was seen in the program.
+        fresh: whether a backward call reached its parameters since its last step, as far as calls were looked at.
     """
 
     optimizer: weakref.ref[Any]
@@ -122,6 +125,7 @@ class FollowedOptimizer:
     anew: int = 0
     over: bool = False
     heard: bool = False
+    fresh: bool = False
 
     @property
     def known(self) -> dict[str, Any]:
@@ -192,12 +196,23 @@ class FollowedOptimizer:
         """Return the names of those parameters that have one."""
         return tuple([self.names[key] for key in keys if key in self.names])
 
+    def all_names(self) -> tuple[Name, ...]:
+        """Return the names of its parameters, as far as they are alive."""
+        self.name(self.parameters())
+        return self.names_of(self.keys)
+
+    @property
+    def variable(self) -> Name:
+        """The variable by which the program calls its step."""
+        found = re.match(r"([\w.\[\]]+)\.step\(", "" if self.site is None else self.site.statement)
+        return Name(found[1] if found else f"another {self.kind}", "local", exact=False)
+
     def _note_modules(self) -> None:
         """Note the modules that ran before its first step, if one of them was in training mode and has another mode."""
         ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
         owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
-        modal = [one for one in ran if _is_training(one) and _has_modes(one)]
-        if modal and any(map(_is_training, owners)):
+        modal = [one for one in ran if is_training(one) and has_modes(one)]
+        if modal and any(map(is_training, owners)):
             self.modules = [weakref.ref(one) for one in [*modal, *owners]]
             self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
 
@@ -205,18 +220,19 @@ class FollowedOptimizer:
         """Note whether all of these modules are in evaluation mode in this step."""
         if self.steps == 1:
             self._note_modules()
-        over = not self.modules or any((one := known()) is None or _is_training(one) for known in self.modules)
+        over = not self.modules or any((one := known()) is None or is_training(one) for known in self.modules)
         self.evaluating = 0 if over else self.evaluating + 1
 
 
-def _has_modes(module: nn.Module) -> bool:
+def has_modes(module: nn.Module) -> bool:
     """Return whether a module computes otherwise in evaluation: a dropout, or a norm with statistics of its own."""
     if issubclass(type(module), _BatchNorm):
         return attributes_of(module)["_buffers"].get("running_mean") is not None
     return issubclass(type(module), _DropoutNd) and bool(attributes_of(module)["p"])
 
 
-def _is_training(module: nn.Module) -> bool:
+def is_training(module: nn.Module) -> bool:
+    """Return whether a module is in training mode."""
     return bool(attributes_of(module).get("training"))
 
 
@@ -282,3 +298,9 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
         if type(tensor) not in PLAIN or not can_look(tensor):
             return b""
         return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def sum_of(tensor: torch.Tensor) -> float:
+    """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
+    with looking():
+        return float(tensor.double().sum().item()) if can_look(tensor) else math.nan

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import dropout
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.diagnose.cause import C, Cause
@@ -35,11 +37,21 @@ from byname.diagnose.followed_optimizer import (
     note_changes,
     note_put_back,
     rate_is_zero,
+    sum_of,
     unchanged,
 )
-from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
+from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.silent.batches import Batches
+from byname.diagnose.silent.evaluation import Evaluation
+from byname.diagnose.silent.loading import Loading
+from byname.diagnose.silent.sequences import Sequences
+from byname.diagnose.silent.steps import Clipping, Ranks, Schedules
+from byname.diagnose.silent.topic import LOSSES as LOSS_FUNCTIONS
+from byname.diagnose.silent.topic import Call, Topic
+from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame
+from byname.reading.modules import parameters_in
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.undo import Undo
@@ -48,6 +60,8 @@ _CALLS = 8
 """Calls of each line that calls backward whose graph is looked at."""
 _TELL_AT = (64, 1024)
 """Steps at which what was found is told; otherwise it is told when the program ends."""
+_LOOKED_INTO, _HEARD_IN = 2, 64
+"""Steps in which the modules inside of others are looked at, and those in which losses and outermost modules are."""
 _CALLS_OF_WASTE = 64
 """Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
 
@@ -66,16 +80,48 @@ class LearningWatch:
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
         self._leaf_losses = self._heard = False
-        self._made = 0
+        self._reached: dict[Any, list[FollowedOptimizer]] = {}
+        self.made = 0
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
         self._told: set[int] = set()
         self._over = False
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        self._schedules, self._weights = Schedules(tell, self), Weights(tell, self)
+        kinds = (Loading, Clipping, Evaluation, Batches, Sequences, Ranks)
+        self._topics: list[Topic] = [self._schedules, self._weights, *(kind(tell, self) for kind in kinds)]
+
+    def optimizers(self) -> list[FollowedOptimizer]:
+        """Return the optimizers that are followed."""
+        return list(self._followed.values())
+
+    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
+        """Note a call of a loss or a dropout in the first steps."""
+        if self.made <= _HEARD_IN and (function in LOSS_FUNCTIONS or function is dropout):
+            for topic in self._topics:
+                safely(topic.heard, Call(function, args, kwargs, frame))
+
+    def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
+        """Note that a module is called; after the first steps only that of an outermost one, without gradients."""
+        if self.made > (_LOOKED_INTO if depth else _HEARD_IN) and (depth or torch.is_grad_enabled()):
+            return
+        if depth or self._has_parameters(module):
+            for topic in self._topics:
+                safely(topic.ran, Call(module, args, kwargs, frame, depth))
+
+    def _has_parameters(self, module: nn.Module) -> bool:
+        """Return whether a module has parameters, unlike a loss."""
+        known = self._modules.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._modules[id(module)] = weakref.ref(module), bool(parameters_in(module))
+        return known[1]
 
     def begin(self, block: Undo) -> None:
         """Follow the steps of optimizers until the block is left; then tell what was found."""
         block.add(safely, self.end)
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
+        for topic in self._topics:
+            topic.begin(block)
 
     def before(self, run: BackwardCall, graph: FailureContext, number: int, around: Sequence[Any]) -> None:
         """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
@@ -91,6 +137,10 @@ class LearningWatch:
             if issubclass(type(one), torch.optim.Optimizer):
                 self._of(one)
         self._heard = True
+        if self._weights.dead:
+            self._weights.note_losses(graph.roots)
+        for followed in self._reached.get(run.line.place, ()) if number > _CALLS else ():
+            followed.fresh = True
         followed_now = self._followed.values()
         if number > _CALLS and (
             number > _CALLS_OF_WASTE or not any(one.wasted or one.wasteful for one in followed_now)
@@ -100,6 +150,8 @@ class LearningWatch:
         for finding in (one for cause in LOSSES for one in cause.findings(loss)):
             self._leaf_losses = self._leaf_losses or finding.cause == "leaf-loss"  # of which all else follows
             self._tell(finding)
+        for topic in self._topics:
+            safely(topic.backward, loss)
         flat = flat_in(loss) if is_first(loss) else None
         leaves = {id(one): one for one in loss.context.leaves}
         owned: set[int] = set()
@@ -107,6 +159,7 @@ class LearningWatch:
             mine = [one for one in followed.parameters() if id(one) in leaves]
             owned.update(map(id, mine))
             if mine:
+                self._reached.setdefault(run.line.place, []).append(followed)
                 self._reaches(followed, mine, run)
                 followed.flat = followed.flat or flat
         outside = [one for key, one in leaves.items() if key not in owned]
@@ -118,24 +171,26 @@ class LearningWatch:
         place = run.line.place
         if number == 1 and (rebinding := rebinding_in(run.line.code)) is not None:
             parameters = [one for one in leaves if issubclass(type(one), torch.nn.Parameter)]
-            self._rebound[place] = rebinding, [(weakref.ref(one), _sum_of(one)) for one in parameters]
+            self._rebound[place] = rebinding, [(weakref.ref(one), sum_of(one)) for one in parameters]
         elif number == ENOUGH and place in self._rebound:
             rebinding, before = self._rebound.pop(place)
-            same = [one for reference, total in before if (one := reference()) is not None and _sum_of(one) == total]
+            same = [one for reference, total in before if (one := reference()) is not None and sum_of(one) == total]
             if same and len(same) == len(before):
                 names = tuple(FailureContext().names(same[:MOST_NAMED]))
                 self._tell_all([BY_HAND], StepByHand(rebinding, number - 1, run.line.site, names))
 
     def _reaches(self, followed: FollowedOptimizer, mine: list[torch.Tensor], run: BackwardCall) -> None:
         cleared = _is_cleared(mine)
-        now = (*run.line.place, self._made, fact(mine[0], "_version"))
-        followed.wasted += cleared and followed.reached and followed.last == now
+        now = (*run.line.place, self.made, fact(mine[0], "_version"))
+        inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
+        followed.wasted += cleared and followed.reached and followed.last == now and not inside
         changed = not followed.reached and any(
-            _sum_of(fact(one, "grad")) != followed.left[id(one)] for one in mine if id(one) in followed.left
+            sum_of(fact(one, "grad")) != followed.left[id(one)] for one in mine if id(one) in followed.left
         )
         followed.cleared = followed.cleared or cleared or changed
         followed.backward, followed.reached, followed.last = run.line.site, True, now
         followed.backwards += 1
+        followed.fresh = True
         if not followed.steps and followed.backwards == ENOUGH:
             followed.name(mine)
 
@@ -186,7 +241,10 @@ class LearningWatch:
         followed.note_mode()
         self._note_single(followed, optimizer)
         self._tell_all(STEPPING, followed)
-        followed.wasted = 0
+        if followed.steps <= 2 * _CALLS or id(followed) in self._weights.dead or _is_near_a_look(followed.steps):
+            for topic in self._topics:
+                safely(topic.before_step, followed)
+        followed.wasted, followed.fresh = 0, False
         if followed.steps in _TELL_AT:
             self._tell_of(followed)
 
@@ -215,14 +273,16 @@ class LearningWatch:
         again = followed.steps > 1 and followed.reached and not followed.cleared
         followed.carried = followed.carried + 1 if again else 0
         carrying = followed.parameters() if again and followed.carried < CARRIED else []
-        followed.left = {id(one): _sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
+        followed.left = {id(one): sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
         followed.wasteful = followed.wasteful + 1 if followed.wasted else 0
-        self._made += 1
+        self.made += 1
         followed.reached = followed.cleared = False
 
     @dynamo_skip
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         safely(self._moves, self._followed.get(id(optimizer)))
+        if self._schedules.before and (followed := self._followed.get(id(optimizer))) is not None:
+            safely(self._schedules.after_step, followed)
 
     def _moves(self, followed: FollowedOptimizer | None) -> None:
         """Note what a step changed whose parameters were looked at before."""
@@ -245,6 +305,8 @@ class LearningWatch:
         """Tell what was found of all optimizers."""
         self._over = True
         every = list(self._followed.values())
+        for topic in self._topics:
+            safely(topic.end, every)
         stepped = {key for followed in every if followed.steps for key in followed.keys}
         for followed in every:
             if followed.steps:
@@ -277,6 +339,10 @@ def _is_looked_at(step: int) -> bool:
     return step & (step - 1) == 0
 
 
+def _is_near_a_look(step: int) -> bool:
+    return _is_looked_at(step) or _is_looked_at(step - 1)
+
+
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:
     return all(reference() is not None for reference in references)
 
@@ -292,12 +358,6 @@ _WITH_STATE = (
     *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
 )
-
-
-def _sum_of(tensor: torch.Tensor) -> float:
-    """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
-    with looking():
-        return float(tensor.double().sum().item()) if can_look(tensor) else math.nan
 
 
 def _is_cleared(parameters: Sequence[torch.Tensor]) -> bool:

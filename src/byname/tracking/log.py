@@ -11,9 +11,9 @@ import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -205,6 +205,16 @@ class DataEdit(NamedTuple):
     operation: str
 
 
+class Listener(Protocol):
+    """Someone who is told of calls while they run, and before their results go back to the program."""
+
+    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
+        """Note a call of one of PyTorch's functions that are written in Python, such as ``cross_entropy``."""
+
+    def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
+        """Note the call of a module, inside as many others as `depth` says."""
+
+
 class Log:
     """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
@@ -221,10 +231,12 @@ class Log:
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
         switched_off: the line that switched gradients off without a block that switches them on again, if one did.
+        listener: who is told of calls, if anyone is.
     """
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
+        self.listener: Listener | None = None
         self._thread = weakref.ref(threading.current_thread())
         self.made: dict[int, CreationRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
@@ -359,6 +371,18 @@ TRACKERS: weakref.WeakSet[Logging] = weakref.WeakSet()
 def logs() -> list[Log]:
     """Return the logs of all existing trackers."""
     return [log for tracker in list(TRACKERS) for log in tracker.logs]
+
+
+def changes_of(storage: Any, since: int = 0) -> list[Change]:
+    """Return the recorded changes of a storage by anything but optimizers, without the first ones of the log."""
+    every = [change for log in logs() if log.of_this_thread() for change in [*log.changes][since:]]
+    mine = [change for change in every if any(reference() is storage for reference in change.storages)]
+    return [change for change in mine if not change.operation.endswith(".step")]
+
+
+def changes_so_far() -> int:
+    """Return how many changes are recorded."""
+    return sum(len(log.changes) for log in logs() if log.of_this_thread())
 
 
 class CallFinder:

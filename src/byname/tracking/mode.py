@@ -28,6 +28,7 @@ from byname.reading.frames import (
     users_frame,
 )
 from byname.reading.functions import (
+    COMPOSITE,
     FACT,
     GRADIENT,
     IN_PLACE,
@@ -206,6 +207,8 @@ class TrackingMode(TorchFunctionMode):
                 return self._read(func, args, kwargs, frame)
             if kind == SWITCH:
                 return self._switch(func, args, frame)
+        if kind == COMPOSITE and self.log.listener is not None and is_pytorchs(func):
+            self.log.listener.heard(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()
         trainable = kind == SETTER and _required_grad(targets)

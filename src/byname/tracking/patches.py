@@ -167,6 +167,8 @@ class _Unseen:
                 return _run_in_all([watch.log for watch in watches], call, module, args, kwargs)
             log = watches[0].log
             depth = log.enter(module)
+            if log.listener is not None:
+                log.listener.ran(module, args, kwargs, depth, sys._getframe(1))
             try:
                 output = call(module, *args, **kwargs)
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -12,17 +13,20 @@ from typing import Any
 
 from torch import nn
 
+from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts, always
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
+from byname.diagnose.nonfinite.reasons import looking
 from byname.naming.name import Name
-from byname.reading.frames import caller, variables_of
+from byname.reading.frames import caller, line_of, variables_of
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, is_library, statements_binding
+from byname.source.code import names_bound, statements_in, statements_of
+from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of, site_of_tensor
 
@@ -353,6 +357,90 @@ def _is_of_one(node: Any) -> bool:
     return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
 
 
+_RANGES = {
+    "SigmoidBackward": ("a sigmoid", 0.0, 1.0),
+    "SoftmaxBackward": ("a softmax", 0.0, 1.0),
+    "TanhBackward": ("a tanh", -1.0, 1.0),
+    "ReluBackward": ("a relu", 0.0, math.inf),
+}
+"""What gives values of some range only, by the node, in words."""
+
+
+def _unreachable(loss: Loss) -> Iterator[Facts]:
+    """Yield comparisons of what has a range with targets most of which lie outside of it."""
+    for node, slot, target in held_by_nodes(loss.of_kinds(_COMPARING)):
+        what, least, most = _RANGES.get(_kind(_before(node)), ("", 0.0, 0.0))
+        if slot == "target" and what and target.numel():
+            with looking():
+                values = target.detach().double()
+                share = float(((values < least - 0.05) | (values > most + 0.05)).double().mean())
+                ends = f"{float(values.min()):.3g} to {float(values.max()):.3g}"
+            if share > 0.5:
+                facts = {"what": what, "range": f"{least:g} and {most:g}", "share": f"{share:.0%}", "ends": ends}
+                yield {**facts, "given": loss.site(_before(node)), "used": loss.site(node)}
+
+
+_TAKE_LOGITS = {
+    "LogSoftmaxBackward": "cross_entropy (log_softmax)",
+    **{key: words for key, (_, _, words) in _SQUASHED.items()},
+}
+
+
+def _rectified(loss: Loss) -> Iterator[Facts]:
+    for node in loss.of_kinds(_TAKE_LOGITS):
+        if _kind(given := _before(node)) == "ReluBackward":
+            yield {"loss": _TAKE_LOGITS[_kind(node)], "given": loss.site(given), "used": loss.site(node)}
+
+
+def _turned_round(loss: Loss) -> Iterator[Facts]:
+    """Yield losses whose target has a graph, and whose input has none."""
+    kinds = {"BinaryCrossEntropyBackward": "binary_cross_entropy", "BinaryCrossEntropyWithLogitsBackward": _WITH_LOGITS}
+    for node in loss.of_kinds(kinds):
+        given, target = (*node.next_functions, (None, 0), (None, 0))[:2]
+        if given[0] is None and target[0] is not None:
+            yield {"loss": kinds[_kind(node)], "used": loss.site(node)}
+
+
+_WITH_LOGITS = "binary_cross_entropy_with_logits"
+
+
+def _overwritten(loss: Loss) -> Iterator[Facts]:
+    """Yield the variable of a loss to which a value is assigned that nothing reads before the next one replaces it."""
+    line = line_of(loss.frame)
+    spot, code = line.spot, line.code
+    name = None if spot is None else spot.receiver
+    if code is None or spot is None or name is None or not name.isidentifier():
+        return
+    body = [one for one in statements_of(code) if one.lineno < spot.site.line]
+    for at, one in enumerate(body):
+        if isinstance(one, ast.For) and (one.end_lineno or 0) < spot.site.line:
+            inside = list(statements_in(one.body))
+            bound = [part for part in inside if isinstance(part, ast.Assign) and name in names_bound(part)]
+            reads = any(_reads(part, name) or isinstance(part, ast.Break | ast.Return) for part in inside)
+            begun = [part for part in body[:at] if isinstance(part, ast.Assign) and name in names_bound(part)]
+            if len(bound) == 1 and not reads and begun and _is_nothing(begun[-1].value):
+                yield {
+                    "name": Name(name, "local", exact=False),
+                    "noticed": site_of(code, bound[0], name, code.co_qualname),
+                }
+
+
+def _reads(statement: ast.stmt, name: str) -> bool:
+    parts = (
+        [statement] if not hasattr(statement, "body") else [getattr(statement, key, None) for key in ("test", "iter")]
+    )
+    nodes = [node for part in parts if part is not None for node in ast.walk(part)]
+    is_changed = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == name
+    return is_changed or any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in nodes
+    )
+
+
+def _is_nothing(value: ast.expr) -> bool:
+    """Return whether an expression is 0, as a number or a tensor."""
+    return ast.unparse(value).replace(" ", "") in ("0", "0.0", "0.") or ast.unparse(value).startswith("torch.zeros(")
+
+
 _COMPARED = (
     "suspicious: the loss{compared:at} compares values of shape {before} with targets of another shape: both are "
     "broadcast to {after}, so that each value is compared with several targets",
@@ -377,6 +465,22 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "take the log_softmax with dim=1"),
     Cause("broadcast-loss", is_first, _broadcast, *_COMPARED),
     Cause("broadcast-loss", is_first, _squares, *_COMPARED),
+    Cause("target-out-of-reach", is_first, _unreachable,
+        "{what}{given:at} gives values between {range} only, and {share} of the targets that the loss{used:at} "
+        "compares them with lie outside: they go from {ends}",
+        "leave out the activation where the output is a regression, or scale the targets to its range"),
+    Cause("rectified-logits", is_first, _rectified,
+        "suspicious: a relu{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
+        "and a sample of which all are 0 learns nothing",
+        "leave out the relu() before the loss"),
+    Cause("loss-turned-round", is_first, _turned_round,
+        "{loss}{used:at} is given the labels first and the prediction as its target: the gradient comes from the "
+        "second argument only",
+        "swap the arguments: {loss}(prediction, target)"),
+    Cause("loss-overwritten", is_first, _overwritten,
+        "suspicious: {name} is 0 before a loop, and each round of the loop assigns it anew{noticed:at}: only the value "
+        "of the last round is left, and the others are thrown away",
+        "add them up: {name.path} += ... in place of {name.path} = ..., or sum() a list of them"),
     Cause("not-frozen", is_first, _unfrozen,
         "suspicious: requires_grad = False was assigned to a module ({kind}){assigned:at}, where it is an attribute "
         "like any other and freezes nothing: {names} still {names:gets a gradient|get gradients}",

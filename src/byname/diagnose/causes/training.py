@@ -20,7 +20,8 @@ from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
 from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
-from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
+from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive
+from byname.diagnose.nonfinite.reasons import is_zero
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
 from byname.reading.functions import UNSCALE
@@ -30,7 +31,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library
 from byname.table import counted
-from byname.tracking.log import Change, logs
+from byname.tracking.log import Change, changes_of, logs
 
 MANY = 8
 """Steps after which something is said of some parameters of an optimizer, while others of it learn."""
@@ -84,6 +85,9 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
+_TWO_ZEROS = ": they are 0 themselves, two layers in a row, and the gradient of each has the other as a factor"
+_ONE_OF = "initialise only one of them with 0, and the other at random, as nn.init.kaiming_uniform_() does"
+
 _CHOICES = (
     "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "
     "weight the log-probability of what was drawn (REINFORCE)"
@@ -104,7 +108,11 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     names, flat = followed.zero_gradient, followed.flat
     if not names:
         return
-    if flat is None:
+    still = [one for one in alive(followed.zero.values()) if one.dim() > 1 and is_zero(one)]
+    if flat is None and len(still) > 1 and len(followed.zero) < len(followed.keys):
+        changes = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
+        yield {"names": names, "why": _TWO_ZEROS, "called": changes, "remedy": _ONE_OF}
+    elif flat is None:
         remedy = (
             "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a "
             "comparison, for a factor of 0, and for weights that are all 0"

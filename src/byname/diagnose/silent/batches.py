@@ -1,0 +1,283 @@
+"""Batches: training that sees the same batch again and again, samples that are all equal, or values that do not fit."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.data import DataLoader, SequentialSampler, dataloader
+
+from byname.diagnose.context import FailureContext
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.silent.topic import Call, Topic, argument, distinct, patch, row, values_of, variable
+from byname.naming.name import Name
+from byname.reading.frames import Line, line_of
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.source.code import statements_of
+from byname.source.location import Site, is_library, site_of, statements_binding
+from byname.tracking.log import logs
+from byname.tracking.lookup import note_of
+from byname.undo import Undo
+
+# fmt: off
+FIRST_BATCH_ONLY = row("first-batch-only",
+    "each of {times} steps uses the same first batch: next(iter()){noticed:at} makes a new iterator of {loader} each "
+    "time, which begins anew, and without shuffle gives the same {size} of {samples} samples",
+    "iterate over all: `for batch in {loader.path}:`, or keep one iterator outside of the loop")
+
+BATCH_NOT_USED = row("batch-not-used",
+    "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
+    "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
+
+EQUAL_SAMPLES = row("equal-samples",
+    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
+    "differ: a batch seems to repeat one sample",
+    "stack the samples of the batch, each its own: torch.stack([x for x, _ in samples])")
+
+PIXELS = row("inputs-not-scaled",
+    "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
+    "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
+    "scale them: x / 255, or normalise them")
+
+SHUFFLED_APART = row("shuffled-apart",
+    "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
+    "randperm: no target belongs to its sample any more",
+    "draw one permutation and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
+
+ONE_TENSOR = row("entries-are-one-tensor",
+    "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
+    "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
+# fmt: on
+
+_MANY, _EQUAL_IN, _ENTRIES = 8, 3, 16
+_LOOKED_AT = (0, 1, 3)
+"""Steps made before those whose inputs are read."""
+_NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
+
+
+@dataclass
+class _Loader:
+    """A DataLoader: its iterators and batches so far, the line, and the tensors that it gave before the first step.
+
+    An iterator counts as regular if one batch was taken from the one before, and one step was made with it.
+    """
+
+    loader: weakref.ref[Any]
+    line: Line
+    iterators: int = 0
+    batches: int = 0
+    regular: int = 0
+    steps: int = 0
+    before: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+
+class _Same(NamedTuple):
+    """A tensor that was used in all of some uses so far, unchanged, and the batches that had been given then."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    times: int
+    given: int
+    line: Line
+
+
+class Batches(Topic):
+    """Watches loaders, and the inputs and targets of the first steps."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._loaders: dict[int, _Loader] = {}
+        self._iterators: dict[int, _Loader] = {}
+        self._same: dict[Any, _Same | None] = {}
+        self._equal = 0
+        self._input: list[tuple[weakref.ref[torch.Tensor], str, Line]] = []
+        self._targets_differ = self._pretrained = False
+        self._pixels: tuple[str, float, Line] | None = None
+        self._layers: list[str] = []
+
+    def begin(self, block: Undo) -> None:
+        """Watch loaders."""
+        patch(block, DataLoader, "__iter__", self._began)
+        patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
+        patch(block, nn.Module, "load_state_dict", self._loaded)
+
+    def _loaded(self, call: Call, result: Any) -> None:
+        self._pretrained = True
+
+    def _began(self, call: Call, iterator: Any) -> None:
+        loader, line, made = call.args[0], line_of(call.frame), self._watch.made
+        known = self._loaders.get(id(loader))
+        if known is None or known.loader() is not loader:
+            known = self._loaders[id(loader)] = _Loader(weakref.ref(loader), line)
+        known.regular += made - known.steps == 1 and known.batches == known.iterators
+        known.iterators, known.steps, known.line = known.iterators + 1, made, line
+        self._iterators[id(iterator)] = known
+
+    def _gave(self, call: Call, batch: Any) -> None:
+        known = self._iterators.get(id(call.args[0]))
+        if known is not None:
+            known.batches += 1
+            if not self._watch.made and len(known.before) < _ENTRIES:
+                parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
+                known.before += [weakref.ref(one) for one in parts if is_tensor(one)]
+
+    def ran(self, call: Call) -> None:
+        """Look at the inputs of a forward with gradients."""
+        given, made = call.tensors[:1], self._watch.made
+        if given and torch.is_grad_enabled():
+            if not made and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
+                self._note_layer(call, given[0])
+            if not call.depth:
+                self._note_same(("inputs", id(call.called)), given[0], call.line)
+                self._input = (
+                    [(weakref.ref(given[0]), type(call.called).__name__, call.line)] if made in _LOOKED_AT else []
+                )
+
+    def _note_layer(self, call: Call, given: torch.Tensor) -> None:
+        kind = type(call.called).__name__
+        if kind in ("Flatten", "Unflatten", "Identity", "Dropout"):
+            return
+        self._layers.append(kind)
+        if len(self._layers) > 1:
+            self._pixels = None if kind.startswith(_NORMS) else self._pixels
+        elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := values_of(given)) is not None:
+            most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
+            if whole and float(values.min()) >= 0 and 200 < most <= 255 and distinct(values) > 32:
+                self._pixels = kind, most, call.line
+
+    def _note_same(self, key: Any, tensor: torch.Tensor, line: Line) -> None:
+        known = self._same.get(key)
+        with DisableTorchFunction():
+            version = 0 if tensor.is_inference() else fact(tensor, "_version")
+        if key not in self._same:
+            given = sum(one.batches for one in self._loaders.values())
+            self._same[key] = _Same(weakref.ref(tensor), version, 1, given, line)
+        elif known is not None:
+            same = known.tensor() is tensor and known.version == version
+            self._same[key] = known._replace(times=known.times + 1) if same else None
+
+    def heard(self, call: Call) -> None:
+        """Look at the targets of a loss."""
+        targets = call.targets
+        if targets is None or not torch.is_grad_enabled():
+            return
+        self._note_same(("targets", call.line.place), targets, call.line)
+        for reference, _, _ in self._input:
+            values, given = values_of(targets), reference()
+            self._targets_differ = values is not None and values.dim() > 0 and not _rows_equal(values)
+            with DisableTorchFunction():
+                first, second = None if given is None else _permutation(given), _permutation(targets)
+            if first is not None and second is not None and first[0] != second[0]:
+                self.say(SHUFFLED_APART, second[1].site, inputs=first[1].site)
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Tell what the first steps showed."""
+        for reference, module, line in self._input:
+            values = values_of(reference()) if self._targets_differ else None
+            if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
+                self._equal += _rows_equal(values) and distinct(values[0]) >= 3
+                if self._equal == _EQUAL_IN:
+                    self.say(EQUAL_SAMPLES, line.site, size=len(values), name=argument(line, 0), module=module)
+        self._input, self._targets_differ = [], False
+        if self._pixels is not None and not self._pretrained:
+            self.say(PIXELS, self._pixels[2].site, kind=self._pixels[0], most=self._pixels[1])
+        if followed.steps >= _ENTRIES and followed.steps & (followed.steps - 1) == 0:
+            self._look_for_one_tensor()
+        if self._watch.made == 2 * _MANY:
+            self._tell_of_same()
+
+    def _tell_of_same(self) -> None:
+        """Tell of a batch of before the first step that is used in every step, while its loader gives new ones."""
+        now = sum(one.batches for one in self._loaders.values())
+        often = [(key, same) for key, same in self._same.items() if same is not None and same.times >= _MANY]
+        for key, same in often:
+            tensor = same.tensor()
+            for known in self._loaders.values() if tensor is not None else ():
+                if any(one() is tensor for one in known.before) and now - same.given >= same.times - 1:
+                    name = argument(same.line, 0 if key[0] == "inputs" else 1)
+                    loader, loop = _loader_of(known.line)
+                    facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
+                    self.say(BATCH_NOT_USED, same.line.site, **facts)
+
+    def _look_for_one_tensor(self) -> None:
+        """Tell of a tensor that stands in many entries of containers, and that the program changes in place."""
+        for log in logs():
+            changed: dict[int, list[Any]] = {}
+            for change in [*log.changes][-4096:] if log.of_this_thread() else ():
+                for storage in (reference() for reference in change.storages if not change.operation.endswith(".step")):
+                    changed.setdefault(id(storage), []).append((storage, change.line))
+            often = {key: lines for key, lines in changed.items() if len(lines) >= _MANY and lines[0][0] is not None}
+            for tensor in [record() for record in [*log.made.values()]] if often else ():
+                if tensor is None or sys.getrefcount(tensor) <= _ENTRIES:
+                    continue
+                with DisableTorchFunction():
+                    lines = [] if fact(tensor, "requires_grad") else often.get(id(memory_of(tensor)), [])
+                entries = _entries(tensor) if lines else 0
+                if entries >= _ENTRIES:
+                    name = FailureContext().names([tensor])[0]
+                    self.say(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell of what held in the whole run."""
+        self._tell_of_same()
+        for known in self._loaders.values():
+            loader, site = known.loader(), known.line.site
+            own = attributes_of(loader)
+            in_order = type(own.get("sampler")) is SequentialSampler and site is not None and not is_library(site.file)
+            if in_order and known.regular >= max(_MANY, known.iterators - 2):
+                data, size = own["dataset"], own.get("batch_size") or 0
+                samples = len(data) if hasattr(type(data), "__len__") else 0
+                if samples > size > 0:
+                    facts = {"size": size, "samples": samples, "loader": _loader_of(known.line)[0]}
+                    self.say(FIRST_BATCH_ONLY, site, times=known.iterators, **facts)
+
+
+def _loader_of(line: Line) -> tuple[Name, Site | None]:
+    """Return the variable of the loader over which a line iterates, and the line."""
+    spot, code, site = line.spot, line.code, line.site
+    node: Any = None if spot is None else spot.node
+    for one in statements_of(code) if code is not None else ():
+        if isinstance(one, ast.For) and site is not None and one.lineno == site.line and code is not None:
+            node, site = one.iter, site_of(code, one, None, code.co_qualname)
+    if isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    return variable(ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "the loader"), site
+
+
+def _rows_equal(values: torch.Tensor) -> bool:
+    return len(values) > 1 and bool((values == values[:1]).all())
+
+
+def _permutation(tensor: torch.Tensor) -> tuple[Any, Line] | None:
+    """Return the permutation by which a tensor, or the one that it is a part of, was indexed, and the line."""
+    for one in (tensor, fact(tensor, "_base")):
+        made = None if one is None else note_of(one)
+        spot = None if made is None else made.line.spot
+        if made is None or spot is None or not isinstance(spot.node, ast.Subscript) or made.line.code is None:
+            continue
+        text = ast.unparse(spot.node.slice)
+        bound = statements_binding(made.line.code, text) if text.isidentifier() else []
+        drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
+        if all("randperm" in words and "generator" not in words for words in drawn):
+            return (id(made.line.code) if bound else id(one), text), made.line
+    return None
+
+
+def _entries(tensor: torch.Tensor) -> int:
+    """Return how many entries of lists, deques, and of tuples and dicts in them, are a tensor."""
+    holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
+    rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict)]
+    if any(type(one) in (list, deque) and one is not rows for one in gc.get_referrers(*rows[:_ENTRIES]) if rows):
+        holders += rows
+    return sum(one is tensor for held in holders for one in (held.values() if type(held) is dict else held))

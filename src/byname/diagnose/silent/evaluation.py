@@ -1,0 +1,124 @@
+"""Evaluation: forwards without gradients whose dropout and batch norms are in training mode."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from byname.diagnose.followed_optimizer import FollowedOptimizer, has_modes, is_training
+from byname.diagnose.silent.topic import Call, Topic, row, values_of, variable
+from byname.reading.frames import Line, line_of, users_frame
+from byname.reading.modules import modules_in, parameters_in
+from byname.source.code import enclosing_statement
+from byname.source.location import is_library
+from byname.tracking.log import logs
+
+# fmt: off
+TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
+    "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards without gradients{noticed:at}, "
+    "after training steps: dropout drops values, and a batch norm uses and keeps the statistics of these batches",
+    "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
+    "dropout")
+
+DROPS_IN_EVALUATION = row("dropout-in-evaluation",
+    "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
+    "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
+# fmt: on
+
+_LOOKS = 64
+"""Forwards of a line whose modules and inputs are looked at."""
+_WORDS = re.compile(r"valid|\bval_|_val\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|argmax|predict")
+"""Words by which code that evaluates a model is known from code that only draws samples."""
+
+
+@dataclass
+class _Quiet:
+    """A line that calls a module without gradients, and the optimizer that has parameters of the module.
+
+    A burst are calls after two steps or more. `meant` is set where the calls look as if they were meant to be so.
+    """
+
+    line: Line
+    owner: FollowedOptimizer
+    modal: tuple[str, ...] = ()
+    calls: int = 0
+    bursts: int = 0
+    steps: int = 0
+    last: Any = None
+    meant: bool = False
+
+
+class Evaluation(Topic):
+    """Watches the outermost calls of modules without gradients."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._lines: dict[Any, _Quiet] = {}
+
+    def ran(self, call: Call) -> None:
+        """Note a call without gradients of a module that an optimizer trains."""
+        user, inside = users_frame(call.frame)
+        if call.depth or torch.is_grad_enabled() or inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
+            return
+        line = line_of(user)
+        if line.place not in self._lines:
+            keys = set(map(id, parameters_in(call.called)))
+            owners = [one for one in self._watch.optimizers() if one.steps and not keys.isdisjoint(one.keys)]
+            if not owners:
+                return
+            self._lines[line.place] = _Quiet(line, owners[0])
+        quiet = self._lines[line.place]
+        if not quiet.meant and quiet.calls < _LOOKS:
+            self._look(quiet, call.called, call.tensors)
+
+    def _look(self, quiet: _Quiet, module: nn.Module, given: Sequence[torch.Tensor]) -> None:
+        is_new = quiet.owner.steps != quiet.steps
+        if is_new and quiet.bursts and quiet.owner.steps - quiet.steps < 2:
+            quiet.meant = True  # a part of each step, as pseudo-labels are
+        quiet.calls, quiet.bursts, quiet.steps = quiet.calls + 1, quiet.bursts + is_new, quiet.owner.steps
+        modal = [one for one in modules_in(module) if is_training(one) and has_modes(one)]
+        quiet.modal = tuple(sorted({type(one).__name__ for one in modal}))
+        values = values_of(given[0]) if given else None
+        now = None if values is None else (values.shape, float(values.double().sum()))
+        quiet.meant = quiet.meant or not modal or (not is_new and now is not None and now == quiet.last)
+        quiet.last = now
+
+    def heard(self, call: Call) -> None:
+        """Tell of a dropout that is called as a function, without saying in which mode."""
+        if call.called is F.dropout and not torch.is_grad_enabled() and not users_frame(call.frame)[1]:
+            running = [one for log in logs() if log.of_this_thread() for one in log.modules[:1]]
+            module, spot = running[0]() if running else None, call.line.spot
+            node = None if spot is None else spot.node
+            says = (
+                not isinstance(node, ast.Call) or len(node.args) > 2 or "training" in [one.arg for one in node.keywords]
+            )
+            is_on = not says and call.kwargs.get("training") and self._watch.made
+            is_on = is_on and spot is not None and not is_library(spot.site.file)
+            if is_on and spot is not None and module is not None and not is_training(module):
+                self.say(DROPS_IN_EVALUATION, spot.site, module=variable(type(module).__name__))
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell of the lines that looked so in the whole run."""
+        for quiet in self._lines.values():
+            if quiet.modal and not quiet.meant and quiet.owner.steps >= 2 and _evaluates(quiet.line):
+                called = getattr(getattr(quiet.line.spot, "node", None), "func", None)
+                name = variable(ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else "model")
+                self.say(TRAINS_IN_VALIDATION, quiet.line.site, modal=tuple(map(variable, quiet.modal)), module=name)
+
+
+def _evaluates(line: Line) -> bool:
+    """Return whether the code around a call speaks of an evaluation: the block without gradients, or the function."""
+    spot = line.spot
+    if spot is None or spot.node is None or is_library(spot.site.file):
+        return False
+    block: Any = enclosing_statement(spot.node)
+    while not isinstance(block, ast.With | ast.FunctionDef | ast.Module):
+        block = block.parent
+    return not isinstance(block, ast.Module) and bool(_WORDS.search(ast.unparse(block)))

@@ -1,0 +1,122 @@
+"""Loading: ``load_state_dict`` that restores nothing, that loads nothing, or the result of which is overwritten."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.diagnose.context import FailureContext
+from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
+from byname.diagnose.silent.topic import Call, Topic, argument, patch, row
+from byname.reading.frames import Line
+from byname.reading.modules import parameters_in, state_of
+from byname.reading.objects import snapshot
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import is_tensor, memory_of
+from byname.table import counted
+from byname.tracking.log import changes_of, changes_so_far, logs
+from byname.undo import Undo
+
+# fmt: off
+LOADS_ITSELF = row("loads-itself",
+    "{state} restores nothing{noticed:at}: state_dict(){kept:at} gives references to the model's own tensors, not "
+    "copies, and {steps} since changed them too",
+    "keep copies: copy.deepcopy(model.state_dict()), or save it by torch.save")
+
+LOADS_NOTHING = row("loads-nothing",
+    "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
+    "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
+
+INIT_AFTER_LOAD = row("overwritten-after-loading",
+    "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
+    "before the first step: the initialisation replaces what was loaded",
+    "initialise before load_state_dict(), or only the layers that the checkpoint does not have")
+# fmt: on
+
+_OVERWRITES = frozenset("normal_ uniform_ zero_ fill_ exponential_ bernoulli_ eye_".split())
+_FEW = 0.1
+"""The share of a model's tensors below which a load with ``strict=False`` is told, if a prefix would load more."""
+
+
+class Loading(Topic):
+    """Watches what ``load_state_dict`` is given, and whether it stays."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, int, list[tuple[Any, float]]]] = {}
+        self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
+
+    def begin(self, block: Undo) -> None:
+        """Watch ``load_state_dict``."""
+        patch(block, nn.Module, "load_state_dict", self._loaded)
+
+    def _loaded(self, call: Call, result: Any) -> None:
+        module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
+        given = {key: one for key, one in snapshot(state) if is_tensor(one)} if issubclass(type(state), dict) else {}
+        own = dict(state_of(module))
+        matched = [key for key in given if key in own]
+        with DisableTorchFunction():
+            is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
+            if matched and is_own and not call.given(3, "assign"):
+                self._loads_itself([given[key] for key in matched], line)
+            elif len(matched) > _FEW * len(own):
+                self._missed.pop(id(module), None)
+                held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
+                self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
+            elif given:
+                self._note_missed(module, own, given, line)
+
+    def _loads_itself(self, given: Sequence[torch.Tensor], line: Line) -> None:
+        cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
+        steps = [step for log in logs() for step in log.steps if cuts and step.number >= cuts[0].number]
+        if steps:
+            state, kept = argument(line, 0, "the state"), cuts[0].line.site
+            self.say(LOADS_ITSELF, line.site, state=state, kept=kept, steps=counted(len(steps), "step"))
+
+    def _note_missed(self, module: nn.Module, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
+        matched, state = len(own.keys() & given.keys()), argument(line, 0, "state")
+        prefixes = {
+            key[: at + 1] for names in (given, own) for key in names for at, sign in enumerate(key) if sign == "."
+        }
+        stripped = [(sum(key.removeprefix(one) in own for key in given), one, "removeprefix") for one in prefixes]
+        added = [(sum(one + key in own for key in given), one, "") for one in prefixes]
+        fits, prefix, method = max([*stripped, *added, (0, "", "")])
+        if matched >= fits > 0:
+            return
+        remedy = "compare the names of both; without strict=False it is an error"
+        if fits:
+            key = f"k.removeprefix('{prefix}')" if method else f"'{prefix}' + k"
+            remedy = f"load {{{key}: v for k, v in {state.path}.items()}}: with this prefix {fits} names fit"
+        names = {"name": next(iter(given)), "wanted": next(iter(own), ""), "remedy": remedy, "noticed": line.site}
+        facts = {"matched": matched or "none", "given": counted(len(given), "tensor"), "state": state, **names}
+        self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Tell, before the first step of an optimizer, of loads that did not reach its parameters."""
+        for key, load in [*self._loads.items()] if followed.steps == 1 else ():
+            module = load[0]()
+            if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
+                del self._loads[key]
+                with DisableTorchFunction():
+                    self._look_for_overwriting(*load[1:])
+        self.end([])
+
+    def _look_for_overwriting(self, line: Line, changes: int, held: Sequence[tuple[Any, float]]) -> None:
+        weights = [(one, total) for reference, total in held if (one := reference()) is not None]
+        made = [changes_of(memory_of(one), changes) if sum_of(one) != total else [] for one, total in weights]
+        found = [[change for change in one if change.operation in _OVERWRITES] for one in made]
+        if found and all(found):
+            names = tuple(FailureContext().names([one for one, _ in weights]))
+            change = found[0][0]
+            self.say(INIT_AFTER_LOAD, change.line.site, names=names, operation=change.operation, loaded=line.site)
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell of loads of nothing."""
+        for reference, facts in self._missed.values():
+            if reference() is not None:
+                self.say(LOADS_NOTHING, **facts)
+        self._missed = {}

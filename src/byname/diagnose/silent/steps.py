@@ -1,0 +1,277 @@
+"""Steps: schedulers that do not fit, rates too small, gradients clipped in vain, ranks that drift apart."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
+
+from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
+from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.diagnose.silent.topic import Call, Topic, argument, patch, row, variable
+from byname.naming.name import Name
+from byname.reading.frames import Line
+from byname.reading.modules import parameters_in
+from byname.reading.objects import attributes_of, living
+from byname.reading.tensor import PLAIN, fact, is_tensor
+from byname.source.location import is_library
+from byname.table import counted
+from byname.undo import Undo
+
+# fmt: off
+NEVER_SCHEDULED = row("scheduler-never-stepped",
+    "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
+    "stays what it is at first, {rate:g}",
+    "call {scheduler.path}.step() once an epoch, or once a step where its numbers count steps")
+
+OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
+    "{first}{made:at} and {scheduler}{noticed:at} are both schedulers of the same optimizer, {optimizer}, whose "
+    "learning rate changes twice as fast; {other} has no scheduler",
+    "give one of them the other optimizer: {scheduler.path} = {kind}({other.path}, ...)")
+
+UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
+    "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
+    "step; the steps are those of another, {other}",
+    "make the scheduler for the optimizer that makes the steps, after that is made")
+
+RATE_TOO_SMALL = row("rate-too-small",
+    "no step changes one bit of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
+    "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
+
+CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
+    "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
+    "gradients of {names:3} since the last step; the backward{backward:at} comes after it",
+    "move it between the backward and optimizer.step()")
+
+CLIPS_ANOTHER = row("clips-another-model",
+    "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
+    "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
+    "clip the parameters of that step: those of {path}.parameters()")
+
+BARE_MODULE = row("bare-module",
+    "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
+    "are not averaged over the ranks in such a step, and their weights drift apart",
+    "call the wrapped model, ddp(x), in place of ddp.module(x)")
+# fmt: on
+
+_MANY, _ENOUGH = 8, 3
+_MOST_NUMBERS = 1 << 21
+"""Numbers of an optimizer whose parameters are compared, at most."""
+
+
+@dataclass
+class _Schedule:
+    """A scheduler, its optimizer as far as it makes steps, the line that made it, and its own steps."""
+
+    scheduler: weakref.ref[Any]
+    groups: frozenset[int]
+    kind: str
+    made: Line
+    steps: int = 0
+    called: Line | None = None
+    followed: FollowedOptimizer | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that each sentence mentions."""
+        names = {"scheduler": _target(self.made), "optimizer": argument(self.made, 0, "its optimizer")}
+        return {"kind": self.kind, "noticed": self.made.site, **names}
+
+
+class Schedules(Topic):
+    """Watches schedulers, and at a few steps whether a step changes anything."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._schedules: list[_Schedule] = []
+        self._rates: dict[int, list[float]] = {}  # at first; the step since which none changes a bit, and then
+        self.before: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
+
+    def begin(self, block: Undo) -> None:
+        """Watch the making of schedulers and their steps."""
+        for kind in vars(lr_scheduler).values():
+            if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
+                patch(block, kind, "step", self._stepped)
+                if kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
+                    patch(block, kind, "__init__", self._made)
+
+    def _made(self, call: Call, result: Any) -> None:
+        optimizer: Any = attributes_of(call.args[0]).get("optimizer")
+        line = call.programs_line
+        groups = frozenset(map(id, optimizer.param_groups))
+        if line.site is not None and not is_library(line.site.file) and len(self._schedules) < _MANY**2:
+            self._schedules.append(_Schedule(weakref.ref(call.args[0]), groups, type(call.args[0]).__name__, line))
+
+    def _stepped(self, call: Call, result: Any) -> None:
+        for schedule in self._schedules:  # none in its own __init__
+            if schedule.scheduler() is call.args[0]:
+                schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Keep a copy of the parameters at a few steps."""
+        optimizer: Any = followed.optimizer()
+        self.before = []
+        rate = self._rates.setdefault(id(followed), [_rate_of(optimizer), 0, 0])
+        for schedule in self._schedules if optimizer is not None else ():
+            if schedule.followed is None and not schedule.groups.isdisjoint(map(id, optimizer.param_groups)):
+                schedule.followed = followed
+        if followed.steps & (followed.steps - 1) or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
+            return
+        parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
+        with looking():
+            if sum(map(torch.numel, parameters)) <= _MOST_NUMBERS and all(map(_is_plain, parameters)):
+                self.before = [(weakref.ref(one), one.detach().clone()) for one in parameters]
+
+    def after_step(self, followed: FollowedOptimizer) -> None:
+        """Note whether the step changed anything."""
+        before, self.before, rate = self.before, [], self._rates[id(followed)]
+        alive = [(one, old) for reference, old in before if (one := reference()) is not None]
+        with looking():
+            same = all(torch.equal(one.detach(), old) for one, old in alive)
+        moving = [one for one, _ in alive if not has_zero_gradient(one)] if same else []
+        if not moving:
+            rate[1:] = 0, 0
+        elif not rate[1]:
+            rate[1:] = followed.steps, _rate_of(followed.optimizer())
+            followed.name(moving)
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell of what was so in the whole run."""
+        stepped = [one for one in every if one.steps >= _MANY]
+        used = [one.followed for one in self._schedules]
+        without = [one for one in stepped if all(one is not other for other in used)]
+        for followed in stepped:
+            self._tell_of_rate(followed)
+        for at, schedule in enumerate(self._schedules):
+            same = [one for one in self._schedules if one.followed is schedule.followed]
+            if schedule.followed is None and schedule.steps >= _ENOUGH and without:
+                self.say(UNUSED_OPTIMIZER, other=without[0].variable, **schedule.facts)
+            elif schedule.followed in stepped and not any(one.steps for one in same):
+                steps, rate = schedule.followed.steps, self._rates[id(schedule.followed)][0]
+                self.say(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
+            for other in same if schedule.followed is not None and without else ():
+                twins = other.kind == schedule.kind and other.steps == schedule.steps > 0
+                if twins and other.made.place != schedule.made.place and other in self._schedules[:at]:
+                    facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
+                    self.say(OTHER_OPTIMIZER, **facts, **schedule.facts)
+
+    def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
+        first, since, then = self._rates.get(id(followed), (0, 0, 0))
+        if not since or not then or followed.steps < 1.25 * since:
+            return
+        known = [one for one in self._schedules if one.followed is followed and one.steps and then < first]
+        fall, remedy = (
+            " from the first step on" if then >= first else f", and was {first:g} at first",
+            "take a larger lr",
+        )
+        if known:
+            fall += f": {known[0].kind} was stepped {counted(known[0].steps, 'time')}"
+            remedy = "call scheduler.step() less often, such as once an epoch, or take a larger step_size or gamma"
+        called = known[0].called.site if known and known[0].called is not None else followed.site
+        names = followed.names_of(followed.names)
+        facts = {"since": int(since), "steps": followed.steps, "rate": then, "fall": fall, "remedy": remedy}
+        self.say(RATE_TOO_SMALL, called, names=names, **facts)
+
+
+def _target(line: Line) -> Name:
+    return variable((line.site.target if line.site is not None else None) or "a scheduler")
+
+
+def _rate_of(optimizer: Any) -> float:
+    """Return the largest learning rate of an optimizer."""
+    rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
+    return max([float(one) for one in rates if type(one) in (int, float)], default=0.0)
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    return type(parameter) in PLAIN and can_look(parameter)
+
+
+class Clipping(Topic):
+    """Watches what ``clip_grad_norm_`` clips in the first steps, and what became of it until the next step."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._stale: dict[int, tuple[FollowedOptimizer, Line, list[FollowedOptimizer]]] = {}
+        self._clipped: set[int] = set()
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def begin(self, block: Undo) -> None:
+        """Watch the function inside of it, which gets a list where the outer one may get an iterator."""
+        patch(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
+
+    def _clips(self, call: Call, result: Any) -> None:
+        given = call.given(0, "parameters")
+        keys = {id(one) for one in ([given] if is_tensor(given) else given if type(given) in (list, tuple) else ())}
+        every = self._watch.optimizers()
+        for followed in (one for one in every if not keys.isdisjoint(one.keys)):
+            if followed.fresh:
+                self._clipped.add(id(followed))
+                self._stale.pop(id(followed), None)
+            elif id(followed) not in self._clipped and 0 < followed.steps == followed.fed:
+                self._stale[id(followed)] = followed, call.programs_line, [one for one in every if one.fresh]
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Note whether the clipping since the last step was in vain."""
+        own = self._stale.pop(id(followed), None)
+        if id(followed) in self._clipped or not followed.fresh:
+            self._clipped.discard(id(followed))
+        elif own is not None:
+            self._count(followed, followed, own[1])
+        else:
+            for other, line, fresh in self._stale.values():
+                if any(one is followed for one in fresh):
+                    self._count(followed, other, line)
+
+    def _count(self, followed: FollowedOptimizer, clipped: FollowedOptimizer, line: Line) -> None:
+        key = id(followed), id(clipped), line.place
+        self._seen[key] = self._seen.get(key, 0) + 1
+        site = line.site
+        if self._seen[key] == _ENOUGH and site is not None and not is_library(site.file):
+            names, others = clipped.all_names(), followed.all_names()
+            path = re.split(r"[.\[]", others[0].path)[0] if others else "the optimizer"
+            facts = {
+                "clip": site,
+                "names": names,
+                "others": others,
+                "kind": followed.kind,
+                "backward": followed.backward,
+            }
+            cause = CLIPS_TOO_SOON if clipped is followed else CLIPS_ANOTHER
+            self.say(cause, site, step=followed.site, path=path, **facts)
+
+
+class Ranks(Topic):
+    """Watches which modules are called beside their DistributedDataParallel."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._wrapped: dict[int, bool] = {}
+        self._bare: list[tuple[weakref.ref[Any], Line]] = []
+        self._times = 0
+
+    def ran(self, call: Call) -> None:
+        """Note a call with gradients of a module that is wrapped."""
+        if call.depth or not torch.distributed.is_initialized() or not torch.is_grad_enabled():
+            return
+        if id(call.called) not in self._wrapped:
+            wrappers = living(DistributedDataParallel) if torch.distributed.get_world_size() > 1 else []
+            self._wrapped[id(call.called)] = any(one._modules.get("module") is call.called for one in wrappers)
+        if self._wrapped[id(call.called)]:
+            self._bare = [(weakref.ref(call.called), call.line)]
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Tell of it at the second such step."""
+        for reference, line in self._bare:
+            module = reference()
+            if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
+                self._times += 1
+                if self._times > 1:
+                    self.say(BARE_MODULE, line.site, names=followed.all_names())
+        self._bare = []

@@ -1,0 +1,165 @@
+"""Topic: one subject that is watched while a program runs, such as the clipping of gradients."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from byname.diagnose.cause import Cause, always, nothing_more
+from byname.diagnose.causes.losses import Loss
+from byname.diagnose.engine import safely
+from byname.diagnose.finding import Finding
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import looking
+from byname.naming.name import Name
+from byname.reading.frames import Line, line_of, programs_frame, users_frame
+from byname.reading.quiet import dynamo_skip
+from byname.reading.tensor import PLAIN, is_tensor
+from byname.undo import Patch, Undo
+
+
+class Call(NamedTuple):
+    """A call of a module, or of a function of PyTorch's: its arguments, its frame, and how many modules it is in."""
+
+    called: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    frame: FrameType
+    depth: int = 0
+
+    @property
+    def line(self) -> Line:
+        """The line of the user's frame."""
+        return line_of(users_frame(self.frame)[0])
+
+    @property
+    def programs_line(self) -> Line:
+        """The line of the program, past libraries."""
+        return line_of(programs_frame(self.frame))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The arguments that are tensors."""
+        return [one for one in (*self.args, *self.kwargs.values()) if is_tensor(one)]
+
+    def given(self, number: int, name: str, otherwise: Any = None) -> Any:
+        """Return an argument."""
+        return self.args[number] if len(self.args) > number else self.kwargs.get(name, otherwise)
+
+    @property
+    def targets(self) -> torch.Tensor | None:
+        """The targets of a loss; None of any other call."""
+        found = self.given(1, "target") if self.called in LOSSES else None
+        return found if is_tensor(found) and is_tensor(self.given(0, "input")) else None
+
+
+LOSSES = {
+    *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
+    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
+}
+
+
+class Watch(Protocol):
+    """The watch that the topics belong to."""
+
+    made: int
+
+    def optimizers(self) -> list[FollowedOptimizer]:
+        """Return the optimizers that are followed."""
+
+
+class Topic:
+    """One subject. Each method is called at an event, and does nothing by default; steps are looked at where it counts.
+
+    It holds the program's tensors, modules and optimizers weakly, and reads few values.
+    """
+
+    def __init__(self, tell: Callable[[Finding], None], watch: Watch) -> None:
+        self._tell, self._watch = tell, watch
+        self._told: set[str] = set()
+
+    def begin(self, block: Undo) -> None:
+        """Watch until the block is left."""
+
+    def ran(self, call: Call) -> None:
+        """Note that a module is called: one inside of others in the first steps only."""
+
+    def heard(self, call: Call) -> None:
+        """Note a call of one of the functions that losses and dropouts are."""
+
+    def backward(self, loss: Loss) -> None:
+        """Look at the graph of one of the first backward calls of a line."""
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Look at an optimizer that is about to make a step."""
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell what was found of a program that ends."""
+
+    def say(self, cause: Cause[Any], noticed: Any = None, **facts: Any) -> None:
+        """Tell of some facts in the words of a cause, once a cause."""
+        if cause.id not in self._told:
+            self._told.add(cause.id)
+            self._tell(cause.finding({"noticed": noticed, **facts}))
+
+
+def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
+    """Return a cause whose facts a topic finds."""
+    return Cause(identifier, always, nothing_more, says, remedy)
+
+
+def patch(block: Undo, owner: Any, name: str, note: Callable[[Call, Any], None]) -> None:
+    """Call a function after each call of one of PyTorch's own, with its result."""
+
+    def wrapper(original: Any) -> Any:
+        @dynamo_skip
+        @functools.wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            safely(note, Call(original, args, kwargs, sys._getframe(1)), result)
+            return result
+
+        return noted
+
+    if name in vars(owner):
+        replaced = Patch(owner, name, wrapper)
+        block.add(replaced.remove)
+        replaced.install()
+
+
+def variable(path: str | None) -> Name:
+    """Return the name of a variable that the source mentions."""
+    return Name(path or "", "local", exact=False)
+
+
+def argument(line: Line, number: int, otherwise: str = "a tensor") -> Name:
+    """Return the name of a positional argument of the call on a line, or of its receiver for -1."""
+    spot = line.spot
+    path = None if spot is None else spot.receiver if number < 0 else (*spot.operands, *[None] * 9)[number]
+    return variable(path or otherwise)
+
+
+def values_of(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
+    """Return a copy of a tensor's numbers, at most so many; None if they cannot be read."""
+    if type(tensor) not in PLAIN:
+        return None
+    with looking():
+        if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided or not 0 < tensor.numel() <= most:
+            return None
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        copied: torch.Tensor = tensor.detach().cpu().clone()
+        return copied
+
+
+def distinct(values: torch.Tensor) -> int:
+    """Return how many different numbers there are."""
+    return len(set(values.flatten().tolist()))

@@ -1,0 +1,1032 @@
+"""Is it told what a run learns wrongly, and nothing of runs that are right and look alike?"""
+
+import copy
+import io
+import random
+from collections import deque
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.utils.data import DataLoader, TensorDataset
+
+from byname.diagnose.explaining import Explaining
+
+STEPS = 20
+
+
+def findings_of(program):
+    found = []
+    torch.manual_seed(0)
+    random.seed(0)
+    with Explaining(checked=found.append):
+        alive = program()
+    assert alive is not None
+    return found
+
+
+def network(dropout=0.0, norm=False):
+    return nn.Sequential(
+        nn.Linear(4, 16),
+        nn.BatchNorm1d(16) if norm else nn.Identity(),
+        nn.Tanh(),
+        nn.Dropout(dropout),
+        nn.Linear(16, 3),
+    )
+
+
+def batch():
+    x = torch.randn(12, 4)
+    return x, x[:, :3].argmax(1)
+
+
+def step(model, optimizer, x=None, y=None):
+    if x is None:
+        x, y = batch()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def loader_of(shuffle=True, count=60):
+    x = torch.randn(count, 4)
+    return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=12, shuffle=shuffle)
+
+
+# faulty programs, each with its cause
+
+
+def best_in_a_dict_of_references():
+    model, best = network(), None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(STEPS):
+        step(model, optimizer)
+        if epoch == 3:
+            best = {"epoch": epoch, "state": dict(model.state_dict())}
+    model.load_state_dict(best["state"])
+    return model
+
+
+def best_moved_to_where_it_is():
+    model, best = network(), None
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(STEPS):
+        step(model, optimizer)
+        if epoch == 3:
+            best = {name: value.cpu() for name, value in model.state_dict().items()}
+    model.load_state_dict(best)
+    return model
+
+
+def validated_in_training_mode():
+    model = network(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @torch.no_grad()
+    def validate(data):
+        return sum((model(x).argmax(1) == y).sum().item() for x, y in data)
+
+    for _ in range(3):
+        for x, y in loader_of():
+            step(model, optimizer, x, y)
+        validate(loader_of(count=36))
+    return model
+
+
+class DropsAlways(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(F.dropout(torch.relu(self.first(x)), 0.3))
+
+
+class Drops(DropsAlways):
+    def forward(self, x):
+        return self.last(F.dropout(torch.relu(self.first(x)), 0.3, training=self.training))
+
+
+def evaluated_with(kind):
+    def program():
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model.train()
+            for _ in range(5):
+                step(model, optimizer)
+            model.eval()
+            with torch.no_grad():
+                model(batch()[0])
+        return model
+
+    return program
+
+
+def decayed_per_batch():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = ExponentialLR(optimizer, gamma=0.5)
+    for x, y in loader_of(count=1200):
+        step(model, optimizer, x, y)
+        scheduler.step()
+    return model
+
+
+def a_tiny_rate():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-14)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
+def never_scheduled():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = CosineAnnealingLR(optimizer, T_max=4)
+    for _ in range(4):
+        for x, y in loader_of():
+            step(model, optimizer, x, y)
+    return model, scheduler
+
+
+def scheduled_before_the_optimizer_was_made_again():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = StepLR(optimizer, 2)
+    first = optimizer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        for x, y in loader_of():
+            step(model, optimizer, x, y)
+        scheduler.step()
+    return model, first
+
+
+def constant_weights_by_data():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    for one in model.parameters():
+        one.data.fill_(0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
+def ones_in_a_parameter():
+    weights = nn.Parameter(torch.ones(8, 4)), nn.Parameter(torch.randn(3, 8) * 0 + 0.5)
+    optimizer = torch.optim.Adam(weights, 0.01)
+    for _ in range(STEPS):
+        step(lambda x: torch.tanh(x @ weights[0].T) @ weights[1].T * torch.tensor([1.0, 2.0, 3.0]), optimizer)
+    return weights
+
+
+def dies():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 5.0)
+    for _ in range(4 * STEPS):
+        x = torch.randn(16, 4)
+        loss = F.mse_loss(model(x), x.abs().sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def only_the_first_batch():
+    loader, model = loader_of(shuffle=False), network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x, y = next(iter(loader))
+        step(model, optimizer, x, y)
+    return model, loader
+
+
+def labels_of_a_look():
+    loader, model = loader_of(), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = next(iter(loader))
+    for _ in range(4):
+        for features, _ in loader:
+            loss = F.cross_entropy(model(features), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model, loader
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind=nn.LSTM, **options):
+        super().__init__()
+        self.rnn, self.out = kind(4, 8, **options), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def batch_taken_for_time():
+    model = Recurrent()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x = torch.randn(12, 7, 4)
+        step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
+    return model
+
+
+class LastHidden(nn.Module):
+    def __init__(self, mend=False):
+        super().__init__()
+        self.rnn, self.out, self.mend = nn.GRU(4, 8, 1, batch_first=True, bidirectional=True), nn.Linear(16, 3), mend
+
+    def forward(self, x):
+        _, hidden = self.rnn(x)
+        hidden = hidden.transpose(0, 1) if self.mend else hidden
+        return self.out(hidden.reshape(len(x), -1))
+
+
+def hidden_by_view(mend):
+    def program():
+        model = LastHidden(mend)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x = torch.randn(12, 7, 4)
+            step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
+        return model
+
+    return program
+
+
+class TinyLM(nn.Module):
+    def __init__(self, attend, words=20, width=8):
+        super().__init__()
+        self.embed, self.qkv, self.out = (
+            nn.Embedding(words, width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, words),
+        )
+        self.attend = attend
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(x + self.attend(q, k, v))
+
+
+def sees_all(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def sees_the_past(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def sees_by_a_mask(q, k, v):
+    length = q.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(length, length).tril().bool())
+
+
+def sees_the_future(q, k, v):
+    scores = (q @ k.transpose(1, 2)).masked_fill(torch.ones(q.shape[1], q.shape[1]).tril(-1).bool(), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def language_model(attend, shift=1):
+    def program():
+        model = TinyLM(attend)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(STEPS):
+            ids = torch.randint(0, 20, (6, 11))
+            logits = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, shift : shift + 10].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def relu_on_logits():
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.ReLU())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
+def tanh_of_a_price():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1), nn.Tanh())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x = torch.randn(16, 4)
+        loss = nn.SmoothL1Loss()(model(x), 5 + x[:, :1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def arguments_turned_round():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x = torch.randn(16, 4)
+        loss = F.binary_cross_entropy_with_logits((x[:, :1] > 0).float(), model(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def padded(rows=8, length=10):
+    ids = torch.randint(1, 20, (rows, length))
+    return ids.masked_fill(torch.arange(length) >= torch.randint(3, length, (rows, 1)), 0)
+
+
+def padding_in(loss_of):
+    def program():
+        model = TinyLM(sees_the_past)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(STEPS):
+            ids = padded()
+            loss = loss_of(model(ids[:, :-1]), ids[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def whole_mean(logits, target):
+    return F.cross_entropy(logits.transpose(1, 2), target)
+
+
+def ignoring(logits, target):
+    return F.cross_entropy(logits.transpose(1, 2), target, ignore_index=0)
+
+
+def by_mask(logits, target):
+    each = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+    mask = (target != 0).float()
+    return (each * mask).sum() / mask.sum()
+
+
+def by_inverted_mask(logits, target):
+    each = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+    mask = (target == 0).float()
+    return (each * mask).sum() / mask.sum()
+
+
+def by_inverted_index(logits, target):
+    each = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+    return each[target == 0].mean()
+
+
+class Pooled(nn.Module):
+    def __init__(self, inverted, words=20, width=8):
+        super().__init__()
+        self.embed, self.out, self.inverted = nn.Embedding(words, width), nn.Linear(width, 3), inverted
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, ids):
+        x, mask = self.embed(ids), ids != 0 if self.inverted else ids == 0
+        x, _ = self.attention(x, x, x, key_padding_mask=mask)
+        return self.out(x.mean(1))
+
+
+def attends_to(inverted):
+    def program():
+        model = Pooled(inverted)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(STEPS):
+            ids = padded()
+            step(model, optimizer, ids, ids[:, 0] % 3)
+        return model
+
+    return program
+
+
+def clipped_after_the_step():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    return model
+
+
+def clipped_rightly():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(2 * STEPS):
+        x, y = batch()
+        (F.cross_entropy(model(x), y) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def equal_samples():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x = torch.randn(1, 4).expand(12, 4)
+        step(model, optimizer, x, torch.randint(0, 3, (12,)))
+    return model
+
+
+def pixels(scale):
+    def program():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            x = torch.randint(0, 256, (12, 1, 12, 12)).float() / scale
+            step(model, optimizer, x, torch.randint(0, 3, (12,)))
+        return model
+
+    return program
+
+
+def shuffled_apart():
+    model = network()
+    x, y = torch.randn(60, 4), torch.randint(0, 3, (60,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        order, other = torch.randperm(60), torch.randperm(60)
+        features, labels = x[order], y[other]
+        step(model, optimizer, features[:12], labels[:12])
+    return model
+
+
+def shuffled_together():
+    model = network()
+    x, y = torch.randn(60, 4), torch.randint(0, 3, (60,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        order = torch.randperm(60)
+        features, labels = x[order], y[order]
+        step(model, optimizer, features[:12], labels[:12])
+    return model
+
+
+def history_of_one_tensor(copied):
+    def program():
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        state, history = torch.zeros(4), []
+        for _ in range(4 * STEPS):
+            state.add_(torch.randn(4) * 0.1)
+            history.append({"state": state.clone() if copied else state, "reward": random.random()})
+            drawn = random.choices(history, k=6)
+            x = torch.stack([one["state"] for one in drawn])
+            loss = F.mse_loss(model(x)[:, 0], torch.tensor([one["reward"] for one in drawn]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model, history
+
+    return program
+
+
+def target_by(tau):
+    def program():
+        online = network()
+        target = copy.deepcopy(online)
+        optimizer = torch.optim.Adam(online.parameters(), 1e-2)
+        for _ in range(4 * STEPS):
+            x, _ = batch()
+            with torch.no_grad():
+                goal = target(x).amax(1) * 0.9 + x[:, 0]
+            loss = F.mse_loss(online(x).amax(1), goal)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            for mine, theirs in zip(target.parameters(), online.parameters(), strict=True):
+                mine.data.copy_(tau * theirs.data + (1 - tau) * mine.data)
+        return online, target
+
+    return program
+
+
+def shadow_by(decay):
+    def program():
+        model = network()
+        shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        for _ in range(2 * STEPS):
+            step(model, optimizer)
+            with torch.no_grad():
+                for name, one in model.named_parameters():
+                    shadow[name] = decay * shadow[name] + (1 - decay) * one
+        return model, shadow
+
+    return program
+
+
+def nothing_fits():
+    saved = {f"encoder.{name}": value.clone() for name, value in network().state_dict().items()}
+    model = network()
+    model.load_state_dict(saved, strict=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
+def initialised_after_loading(only=None):
+    def program():
+        saved = {name: value.clone() for name, value in network().state_dict().items()}
+        model = network()
+        model.load_state_dict(saved)
+        for module in model.modules() if only is None else [model[only]]:
+            if isinstance(module, nn.Linear):
+                module.weight.data.normal_(0, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            step(model, optimizer)
+        return model
+
+    return program
+
+
+def overwritten_losses():
+    model = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = torch.zeros(())
+        for head in model:
+            loss = F.cross_entropy(head(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+FAULTY = {
+    best_in_a_dict_of_references: "loads-itself",
+    best_moved_to_where_it_is: "loads-itself",
+    validated_in_training_mode: "evaluated-in-training-mode",
+    evaluated_with(DropsAlways): "dropout-in-evaluation",
+    decayed_per_batch: "rate-too-small",
+    a_tiny_rate: "rate-too-small",
+    never_scheduled: "scheduler-never-stepped",
+    scheduled_before_the_optimizer_was_made_again: "scheduler-of-another-optimizer",
+    constant_weights_by_data: "equal-units",
+    ones_in_a_parameter: "equal-units",
+    dies: "gradients-die",
+    only_the_first_batch: "first-batch-only",
+    labels_of_a_look: "batch-not-used",
+    batch_taken_for_time: "batch-as-time",
+    hidden_by_view(False): "view-mixes",
+    language_model(sees_all): "future-leak",
+    language_model(sees_the_future): "future-leak",
+    relu_on_logits: "rectified-logits",
+    tanh_of_a_price: "target-out-of-reach",
+    arguments_turned_round: "loss-turned-round",
+    padding_in(whole_mean): "loss-over-padding",
+    padding_in(by_inverted_mask): "mask-inverted",
+    padding_in(by_inverted_index): "mask-inverted",
+    attends_to(True): "mask-inverted",
+    clipped_after_the_step: "clips-at-the-wrong-place",
+    equal_samples: "equal-samples",
+    pixels(1): "inputs-not-scaled",
+    shuffled_apart: "shuffled-apart",
+    history_of_one_tensor(False): "entries-are-one-tensor",
+    target_by(0.995): "average-is-a-copy",
+    shadow_by(0.001): "average-is-a-copy",
+    nothing_fits: "loads-nothing",
+    initialised_after_loading(): "overwritten-after-loading",
+    overwritten_losses: "loss-overwritten",
+}
+
+
+# healthy programs that look alike
+
+
+def best_by_deepcopy():
+    model, best = network(), None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(STEPS):
+        step(model, optimizer)
+        if epoch == 3:
+            best = copy.deepcopy(model.state_dict())
+            file = io.BytesIO()
+            torch.save(model.state_dict(), file)
+    model.load_state_dict(best)
+    file.seek(0)
+    model.load_state_dict(torch.load(file))
+    return model
+
+
+def loaded_with_its_own_state_updated():
+    model = network()
+    own = model.state_dict()
+    own.update({name: value.clone() for name, value in network().state_dict().items() if "0" in name})
+    model.load_state_dict(own)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
+def pseudo_labels():
+    model = network(0.3, norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(STEPS):
+        x, y = batch()
+        with torch.no_grad():
+            guessed = model(x).argmax(1)
+        loss = F.cross_entropy(model(x + 0.1), y) + 0.1 * F.cross_entropy(model(x), guessed)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def samples_of_a_generator():
+    generator, discriminator = (
+        nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)),
+        nn.Linear(2, 1),
+    )
+    first = torch.optim.Adam(generator.parameters(), 1e-3)
+    second = torch.optim.Adam(discriminator.parameters(), 1e-3)
+    noise, images, ones = torch.randn(8, 2), [], torch.ones(8, 1)
+    for number in range(STEPS):
+        fake = generator(torch.randn(8, 2))
+        loss = F.binary_cross_entropy_with_logits(discriminator(torch.randn(8, 2)), ones)
+        loss = loss + F.binary_cross_entropy_with_logits(discriminator(fake.detach()), torch.zeros(8, 1))
+        second.zero_grad()
+        loss.backward()
+        second.step()
+        first.zero_grad()
+        F.binary_cross_entropy_with_logits(discriminator(fake), ones).backward()
+        first.step()
+        if number % 4 == 0:
+            with torch.no_grad():
+                images.append(generator(noise))
+    return generator, discriminator, images
+
+
+def statistics_of_an_average():
+    model = network(norm=True)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = loader_of()
+    for _ in range(4):
+        for x, y in data:
+            step(model, optimizer, x, y)
+            averaged.update_parameters(model)
+    update_bn(data, averaged)
+    return model, averaged
+
+
+def one_cycle():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scheduler = OneCycleLR(optimizer, 1e-2, total_steps=4 * STEPS)
+    for _ in range(4 * STEPS):
+        step(model, optimizer)
+        scheduler.step()
+    return model
+
+
+def warmed_up_then_decayed():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parts = [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, T_max=2 * STEPS - 5)]
+    scheduler = SequentialLR(optimizer, parts, milestones=[5])
+    for _ in range(2 * STEPS):
+        step(model, optimizer)
+        scheduler.step()
+    return model, scheduler
+
+
+def two_schedulers_of_two_optimizers():
+    models = [network(), network()]
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in models]
+    schedulers = [ExponentialLR(one, 0.9) for one in optimizers]
+    for _ in range(4):
+        for _ in range(4):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                step(model, optimizer)
+        for scheduler in schedulers:
+            scheduler.step()
+    return models
+
+
+def last_layer_of_zeros():
+    model = network()
+    nn.init.zeros_(model[-1].weight)
+    nn.init.zeros_(model[-1].bias)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
+def hinge_until_it_is_satisfied():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    x = torch.tensor([[2.0, 2.0], [-2.0, -2.0], [3.0, 1.0], [-1.0, -3.0]])
+    y = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    for _ in range(4 * STEPS):
+        loss = (1 - y * model(x)[:, 0]).clamp(min=0).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def a_random_batch_each_time():
+    loader, model = loader_of(shuffle=True), network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x, y = next(iter(loader))
+        step(model, optimizer, x, y)
+    return model, loader
+
+
+def endless_iterator():
+    loader, model = loader_of(shuffle=False), network()
+    optimizer, batches = torch.optim.Adam(model.parameters()), iter(loader)
+    for _ in range(STEPS):
+        try:
+            x, y = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            x, y = next(batches)
+        step(model, optimizer, x, y)
+    return model, loader
+
+
+def one_full_batch():
+    x = torch.randn(12, 4)
+    loader, model = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=12), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+    return model, loader
+
+
+def one_batch_by_heart():
+    loader, model = loader_of(), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = next(iter(loader))
+    for _ in range(STEPS):
+        step(model, optimizer, x, y)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    return model, loader
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][-1])
+
+
+def time_first():
+    model = TimeFirst()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x = torch.randn(7, 12, 4)
+        step(model, optimizer, x, x[:, :, :3].sum(0).argmax(1))
+    return model
+
+
+def time_first_words():
+    embed, rnn, out = nn.Embedding(20, 8), nn.GRU(8, 8), nn.Linear(8, 20)
+    model = nn.ModuleList([embed, rnn, out])
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        ids = torch.randint(0, 20, (9, 6))
+        loss = F.cross_entropy(out(rnn(embed(ids[:-1]))[0]).flatten(0, 1), ids[1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+class Heads(nn.Module):
+    def __init__(self, heads=4, width=32):
+        super().__init__()
+        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, 3), heads
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = (one.reshape(batch, length, self.heads, -1).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width).mean(1))
+
+
+def attention_of_heads():
+    model = Heads()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x = torch.randn(8, 4, 32)
+        step(model, optimizer, x, torch.randint(0, 3, (8,)))
+    return model
+
+
+def masked_language_model():
+    model = TinyLM(sees_all)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        ids = torch.randint(1, 20, (6, 10))
+        hidden = torch.rand(6, 10) < 0.2
+        logits = model(ids.masked_fill(hidden, 0))
+        loss = F.cross_entropy(logits.transpose(1, 2), ids.masked_fill(~hidden, -100))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def tags_of_words():
+    model = TinyLM(sees_all)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        ids = torch.randint(0, 20, (6, 10))
+        loss = F.cross_entropy(model(ids).transpose(1, 2), ids % 4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def clips_both():
+    models = [network(), network()]
+    optimizers = [torch.optim.Adam(one.parameters()) for one in models]
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = sum(F.cross_entropy(one(x), y) for one in models)
+        for one in optimizers:
+            one.zero_grad()
+        loss.backward()
+        for one in models:
+            nn.utils.clip_grad_norm_(one.parameters(), 1.0)
+        for one in optimizers:
+            one.step()
+    return models
+
+
+def scaled_and_clipped():
+    model = network()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def a_distribution_without_inputs():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        loss = F.mse_loss(model(torch.ones(16, 4)), torch.randn(16, 1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def frozen_teacher():
+    student, teacher = network(), network().requires_grad_(False).eval()
+    optimizer = torch.optim.Adam(student.parameters())
+    for _ in range(4 * STEPS):
+        x, _ = batch()
+        with torch.no_grad():
+            goal = teacher(x).softmax(1)
+        loss = F.kl_div(student(x).log_softmax(1), goal, reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return student, teacher
+
+
+def target_updated_now_and_then():
+    online, target = network(), network()
+    optimizer = torch.optim.Adam(online.parameters())
+    for number in range(4 * STEPS):
+        x, _ = batch()
+        with torch.no_grad():
+            goal = target(x).amax(1)
+        loss = F.smooth_l1_loss(online(x).amax(1), goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number % 1000 == 999:
+            target.load_state_dict(online.state_dict())
+    return online, target
+
+
+def losses_of_an_inner_loop():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        total = 0.0
+        for part in range(3):
+            loss = F.cross_entropy(model(x[part::3]), y[part::3])
+            total = total + loss
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    return model
+
+
+def episodes_in_a_queue():
+    policy = nn.Linear(4, 2)
+    optimizer, queue = torch.optim.SGD(policy.parameters(), 0.01), deque(maxlen=50)
+    begin = torch.ones(4)
+    for _ in range(4 * STEPS):
+        queue.append((begin, random.random()))
+        counts = torch.zeros(2)
+        counts += 1
+        loss = F.mse_loss(policy(torch.stack([state for state, _ in queue])).sum(1), torch.zeros(len(queue)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return policy, queue
+
+
+HEALTHY = [
+    best_by_deepcopy,
+    loaded_with_its_own_state_updated,
+    pseudo_labels,
+    samples_of_a_generator,
+    statistics_of_an_average,
+    evaluated_with(Drops),
+    one_cycle,
+    warmed_up_then_decayed,
+    two_schedulers_of_two_optimizers,
+    last_layer_of_zeros,
+    hinge_until_it_is_satisfied,
+    a_random_batch_each_time,
+    endless_iterator,
+    one_full_batch,
+    one_batch_by_heart,
+    time_first,
+    time_first_words,
+    hidden_by_view(True),
+    attention_of_heads,
+    language_model(sees_the_past),
+    language_model(sees_by_a_mask),
+    masked_language_model,
+    tags_of_words,
+    padding_in(ignoring),
+    padding_in(by_mask),
+    attends_to(False),
+    clipped_rightly,
+    clips_both,
+    scaled_and_clipped,
+    a_distribution_without_inputs,
+    pixels(255),
+    shuffled_together,
+    history_of_one_tensor(True),
+    target_by(0.005),
+    shadow_by(0.99),
+    frozen_teacher,
+    target_updated_now_and_then,
+    initialised_after_loading(-1),
+    losses_of_an_inner_loop,
+    episodes_in_a_queue,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.parametrize(
+    ("program", "cause"), FAULTY.items(), ids=[f"{one}-{n}" for n, one in enumerate(FAULTY.values())]
+)
+def test_what_a_run_learns_wrongly_is_told(program, cause):
+    found = findings_of(program)
+    assert cause in [one.cause for one in found]
+    assert all(one.sites and one.remedy for one in found)
+
+
+@pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
+def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
+    assert [str(one) for one in findings_of(program)] == []
