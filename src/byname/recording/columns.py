@@ -118,7 +118,7 @@ class Scalars(Packed[Any]):
 class SharedItems(Packed[Item]):
     """Few different items for many records, such as modes and shapes: each is kept once, and the array has its number.
 
-    >>> Kinds.of(["train", "train", "eval"])[1:]
+    >>> SharedItems.of(["train", "train", "eval"])[1:]
     ['train', 'eval']
     """
 

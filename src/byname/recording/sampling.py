@@ -27,7 +27,7 @@ class Time(NamedTuple):
 class IterationSchedule:
     """Which iterations are recorded.
 
-        >>> schedule = Schedule(every=10, start=5, stop=30)
+        >>> schedule = IterationSchedule(every=10, start=5, stop=30)
         >>> [iteration for iteration in range(50) if schedule.due(Time("train", iteration))]
         [5, 15, 25]
 

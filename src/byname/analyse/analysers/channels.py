@@ -184,7 +184,7 @@ def with_channel(value: Tensor) -> Tensor:
 class ChannelTally(Statistic):
     """Counts of a channel each, dimension 1 of a batch of bools: in how many places it is True.
 
-    >>> Tally().add([[True, False], [True, True]]).result()
+    >>> ChannelTally().add([[True, False], [True, True]]).result()
     tensor([2, 1])
     """
 
