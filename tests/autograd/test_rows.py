@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import weakref
 
 import pytest
 import torch
@@ -53,6 +54,22 @@ def test_rows_compare_hash_and_have_their_columns(tracked):
             if not hasattr(row, column)
         }
         assert lacking == set(), type(result).__name__
+
+
+def test_leaves_can_be_stored_and_keep_no_tensor_for_the_names_that_nobody_has_asked_for():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    opt = torch.optim.SGD([parameter], lr=0.1)
+    box = torch.nn.Module()
+    box.register_buffer("mean", torch.ones(2, requires_grad=True))
+    opt.state[parameter]["mean"] = box.mean
+    found = byname.leaves((parameter * box.mean).sum())
+    stored = pickle.dumps(found)
+    alive = [weakref.ref(one) for one in (parameter, box, opt)]
+    del parameter, box, opt
+    assert [one() for one in alive] == [None, None, None]
+    names = {leaf.name.path: [name.path for name in leaf.names[1:]] for leaf in found}
+    assert names == {"parameter": ["opt.param_groups[0]['params'][0]"], "box.mean": ["opt.state[parameter]['mean']"]}
+    assert [leaf.names for leaf in pickle.loads(stored)] == [leaf.names for leaf in found]
 
 
 def test_two_leaves_in_one_storage_are_two_rows():

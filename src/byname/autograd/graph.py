@@ -16,7 +16,8 @@ from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
 from byname.naming.describe import Describer
 from byname.naming.name import Name
-from byname.naming.names import Names, Question
+from byname.naming.names import Question
+from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor

@@ -15,7 +15,8 @@ from byname.autograd.walk import PathCounts, Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.describe import Describer
 from byname.naming.name import Name
-from byname.naming.names import Findings, Names, Question
+from byname.naming.names import Findings, Question
+from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused

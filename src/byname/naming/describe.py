@@ -25,7 +25,8 @@ import torch
 
 from byname.naming.history import UNKNOWN, History, history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import Name, unnamed
-from byname.naming.names import Findings, Names
+from byname.naming.names import Findings
+from byname.naming.reference_path import Names
 from byname.reading.frames import NO_LINE
 from byname.reading.tensor import STORAGE, Facts, card_from, fact, facts_of
 from byname.source.location import Expression, Site, statements_binding

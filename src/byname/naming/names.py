@@ -14,7 +14,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed
-from byname.naming.reference_path import ReferencePath, Text
+from byname.naming.reference_path import Names, ReferencePath, Unwritten
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
@@ -81,49 +81,6 @@ def _what_it_is(thing: Any) -> str:
     is_module = issubclass(type(thing), torch.nn.Module)
     hint = "; for the tensors a module owns: model.named_parameters()" if is_module else ""
     return f"{type(thing).__name__}{hint}"
-
-
-class _Unwritten(NamedTuple):
-    """A path as text only: that to the holder, the last step, and what else its name says. It holds no objects."""
-
-    before: Text
-    step: Reference | None
-    how: str
-    scope: str
-
-    def name(self) -> Name:
-        """Return the name that writes the path."""
-        text = self.before if self.step is None else self.before.then(self.step)
-        source, words = text.whole()
-        said = "" if words == source else printable(words)
-        return Name(printable(source), self.how, self.scope, text.evaluates, text=said)
-
-
-class Names:
-    """The names of a tensor, the best first. The others are written when they are asked for; few ever are.
-
-    Attributes:
-        best: the best name.
-    """
-
-    __slots__ = ("_others", "best")
-
-    def __init__(self, best: Name, others: Sequence[_Unwritten] = ()) -> None:
-        self.best = best
-        self._others = others
-
-    @property
-    def hows(self) -> list[str]:
-        """The kind of reference of each name (`Name.how`)."""
-        return [self.best.how, *(one.how for one in self._others)]
-
-    def all(self) -> tuple[Name, ...]:
-        """Return all names, each once."""
-        found = {(self.best.path, self.best.scope): self.best}
-        for one in self._others:
-            name = replace(one.name(), site=self.best.site)
-            found.setdefault((name.path, name.scope), name)
-        return tuple(found.values())
 
 
 class Named(NamedTuple):
@@ -194,7 +151,7 @@ class Findings:
         best = self.own_name(tensor, site)
         return None if best is None else Names(best, self._unwritten_names(tensor)[1:])
 
-    def _unwritten_names(self, tensor: torch.Tensor) -> list[_Unwritten]:
+    def _unwritten_names(self, tensor: torch.Tensor) -> list[Unwritten]:
         known = self._known.unwritten.get(id(tensor))
         if known is None:
             ways = map(self._unwritten, self._ranked(tensor))
@@ -310,7 +267,7 @@ class Findings:
         best = min(owned, key=_rank) if len(owned) > 1 else owned[0]
         return "" if best.before is None else printable(best.before.source)
 
-    def _unwritten(self, way: ReferencePath) -> _Unwritten | None:
+    def _unwritten(self, way: ReferencePath) -> Unwritten | None:
         """Return what the name of a path says; None for a path into the optimizer state of an unnamed parameter."""
         how = _how(way)
         if way.stateful:
@@ -320,7 +277,8 @@ class Findings:
                 if step is None:
                     return None
                 way = way.then(step, holder)
-        return _Unwritten((way if way.before is None else way.before).text, way.last, how, way.root.scope)
+            return Unwritten(way.text, None, how, way.root.scope)  # such a step holds the parameter
+        return Unwritten((way if way.before is None else way.before).text, way.last, how, way.root.scope)
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """Return a step; a step into an optimizer's state is written with the name of the parameter."""
@@ -347,7 +305,7 @@ class _NameCache:
     __slots__ = ("by_storage", "own", "unwritten")
 
     def __init__(self) -> None:
-        self.unwritten: dict[int, list[_Unwritten]] = {}
+        self.unwritten: dict[int, list[Unwritten]] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
         self.by_storage: dict[int | None, list[torch.Tensor]] | None = None
 

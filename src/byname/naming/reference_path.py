@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from byname.naming.children.reference import Reference, writable
+from byname.naming.name import Name
 from byname.naming.roots import Root, is_of_a_library
 from byname.text import printable
 
@@ -155,6 +157,49 @@ class Written(NamedTuple):
 def written(way: ReferencePath) -> Written:
     """Return a path as source and as words."""
     return way.text.whole()
+
+
+class Unwritten(NamedTuple):
+    """A path as text only: that to the holder, the last step, and what else its name says. It holds no objects."""
+
+    before: Text
+    step: Reference | None
+    how: str
+    scope: str
+
+    def name(self) -> Name:
+        """Return the name that writes the path."""
+        text = self.before if self.step is None else self.before.then(self.step)
+        source, words = text.whole()
+        said = "" if words == source else printable(words)
+        return Name(printable(source), self.how, self.scope, text.evaluates, text=said)
+
+
+class Names:
+    """The names of a tensor, the best first. The others are written when they are asked for; few ever are.
+
+    Attributes:
+        best: the best name.
+    """
+
+    __slots__ = ("_others", "best")
+
+    def __init__(self, best: Name, others: Sequence[Unwritten] = ()) -> None:
+        self.best = best
+        self._others = others
+
+    @property
+    def hows(self) -> list[str]:
+        """The kind of reference of each name (`Name.how`)."""
+        return [self.best.how, *(one.how for one in self._others)]
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, each once."""
+        found = {(self.best.path, self.best.scope): self.best}
+        for one in self._others:
+            name = replace(one.name(), site=self.best.site)
+            found.setdefault((name.path, name.scope), name)
+        return tuple(found.values())
 
 
 def pattern_of(way: ReferencePath) -> str:
