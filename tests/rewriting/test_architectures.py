@@ -106,6 +106,7 @@ def test_functions_of_a_model_of_transformers(name):
     model, example = architecture(name)
     model.eval()
     of_layers = select.where(lambda call: call.kind == "operation" and hasattr(nn.functional, call.operation))
+    of_layers |= select.op("relu") | select.module(nn.ReLU)
     seen, heard = [], []
     new = rewrite(model, of_layers, lambda path, *_: seen.append(path), example=example)
     same(new(**copy.deepcopy(example)), copy.deepcopy(model)(**copy.deepcopy(example)))

@@ -109,7 +109,7 @@ def compiled_twice(make, args, where, **options):
     return wanted, found
 
 
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=6)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("name", MODELS)

@@ -106,6 +106,30 @@ class Generator(Base):
         return torch.stack([first, *others])
 
 
+class Setter(Base):
+    @property
+    def kept(self):
+        return self.mask
+
+    @kept.setter
+    def kept(self, value):
+        self.mask = F.softmax(value, -1)
+
+    def forward(self, x):
+        self.kept = x * 2
+        return F.softmax(self.mask, -1) * self.mask
+
+
+class Hooked(Base):
+    def __init__(self):
+        super().__init__()
+        self.fc.register_forward_hook(lambda module, args, value: F.softmax(value, -1))
+
+    def forward(self, x):
+        x = self.fc(x)
+        return F.softmax(x, -1)
+
+
 class Unpacked(Base):
     def forward(self, x):
         rows = self.rows(x)
@@ -263,7 +287,7 @@ def test_it_finds_what_a_mode_around_the_whole_forward_finds(make, monkeypatch):
         assert all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True))
 
 
-NARROW = {Plain, Nested, Unpacked, Iterated}
+NARROW = {Plain, Nested, Unpacked, Iterated, Setter, Hooked}
 
 
 @pytest.mark.parametrize("make", FORWARDS)
@@ -275,15 +299,19 @@ def test_which_forwards_are_narrowed(make):
 
 
 def test_the_mode_is_off_in_other_statements():
+    class Child(nn.Linear):
+        def __call__(self, x):
+            depths.append(torch._C._len_torch_function_stack())
+            return super().__call__(x)
+
     depths, x = [], torch.randn(4, 4)
     model = Plain()
-    model.fc.register_forward_pre_hook(lambda *_: depths.append(torch._C._len_torch_function_stack()))
-    for where in ("softmax", "matmul"):
-        depths.clear()
+    model.fc = Child(4, 4)
+    for where, depth in (("softmax", 0), ("matmul", 1)):
         new = rewrite(model, where, double, example=x)
         depths.clear()
         new(x)
-        assert depths == [where == "matmul"]
+        assert depths == [depth]
 
 
 def test_variables_of_a_narrowed_forward_can_be_watched():

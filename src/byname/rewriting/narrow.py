@@ -36,22 +36,34 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         module: the module.
         names: the names of the functions that the mode must see.
     """
-    function = found_in(type(module), "forward")
+    kind = type(module)
+    function = found_in(kind, "forward")
     if type(function) is not FunctionType or not all(hasattr(F, one) or not is_operation(one) for one in names):
         return None  # an operator, for example, has no name in the source
+    if any(found_in(kind, one) is not found_in(nn.Module, one) for one in ("__getattribute__", "__setattr__")):
+        return None
     held = attributes_of(module)
-    children = frozenset(name for name, one in held["_modules"].items() if isinstance(one, nn.Module))
+    modules = {name: one for name, one in held["_modules"].items() if isinstance(one, nn.Module)}
+    children = frozenset(name for name, one in modules.items() if not _hooked(one))
     plain = {name for name, value in held.items() if type(value) in _PLAIN} | {*held["_parameters"], *held["_buffers"]}
-    data = frozenset(name for name in plain if not hasattr(found_in(type(module), name), "__get__"))
-    known = frozenset(name for name, one in function.__globals__.items() if one is torch or one is F or one is math)
+    computed = frozenset(name for name in function.__code__.co_names if hasattr(found_in(kind, name), "__get__"))
+    data = frozenset(plain - computed)
+    known = frozenset(
+        (name, one.__name__) for name, one in function.__globals__.items() if one is torch or one is F or one is math
+    )
     hidden = frozenset(_BUILTINS & function.__globals__.keys())
     with one_at_a_time:
-        code = _code(ThisCode(function.__code__), frozenset(names), children, data, known, hidden)
+        code = _code(ThisCode(function.__code__), frozenset(names), children, data, computed, known, hidden)
     if code is None:
         return None
     new = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
     return function.__code__, new
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Return whether a module has hooks: what these call belongs to the module around it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Tensor, nn.Parameter)
@@ -63,7 +75,7 @@ _OTHER_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GE
 
 
 @lru_cache(maxsize=256)
-def _code(this: ThisCode, *known: frozenset[str]) -> CodeType | None:
+def _code(this: ThisCode, *known: Any) -> CodeType | None:
     code = this.code
     assert code is not None
     if code.co_flags & _OTHER_KINDS or _DYNAMIC & {*code.co_names} or not code.co_argcount:
@@ -84,7 +96,8 @@ class _Reading:
         names: the names of the functions that the mode must see.
         children: the children of the module.
         data: the attributes of the module that are tensors and plain values.
-        libraries: the names of ``torch``, ``torch.nn.functional`` and ``math`` in the module of the code.
+        computed: the attributes that its class computes, or does something with.
+        libraries: the names that ``torch``, ``torch.nn.functional`` and ``math`` have in the code, each with its own.
         hidden: the builtin functions whose names mean something else there.
 
     Attributes:
@@ -97,14 +110,14 @@ class _Reading:
         names: frozenset[str],
         children: frozenset[str],
         data: frozenset[str],
-        libraries: frozenset[str],
+        computed: frozenset[str],
+        libraries: frozenset[tuple[str, str]],
         hidden: frozenset[str],
     ) -> None:
         local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         self.own = code.co_varnames[0]
-        self.globals = code.co_names
-        self.names, self.children, self.data = names, children, data
-        self.libraries = libraries - local
+        self.names, self.children, self.data, self.computed = names, children, data, computed
+        self.libraries = {name: library for name, library in libraries if name not in local}
         self.builtins = _BUILTINS - hidden - local
         self.spared = 0
         self._asked: list[ast.Call] = []
@@ -185,14 +198,16 @@ class _Reading:
             return all(map(self._stores, target.elts))
         if isinstance(target, ast.Subscript):
             return self._harmless(target.value) and self._harmless(target.slice)
-        return isinstance(target, ast.Name) or (isinstance(target, ast.Attribute) and self._of_self(target) is not None)
+        if isinstance(target, ast.Attribute):
+            return self._of_self(target) not in (None, *self.computed)
+        return isinstance(target, ast.Name)
 
     def _harmless(self, node: ast.expr) -> bool:
         """Return whether an expression calls no function of another name than it says."""
         if isinstance(node, ast.Call):
             if not all(self._harmless(one) for one in (*node.args, *(each.value for each in node.keywords))):
                 return False
-            if isinstance(node.func, ast.Attribute) and self._library(node.func) and node.func.attr in self.names:
+            if isinstance(node.func, ast.Attribute) and node.func.attr in self.names and self._library(node.func):
                 self._asked.append(node)
                 return True
             return self._calls(node.func)
@@ -214,12 +229,12 @@ class _Reading:
         if (child := self._of_self(function)) is not None:
             return child in self.children
         name = function.attr
-        if self._library(function):
-            return name in _C_FUNCTIONS
+        if (library := self._library(function)) is not None:
+            return name in _WRITTEN_IN_C[library]
         return name in _METHODS and name not in self.names and self._harmless(function.value)
 
-    def _library(self, node: ast.Attribute) -> bool:
-        return isinstance(node.value, ast.Name) and node.value.id in self.libraries
+    def _library(self, node: ast.Attribute) -> str | None:
+        return self.libraries.get(node.value.id) if isinstance(node.value, ast.Name) else None
 
     def _of_self(self, node: ast.Attribute) -> str | None:
         """Return the name of an attribute of the module itself; None for one of something else."""
@@ -231,10 +246,11 @@ _HARMLESS = (
     ast.Tuple, ast.List,
 )  # fmt: skip
 _LATER = (ast.Lambda, ast.GeneratorExp, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.NamedExpr)
-_C_FUNCTIONS = frozenset(
-    name for of in (torch, F, math) for name in dir(of) if type(getattr(of, name)) is type(torch.add)
-)
-"""The functions of PyTorch that are not written in Python: they call no others that a mode would see."""
+_WRITTEN_IN_C = {
+    of.__name__: frozenset(name for name in dir(of) if type(getattr(of, name)) is type(torch.add))
+    for of in (torch, F, math)
+}
+"""The functions that are not written in Python, by module: they call no others that a mode would see."""
 
 
 def _with_mode(first: ast.stmt) -> ast.With:

@@ -49,11 +49,13 @@ class _OfThread(threading.local):
 
     Attributes:
         running: the interjections that are running; what they call themselves is not reported.
+        parted: while the compiler traces, the inputs of the modules in place that are running.
         open: the calls of modules with gradients requested that have begun.
     """
 
     def __init__(self) -> None:
         self.running: list[object] = []
+        self.parted: list[torch.Tensor] = []
         self.open: OpenCalls[Entered | None] = OpenCalls()
 
 
@@ -99,7 +101,7 @@ class Site:
     def __call__(
         self, path: str, module: nn.Module | None, inputs: tuple[Any, ...], value: Any, entered: Entered | None = None
     ) -> Any:
-        """Return a value, or the interjection's replacement for it.
+        """Return the interjection's replacement for a value; None if it stays.
 
         Args:
             path: the place, without wildcards.
@@ -124,8 +126,12 @@ class Site:
             raise
         finally:
             running.pop()
-        if new is None or new is value:
-            return value
+        if new is None:
+            return None
+        if type(value) is tuple and torch.compiler.is_compiling():  # it cannot compare tuples by `is`
+            return new
+        if new is value:
+            return None
         same_kind(path, value, new)
         return new
 
@@ -166,6 +172,8 @@ class ModuleSite(Site):
     def put_on(self, module: nn.Module) -> None:
         """Hook the module. The handles are kept, since they keep numbers of hooks apart in a process that loads it."""
         self.handles = [module.register_forward_hook(self.hook, with_kwargs=True)]
+        if module.__dict__.get("inplace") is True:
+            self.handles.append(module.register_forward_pre_hook(self.part))
         if self.with_gradients:
             self.handles.append(module.register_forward_pre_hook(self.begin, with_kwargs=True))
 
@@ -175,24 +183,39 @@ class ModuleSite(Site):
         if not _here.running:
             _here.open.append((module, entered_with((*args, *kwargs.values()))))
 
+    def part(self, module: nn.Module, args: Any) -> Any:
+        """Let a module that works in place work on a copy while the compiler traces; see `_reported_in_place`."""
+        if not torch.compiler.is_compiling() or _here.running or not args:
+            return None
+        _here.parted.append(args[0])
+        return (args[0].clone(), *args[1:])
+
     def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Report the output of a call."""
         if _here.running:
             return None
+        if torch.compiler.is_compiling() and _here.parted and module.__dict__.get("inplace") is True:
+            new = self(self.path, module, (*args, *kwargs.values()), output)
+            return _here.parted.pop().copy_(output if new is None else new)
         entered = _end(module) if self.with_gradients else None
         around = _turned_off()
         try:
             new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
-            if new is output:
+            if new is None:
                 return None
             if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
                 return new
-            if torch.is_grad_enabled() and output.requires_grad and output._is_view():  # it cannot be written to
-                return new
-            _write(output, new)
-            return output
+            if not _is_fixed(output):
+                overwrite(output, new)
+                return output
+            return new
         finally:
             _turn_on(around)
+
+
+def _is_fixed(output: torch.Tensor) -> bool:
+    """Return whether a tensor is a view that autograd does not let anyone write to a second time."""
+    return torch.is_grad_enabled() and output.requires_grad and output._is_view()
 
 
 class OperationSite(Site):
@@ -553,39 +576,49 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
         return func(*args, **kwargs)
     inputs = (*args, *kwargs.values())
     entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
-    changed: Any
+    changed: Any = None
     node = None
-    if compiling:
-        changed = args[0] if _in_place(func) else None
-        result = func(*args, **kwargs)
-    else:
+    if not compiling:
         changed = changed_by(func, args, kwargs) if kwargs or _in_place(func) else None
         result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
-    value = old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
-    for site, one in zip(sites, entered, strict=True):
-        value = site(path, None, inputs, value, one)
-    if value is old:
+    elif _in_place(func):
+        return _reported_in_place(path, sites, entered, func, args, kwargs)
+    else:
+        result = func(*args, **kwargs)
+    old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
+    value = _after_all(path, sites, entered, inputs, old)
+    if value is None:
         return result
-    if type(result) is tuple and old is not result:
+    if type(result) is tuple and type(old) is not tuple:
         return (value, *result[1:])
     if changed is None or changed is not old:
         return value
-    _write(changed, value, node)
+    overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
     return result
 
 
-def _write(changed: torch.Tensor, value: torch.Tensor, node: Any = None) -> None:
-    """Copy a value into a tensor that a call has changed in place, since its caller may ignore the result.
+def _after_all(path: str, sites: Sequence[Site], entered: Sequence[Any], inputs: Any, value: Any) -> Any:
+    """Return what the interjections make of a value, one after the other; None if it stays."""
+    replaced = None
+    for site, one in zip(sites, entered, strict=True):
+        new = site(path, None, inputs, value, one)
+        if new is not None:
+            value = replaced = new
+    return replaced
 
-    Args:
-        changed: the tensor.
-        value: its replacement.
-        node: the ``grad_fn`` of the tensor when the call had ended; by default its present one.
+
+def _reported_in_place(
+    path: str, sites: Sequence[Site], entered: Sequence[Any], func: Any, args: Any, kwargs: Any
+) -> Any:
+    """Do the same for an operation in place while the compiler traces: it works on a copy, which is then written back.
+
+    What the operation saves for the backward is then not written to a second time.
     """
-    if torch.compiler.is_compiling():  # which saves no tensors before all is traced
-        changed.copy_(value)
-    else:
-        overwrite(changed, value, node)
+    changed, copied = args[0], args[0].clone()
+    func(copied, *args[1:], **kwargs)
+    value = _after_all(path, sites, entered, (*args, *kwargs.values()), copied)
+    changed.copy_(copied if value is None else value)
+    return changed
 
 
 def _acts_already(path: str) -> bool:
