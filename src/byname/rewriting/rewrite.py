@@ -25,7 +25,9 @@ from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import dynamo_skip
-from byname.rewriting.sites import ModuleSite, Operations, Shown, muted, operations_of, sites_of, under_way
+from byname.rewriting.module_sites import ModuleSite, Shown, sites_of
+from byname.rewriting.operations import Operations, operations_of
+from byname.rewriting.sites import muted, under_way
 from byname.source.code import one_at_a_time
 from byname.table import listed
 from byname.tracing.tracer import trace
@@ -117,11 +119,8 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list
             elif not selector.only_modules or is_counted(selector) or selector.needs_example:
                 waiting.append(selector)
             else:
-                there = [
-                    ModelCall(path, type(one).__name__, "module", one)
-                    for path, one in modules.items()
-                    if is_called(one)
-                ]
+                called = ((path, one) for path, one in modules.items() if is_called(one))
+                there = [ModelCall(path, type(one).__name__, "module", one) for path, one in called]
                 found |= _of_selector(selector, paths, Flow(tuple(there), {}, {}))
         calls = found | calls
     return calls, waiting
@@ -360,9 +359,8 @@ class _FirstCall:
         for owner in _owners(model):
             owner.note(False)
         if seen and asked and not any(parse(place).matches(path) for place in asked for path in seen if path):
-            calls = [
-                ModelCall(path, path.rpartition(".")[2], "operation", module) for path, module in seen.items() if path
-            ]
+            ran = ((path, module) for path, module in seen.items() if path)
+            calls = [ModelCall(path, path.rpartition(".")[2], "operation", module) for path, module in ran]
             raise _no_match(asked[0] if len(asked) == 1 else None, asked, calls, "in the first call")
 
 
