@@ -386,10 +386,22 @@ _TAKE_LOGITS = {
 }
 
 
+_BOUNDED = {
+    "LogSoftmaxBackward": ("ReluBackward", "SigmoidBackward"),
+    "BinaryCrossEntropyWithLogitsBackward": ("ReluBackward", "SoftmaxBackward"),
+}
+"""What bounds the logits that a loss takes, by both nodes."""
+
+
 def _rectified(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_TAKE_LOGITS):
-        if _kind(given := _before(node)) == "ReluBackward":
-            yield {"loss": _TAKE_LOGITS[_kind(node)], "given": loss.site(given), "used": loss.site(node)}
+        if (kind := _kind(given := _before(node))) in _BOUNDED.get(_kind(node), ()):
+            yield {
+                "what": _RANGES[kind][0],
+                "loss": _TAKE_LOGITS[_kind(node)],
+                "given": loss.site(given),
+                "used": loss.site(node),
+            }
 
 
 def _turned_round(loss: Loss) -> Iterator[Facts]:
@@ -470,9 +482,9 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "compares them with lie outside: they go from {ends}",
         "leave out the activation where the output is a regression, or scale the targets to its range"),
     Cause("rectified-logits", is_first, _rectified,
-        "suspicious: a relu{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
-        "and a sample of which all are 0 learns nothing",
-        "leave out the relu() before the loss"),
+        "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
+        "though the loss expects any numbers",
+        "leave it out before the loss"),
     Cause("loss-turned-round", is_first, _turned_round,
         "{loss}{used:at} is given the labels first and the prediction as its target: the gradient comes from the "
         "second argument only",

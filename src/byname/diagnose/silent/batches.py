@@ -35,26 +35,21 @@ FIRST_BATCH_ONLY = row("first-batch-only",
     "each of {times} steps uses the same first batch: next(iter()){noticed:at} makes a new iterator of {loader} each "
     "time, which begins anew, and without shuffle gives the same {size} of {samples} samples",
     "iterate over all: `for batch in {loader.path}:`, or keep one iterator outside of the loop")
-
 BATCH_NOT_USED = row("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
-
 EQUAL_SAMPLES = row("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
     "differ: a batch seems to repeat one sample",
     "stack the samples of the batch, each its own: torch.stack([x for x, _ in samples])")
-
 PIXELS = row("inputs-not-scaled",
     "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
     "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
     "scale them: x / 255, or normalise them")
-
 SHUFFLED_APART = row("shuffled-apart",
     "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
     "randperm: no target belongs to its sample any more",
     "draw one permutation and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
-
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
@@ -77,6 +72,8 @@ class _Loader:
     line: Line
     iterators: int = 0
     batches: int = 0
+    size: int = 0
+    samples: int = 0
     regular: int = 0
     steps: int = 0
     before: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -120,6 +117,9 @@ class Batches(Topic):
         known = self._loaders.get(id(loader))
         if known is None or known.loader() is not loader:
             known = self._loaders[id(loader)] = _Loader(weakref.ref(loader), line)
+            own = attributes_of(loader)
+            if type(own.get("sampler")) is SequentialSampler and hasattr(type(own["dataset"]), "__len__"):
+                known.size, known.samples = own["batch_size"] or 0, len(own["dataset"])
         known.regular += made - known.steps == 1 and known.batches == known.iterators
         known.iterators, known.steps, known.line = known.iterators + 1, made, line
         self._iterators[id(iterator)] = known
@@ -232,15 +232,10 @@ class Batches(Topic):
         """Tell of what held in the whole run."""
         self._tell_of_same()
         for known in self._loaders.values():
-            loader, site = known.loader(), known.line.site
-            own = attributes_of(loader)
-            in_order = type(own.get("sampler")) is SequentialSampler and site is not None and not is_library(site.file)
-            if in_order and known.regular >= max(_MANY, known.iterators - 2):
-                data, size = own["dataset"], own.get("batch_size") or 0
-                samples = len(data) if hasattr(type(data), "__len__") else 0
-                if samples > size > 0:
-                    facts = {"size": size, "samples": samples, "loader": _loader_of(known.line)[0]}
-                    self.say(FIRST_BATCH_ONLY, site, times=known.iterators, **facts)
+            site, facts = known.line.site, {"size": known.size, "samples": known.samples, "times": known.iterators}
+            often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
+            if often and site is not None and not is_library(site.file):
+                self.say(FIRST_BATCH_ONLY, site, loader=_loader_of(known.line)[0], **facts)
 
 
 def _loader_of(line: Line) -> tuple[Name, Site | None]:

@@ -26,7 +26,6 @@ TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
     "after training steps: dropout drops values, and a batch norm uses and keeps the statistics of these batches",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
-
 DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")

@@ -26,11 +26,9 @@ LOADS_ITSELF = row("loads-itself",
     "{state} restores nothing{noticed:at}: state_dict(){kept:at} gives references to the model's own tensors, not "
     "copies, and {steps} since changed them too",
     "keep copies: copy.deepcopy(model.state_dict()), or save it by torch.save")
-
 LOADS_NOTHING = row("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
-
 INIT_AFTER_LOAD = row("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
     "before the first step: the initialisation replaces what was loaded",

@@ -23,25 +23,20 @@ VIEW_MIXES = row("view-mixes",
     "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
     "memory, and does not transpose: samples mix, and the output of one depends on others",
     "swap the dimensions: x.transpose(0, 1), then reshape what follows")
-
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: softmax{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
     "take the softmax over another dimension, such as dim=1 or dim=-1")
-
 LAYER_MIXES = row("batch-as-time",
     "{kind} is given values of shape {shape}{noticed:at}, and takes the first dimension for the time: it is the batch, "
     "so that samples mix and each depends on others",
     "{kind}(..., batch_first=True), or transpose(0, 1) before and after it")
-
 FUTURE_LEAKS = row("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next token, its own target{how}", "{remedy}")
-
 PADDING_LEARNED = row("loss-over-padding",
     "suspicious: the mean of cross_entropy(){noticed:at} takes in the padding: {padded} of {all} targets are {value}, "
     "which fills the ends of the inputs, too", "cross_entropy(..., ignore_index={value})")
-
 MASK_INVERTED = row("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
@@ -71,10 +66,11 @@ class Sequences(Topic):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._shape: tuple[int, ...] = ()
-        self._ids: torch.Tensor | None = None
+        self._ids: list[torch.Tensor] = []
         self._layers: list[_Layer] = []
         self._batch = 0
         self._shifted: Line | None = None
+        self._length = 0
         self._targets: list[torch.Tensor] = []
 
     @property
@@ -87,7 +83,7 @@ class Sequences(Topic):
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
             words = [one for one in given if one.dtype == torch.long and one.dim() == 2]
-            self._ids = values_of(words[0]) if words else None
+            self._ids = [values for one in words if (values := values_of(one)) is not None]
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
@@ -105,14 +101,17 @@ class Sequences(Topic):
         per_sample = target.dim() == 1 or (target.dim() == 2 and target.shape[1:] != self._shape[1:2])
         if len(self._shape) > 1 and per_sample and len(target) == self._shape[0] == call.given(0, "input").shape[0]:
             self._batch = self._shape[0]
-        values, ids, reduction = values_of(target), self._ids, call.kwargs.get("reduction", "mean")
+        values, reduction = values_of(target), call.kwargs.get("reduction", "mean")
         if values is None or values.dtype != torch.long:
             return
         self._targets += [values] if reduction == "none" else []
-        if ids is not None and values.numel() == ids.numel() and ids.shape[1] > 2:
+        for ids in [one for one in self._ids if one.numel() == values.numel() and one.shape[1] > 2]:
             aligned = values.reshape(ids.shape)
             if torch.equal(aligned[:, :-1], ids[:, 1:]) and distinct(ids) > 2 and not torch.equal(aligned, ids):
-                self._shifted = call.line
+                alone = [one.shape[1] for one in self._ids].count(
+                    ids.shape[1]
+                ) == 1  # else attention may be to the other
+                self._shifted, self._length = (call.line, ids.shape[1]) if alone else (None, 0)
             takes_all = call.kwargs.get("ignore_index", -100) < 0 and call.kwargs.get("weight") is None
             if call.called is F.cross_entropy and reduction == "mean" and takes_all:
                 self._look_for_padding(ids, aligned, call.line)
@@ -132,7 +131,7 @@ class Sequences(Topic):
             self._look_at_softmaxes(loss)
             if self._shifted is not None:
                 self._look_for_the_future(loss, self._shifted)
-            if self._targets or self._ids is not None:
+            if self._targets or self._ids:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
             if len(layer.shape) == 3 and not layer.batch_first and layer.shape[0] == self._batch != layer.shape[1] > 1:
@@ -140,7 +139,7 @@ class Sequences(Topic):
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Forget what was copied."""
-        self._targets, self._ids = [], None
+        self._targets, self._ids, self._shifted = [], [], None
 
     def _look_at_views(self, loss: Loss) -> None:
         for node in loss.of_kinds(("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")):
@@ -159,7 +158,7 @@ class Sequences(Topic):
                 self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape))
 
     def _look_for_the_future(self, loss: Loss, shifted: Line) -> None:
-        for node, is_next in _seeing_later(loss, (*self._shape, 0, 0)[1]):
+        for node, is_next in _seeing_later(loss, self._length):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
             self.say(FUTURE_LEAKS, loss.site(node), **facts)
@@ -177,7 +176,7 @@ class Sequences(Topic):
                     self._compare(~kept if "Fill" in type(node).__name__ else kept, loss.site(node))
 
     def _compare(self, kept: torch.Tensor, site: Any) -> None:
-        known = [("target", one) for one in self._targets] + ([] if self._ids is None else [("input", self._ids)])
+        known = [("target", one) for one in self._targets] + [("input", one) for one in self._ids]
         for of, values in known:
             value = _padding(values) if kept.numel() == values.numel() else None
             if value is not None and kept.squeeze().shape == values.shape:

@@ -29,31 +29,25 @@ NEVER_SCHEDULED = row("scheduler-never-stepped",
     "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
     "stays what it is at first, {rate:g}",
     "call {scheduler.path}.step() once an epoch, or once a step where its numbers count steps")
-
 OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{first}{made:at} and {scheduler}{noticed:at} are both schedulers of the same optimizer, {optimizer}, whose "
     "learning rate changes twice as fast; {other} has no scheduler",
     "give one of them the other optimizer: {scheduler.path} = {kind}({other.path}, ...)")
-
 UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
     "step; the steps are those of another, {other}",
     "make the scheduler for the optimizer that makes the steps, after that is made")
-
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes one bit of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
-
 CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
     "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
     "gradients of {names:3} since the last step; the backward{backward:at} comes after it",
     "move it between the backward and optimizer.step()")
-
 CLIPS_ANOTHER = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
     "clip the parameters of that step: those of {path}.parameters()")
-
 BARE_MODULE = row("bare-module",
     "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
     "are not averaged over the ranks in such a step, and their weights drift apart",

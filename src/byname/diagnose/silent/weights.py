@@ -28,24 +28,21 @@ EQUAL_UNITS = row("equal-units",
     "all rows of {names:3} {names:is|are} equal after {steps} steps, and so are those of {names:its|their} gradients: "
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
-
 DIES = row("gradients-die",
-    "{backward:-}all gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not before; the loss "
+    "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not before; the loss "
     "is not 0. So it is when a relu gets only negative values: it is dead",
     "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
-
 AVERAGE_IS_COPY = row("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
     "{share:.1g} of what the last step changed. The decay seems to be used the wrong way round",
     "average = decay * average + (1 - decay) * weight, with a decay near 1; or average.lerp_(weight, 1 - decay)")
-
 NEVER_FOLLOWS = row("target-never-updated",
-    "suspicious: {target} has the shapes of {module}, gives values for its training{noticed:at}, and was never updated "
-    "in {steps} steps: it has its initial weights. No line that runs copies weights to it{unused}",
+    "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
+    "steps: it has its initial weights. No line that runs copies weights to it{unused}",
     "call {target.path}.load_state_dict({module.path}.state_dict()) every some steps; it is right for a fixed teacher")
 # fmt: on
 
-_EQUAL_AT, _TARGET_AT, _AVERAGED_AT = 8, 64, (8, 16, 32)
+_EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
 _DEAD, _LONG = 8, 4
 """Steps with no gradient but 0 that are told, and what they are at least of all steps: one in so many."""
 _NO_AVERAGE = 0.05
@@ -74,6 +71,7 @@ class Weights(Topic):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.dead: dict[int, int] = {}
+        self._dying: dict[int, list[int]] = {}
         self._last: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._copies: dict[int, int] = {}
         self._modules: dict[int, _Called] = {}
@@ -102,7 +100,7 @@ class Weights(Topic):
             for one in sorted(matrices, key=torch.numel)[:1]:
                 with looking():
                     self._last[id(followed)] = weakref.ref(one), one.detach().clone()
-        if steps == _TARGET_AT:
+        if steps in _TARGETS_AT:
             self._look_for_targets(followed)
         if id(followed) in self.dead or steps & (steps - 1) == 0:
             self._look_for_death(followed)
@@ -117,11 +115,13 @@ class Weights(Topic):
             self.say(EQUAL_UNITS, followed.site, names=names, steps=followed.steps, made=made[-1])
 
     def _look_for_death(self, followed: FollowedOptimizer) -> None:
-        graded = [one for one in followed.parameters() if fact(one, "grad") is not None]
-        lived = len(followed.zero) + len(followed.without) < len(followed.keys)
+        graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
+        lived = any(id(one) not in followed.zero for one in graded)  # a bias behind a dead relu lives on
         smallest = sorted(graded, key=torch.numel)[: 1 if id(followed) in self.dead else None]
         if lived and smallest and all(map(has_zero_gradient, smallest)) and not self._loss_is_zero:
-            self.dead.setdefault(id(followed), followed.steps)
+            if id(followed) not in self.dead:
+                followed.name(graded)
+                self.dead[id(followed)], self._dying[id(followed)] = followed.steps, list(map(id, graded))
         else:
             self.dead.pop(id(followed), None)
         self._loss_is_zero = False
@@ -145,6 +145,7 @@ class Weights(Topic):
 
     def _look_for_targets(self, followed: FollowedOptimizer) -> None:
         """Note the modules called targets that have the shapes of a trained one and were never changed."""
+        self._targets = []
         every = [(one, one.parameters) for one in self._modules.values() if one.parameters]
         owned = {key for other in self._watch.optimizers() for key in other.keys}
         trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
@@ -163,10 +164,11 @@ class Weights(Topic):
         for followed in every:
             since = self.dead.get(id(followed), followed.steps)
             if followed.steps - since >= max(_DEAD, followed.steps / _LONG):
-                facts = {"names": followed.all_names(), "backward": followed.backward, "steps": followed.steps}
+                names = followed.names_of(self._dying[id(followed)])
+                facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
                 self.say(DIES, followed.site, since=since, **facts)
         for called, followed, facts in self._targets:
-            if [sum_of(one) for one in called.parameters[:1]] == [called.total]:
+            if all(sum_of(one) == called.total for one in called.parameters[:1]):
                 self.say(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
 
 
@@ -181,7 +183,7 @@ def _all_equal(tensor: torch.Tensor) -> bool:
     return float((rows - rows[0]).abs().max()) <= 1e-4 * largest
 
 
-_TARGET = re.compile(r"(?<![a-z])(target|tgt)(?![a-z])")
+_TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
 _UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data"}
 
 
