@@ -201,13 +201,14 @@ class TrackingMode(TorchFunctionMode):
         """Call a function that may change its arguments, or is seen for the first time."""
         if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
+        is_known = kind is not None
         if kind is None:
             kind = self._get_to_know(func)
             if kind == READ:
                 return self._read(func, args, kwargs, frame)
             if kind == SWITCH:
                 return self._switch(func, args, frame)
-        if kind == COMPOSITE and self.log.listener is not None and is_pytorchs(func):
+        if kind == COMPOSITE and self.log.listener is not None and (is_known or is_pytorchs(func)):
             self.log.listener.heard(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()

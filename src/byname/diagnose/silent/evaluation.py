@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_modes, is_training
 from byname.diagnose.silent.topic import Call, Topic, row, values_of, variable
@@ -37,21 +36,12 @@ _WORDS = re.compile(r"valid|\bval_|_val\b|test|eval|accura|\bacc\b|correct|metri
 """Words by which code that evaluates a model is known from code that only draws samples."""
 
 
-@dataclass
-class _Quiet:
-    """A line that calls a module without gradients, and the optimizer that has parameters of the module.
+class _Forward(NamedTuple):
+    """A forward without gradients: the steps before it, the modules in the wrong mode, and the shape and sum of its input."""
 
-    A burst are calls after two steps or more. `meant` is set where the calls look as if they were meant to be so.
-    """
-
-    line: Line
-    owner: FollowedOptimizer
-    modal: tuple[str, ...] = ()
-    calls: int = 0
-    bursts: int = 0
-    steps: int = 0
-    last: Any = None
-    meant: bool = False
+    steps: int
+    modal: tuple[str, ...]
+    given: Any
 
 
 class Evaluation(Topic):
@@ -59,7 +49,7 @@ class Evaluation(Topic):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._lines: dict[Any, _Quiet] = {}
+        self._lines: dict[Any, tuple[Line, FollowedOptimizer, list[_Forward]]] = {}
 
     def ran(self, call: Call) -> None:
         """Note a call without gradients of a module that an optimizer trains."""
@@ -72,22 +62,13 @@ class Evaluation(Topic):
             owners = [one for one in self._watch.optimizers() if one.steps and not keys.isdisjoint(one.keys)]
             if not owners:
                 return
-            self._lines[line.place] = _Quiet(line, owners[0])
-        quiet = self._lines[line.place]
-        if not quiet.meant and quiet.calls < _LOOKS:
-            self._look(quiet, call.called, call.tensors)
-
-    def _look(self, quiet: _Quiet, module: nn.Module, given: Sequence[torch.Tensor]) -> None:
-        is_new = quiet.owner.steps != quiet.steps
-        if is_new and quiet.bursts and quiet.owner.steps - quiet.steps < 2:
-            quiet.meant = True  # a part of each step, as pseudo-labels are
-        quiet.calls, quiet.bursts, quiet.steps = quiet.calls + 1, quiet.bursts + is_new, quiet.owner.steps
-        modal = [one for one in modules_in(module) if is_training(one) and has_modes(one)]
-        quiet.modal = tuple(sorted({type(one).__name__ for one in modal}))
-        values = values_of(given[0]) if given else None
-        now = None if values is None else (values.shape, float(values.double().sum()))
-        quiet.meant = quiet.meant or not modal or (not is_new and now is not None and now == quiet.last)
-        quiet.last = now
+            self._lines[line.place] = line, owners[0], []
+        _, owner, forwards = self._lines[line.place]
+        if len(forwards) < _LOOKS:
+            modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
+            values = values_of(call.tensors[0]) if call.tensors else None
+            given = None if values is None else (values.shape, float(values.double().sum()))
+            forwards.append(_Forward(owner.steps, tuple(sorted(modal)), given))
 
     def heard(self, call: Call) -> None:
         """Tell of a dropout that is called as a function, without saying in which mode."""
@@ -105,11 +86,20 @@ class Evaluation(Topic):
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of the lines that looked so in the whole run."""
-        for quiet in self._lines.values():
-            if quiet.modal and not quiet.meant and quiet.owner.steps >= 2 and _evaluates(quiet.line):
-                called = getattr(getattr(quiet.line.spot, "node", None), "func", None)
+        for line, owner, forwards in self._lines.values():
+            if not _looks_meant(forwards) and owner.steps > 1 and _evaluates(line):
+                called = getattr(getattr(line.spot, "node", None), "func", None)
                 name = variable(ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else "model")
-                self.say(TRAINS_IN_VALIDATION, quiet.line.site, modal=tuple(map(variable, quiet.modal)), module=name)
+                self.say(TRAINS_IN_VALIDATION, line.site, modal=tuple(map(variable, forwards[0].modal)), module=name)
+
+
+def _looks_meant(forwards: Sequence[_Forward]) -> bool:
+    """Return whether forwards repeat an input, are a part of each step as pseudo-labels are, or have the right mode."""
+    pairs = [*pairwise(forwards)]
+    repeats = any(one.steps == other.steps and one.given == other.given is not None for one, other in pairs)
+    return (
+        repeats or any(other.steps - one.steps == 1 for one, other in pairs) or not all(one.modal for one in forwards)
+    )
 
 
 def _evaluates(line: Line) -> bool:
