@@ -37,7 +37,7 @@ _WORDS = re.compile(r"valid|\bval_|_val\b|test|eval|accura|\bacc\b|correct|metri
 
 
 class _Forward(NamedTuple):
-    """A forward without gradients: the steps before it, the modules in the wrong mode, and the shape and sum of its input."""
+    """A forward without gradients: the steps before it, the modules in training mode, its input's shape and sum."""
 
     steps: int
     modal: tuple[str, ...]

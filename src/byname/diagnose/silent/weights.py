@@ -29,8 +29,8 @@ EQUAL_UNITS = row("equal-units",
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
 DIES = row("gradients-die",
-    "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not before; the loss "
-    "is not 0. So it is when a relu gets only negative values: it is dead",
+    "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
+    "before; the loss is not 0. So it is when a relu gets only negative values: it is dead",
     "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
 AVERAGE_IS_COPY = row("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
