@@ -1,4 +1,4 @@
-"""Models that torch.fx can trace, with what usually goes wrong in it: each with an example of its arguments."""
+"""Models with what usually goes wrong when a model is rewritten, each with an example of its arguments."""
 
 import math
 from collections import OrderedDict, namedtuple

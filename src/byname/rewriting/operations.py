@@ -67,6 +67,7 @@ class Operations:
         self.seen: set[str] | None = None
         self.on = self.properties = False
         self.narrow: Any = _UNKNOWN
+        self.handle: Any = None
         self.known: dict[tuple[str, int], tuple[str, list[OperationSite]]] = {}
         self._wrap()
 
@@ -87,6 +88,11 @@ class Operations:
         self.sites.append(OperationSite(self.path, names, interjection))
         self.on = True
         self._count()
+
+    def keep_off_fast_paths(self) -> None:
+        """Hook the module with nothing: PyTorch then calls it, instead of computing its layer by the fast path."""
+        if self.handle is None:
+            self.handle = self.module.register_forward_pre_hook(_nothing)
 
     def note(self, on: bool) -> None:
         """Begin or end to note the operations that run."""
@@ -173,6 +179,10 @@ class Operations:
             if not torch.compiler.is_compiling():
                 self.known[name, count] = known
         return known
+
+
+def _nothing(module: nn.Module, args: Any) -> None:
+    return None
 
 
 def operations_of(module: nn.Module) -> Operations | None:

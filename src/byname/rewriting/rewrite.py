@@ -275,6 +275,11 @@ def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
     for module in inside.values():
         if is_called(module) and not is_script(module) and inside_of(module)[0] is module:
             Operations.of(module, "")
+    fast = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+    around = {id(one) for module in modules.values() if isinstance(module, fast) for one in modules_in(module)}
+    for path in operations:
+        if id(modules[path]) in around:
+            Operations.of(modules[path], path).keep_off_fast_paths()
     if any(is_multi_head(modules[path]) for path in operations):
         _turn_on_around_heads(modules)
 
