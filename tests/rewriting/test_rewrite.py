@@ -365,6 +365,25 @@ def test_nothing_keeps_the_graph_alive(no_collection):
     assert node() is None
 
 
+def test_a_forward_that_fails_keeps_nothing_alive(no_collection):
+    import weakref
+
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError
+
+    new = rewrite(nn.Sequential(nn.Linear(2, 2), Fails()), ["1", "forward"], Scaling())
+    inner = []
+    new[0].register_forward_hook(lambda module, args, output: inner.append(weakref.ref(output)))
+    for _ in range(2):
+        try:
+            new(torch.ones(1, 2))
+        except ValueError:
+            pass
+    gc.collect()
+    assert [one() for one in inner] == [None, None]
+
+
 # training, evaluation, and other ways to call it
 
 

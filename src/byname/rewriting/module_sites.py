@@ -25,12 +25,19 @@ class ModuleSite(Site):
             self.handles.append(module.register_forward_pre_hook(self.part))
         if self.with_gradients:
             self.handles.append(module.register_forward_pre_hook(self.begin, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.end, always_call=True))
 
     @dynamo_skip
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the inputs of a call that begins."""
         if not here.running:
             here.open.append((module, entered_with((*args, *kwargs.values()))))
+
+    @dynamo_skip
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forget the inputs of a call that has ended, also by an error."""
+        if not here.running:
+            here.open.end(module)
 
     def part(self, module: nn.Module, args: Any) -> Any:
         """Let a module that works in place work on a copy while the compiler traces; see `_reported_in_place`."""
@@ -46,7 +53,7 @@ class ModuleSite(Site):
         if torch.compiler.is_compiling() and here.parted and module.__dict__.get("inplace") is True:
             new = self(self.path, module, (*args, *kwargs.values()), output)
             return here.parted.pop().copy_(output if new is None else new)
-        entered = _end(module) if self.with_gradients else None
+        entered = _entered(module) if self.with_gradients else None
         around = turned_off()
         try:
             new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
@@ -68,8 +75,9 @@ def _is_fixed(output: torch.Tensor) -> bool:
 
 
 @dynamo_skip
-def _end(module: nn.Module) -> Entered | None:
-    return here.open.end(module)
+def _entered(module: nn.Module) -> Entered | None:
+    """Return what was noted when the innermost call of a module began."""
+    return next((entered for one, entered in reversed(here.open) if one is module), None)
 
 
 class Shown:
