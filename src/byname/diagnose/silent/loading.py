@@ -70,7 +70,7 @@ class Loading(Topic):
 
     def _loads_itself(self, given: Sequence[torch.Tensor], line: Line) -> None:
         cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
-        steps = [step for log in logs() for step in log.steps if cuts and step.number >= cuts[0].number]
+        steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
         if steps:
             state, kept = argument(line, 0, "the state"), cuts[0].line.site
             self.say(LOADS_ITSELF, line.site, state=state, kept=kept, steps=counted(len(steps), "step"))

@@ -20,6 +20,7 @@ from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact, is_tensor
+from byname.source.code import source_of
 from byname.source.location import is_library
 from byname.table import counted
 from byname.undo import Undo
@@ -55,6 +56,8 @@ BARE_MODULE = row("bare-module",
 # fmt: on
 
 _MANY, _ENOUGH = 8, 3
+_SMALL = 1e-6
+"""Learning rates that may be too small from the first step on."""
 _MOST_NUMBERS = 1 << 21
 """Numbers of an optimizer whose parameters are compared, at most."""
 
@@ -146,7 +149,7 @@ class Schedules(Topic):
             same = [one for one in self._schedules if one.followed is schedule.followed]
             if schedule.followed is None and schedule.steps >= _ENOUGH and without:
                 self.say(UNUSED_OPTIMIZER, other=without[0].variable, **schedule.facts)
-            elif schedule.followed in stepped and not any(one.steps for one in same):
+            elif schedule.followed in stepped and not any(one.steps or _is_stepped_in_source(one) for one in same):
                 steps, rate = schedule.followed.steps, self._rates[id(schedule.followed)][0]
                 self.say(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
             for other in same if schedule.followed is not None and without else ():
@@ -157,7 +160,8 @@ class Schedules(Topic):
 
     def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
-        if not since or not then or followed.steps < 1.25 * since:
+        is_small = then < 1e-3 * first or then < _SMALL  # otherwise the program may have converged
+        if not since or not then or followed.steps < 1.25 * since or not is_small:
             return
         known = [one for one in self._schedules if one.followed is followed and one.steps and then < first]
         fall, remedy = (
@@ -175,6 +179,12 @@ class Schedules(Topic):
 
 def _target(line: Line) -> Name:
     return variable((line.site.target if line.site is not None else None) or "a scheduler")
+
+
+def _is_stepped_in_source(schedule: _Schedule) -> bool:
+    """Return whether the program has a line that would step a scheduler, perhaps later than this run went."""
+    source, name = None if schedule.made.code is None else source_of(schedule.made.code), _target(schedule.made)
+    return source is not None and f"{name.path.rpartition('.')[2]}.step(" in source.text
 
 
 def _rate_of(optimizer: Any) -> float:

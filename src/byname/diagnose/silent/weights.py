@@ -134,8 +134,10 @@ class Weights(Topic):
             if held is None or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
                 continue
             with looking():
-                step, apart = (float((one - other).abs().max()) for other in (before, held.detach().to(one.device)))
-            if 0 < apart <= _NO_AVERAGE * step and memory_of(held) is not memory_of(one):
+                last, rest = (other - one for other in (before, held.detach().to(one.device)))
+                step, apart = float(last.abs().max()), float(rest.abs().max())
+                follows = float(torch.cosine_similarity(last.flatten(), rest.flatten(), 0)) > 0.7  # rounding does not
+            if 0 < apart <= _NO_AVERAGE * step and follows and memory_of(held) is not memory_of(one):
                 self._copies[id(followed)] = self._copies.get(id(followed), 0) + 1
                 if self._copies[id(followed)] == 2:
                     noticed = [change.line.site for change in changes_of(memory_of(held))] or [site_of_tensor(held)]
@@ -184,7 +186,7 @@ def _all_equal(tensor: torch.Tensor) -> bool:
 
 
 _TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
-_UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data"}
+_UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data", "update", "update_parameters"}
 
 
 def _dead_updates(line: Line, name: Name) -> list[str] | None:
