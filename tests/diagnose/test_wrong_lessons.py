@@ -576,7 +576,59 @@ def overwritten_losses():
     return model
 
 
+class Translator(nn.Module):
+    def __init__(self, masked, words=20, width=16):
+        super().__init__()
+        self.embed, self.out, self.masked = nn.Embedding(words, width), nn.Linear(width, words), masked
+        self.layers = nn.Transformer(width, 2, 1, 1, 32, 0.0, batch_first=True)
+
+    def forward(self, source, target):
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1]) if self.masked else None
+        return self.out(self.layers(self.embed(source), self.embed(target), tgt_mask=mask))
+
+
+def translator(masked):
+    def program():
+        model = Translator(masked)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(6):
+            source, target = torch.randint(0, 20, (6, 9)), torch.randint(0, 20, (6, 8))
+            loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def dead_inside():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 3.0)
+    x = torch.rand(256, 6) + 1
+    for _ in range(4):
+        for part in x.split(32):
+            loss = F.mse_loss(model(part), 10 * part[:, :1] + 20)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+    return model
+
+
+def sigmoid_before_cross_entropy():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
 FAULTY = {
+    translator(False): "future-leak",
+    dead_inside: "gradients-die",
+    sigmoid_before_cross_entropy: "rectified-logits",
     best_in_a_dict_of_references: "loads-itself",
     best_moved_to_where_it_is: "loads-itself",
     validated_in_training_mode: "evaluated-in-training-mode",
@@ -973,7 +1025,78 @@ def episodes_in_a_queue():
     return policy, queue
 
 
+def converged():
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, second = torch.optim.SGD(model.parameters(), lr=0.3), torch.optim.LBFGS(other.parameters(), lr=1.0)
+    x = torch.randn(32, 3)
+
+    def loss_of(one):
+        for parameter in one.parameters():
+            parameter.grad = None
+        loss = F.mse_loss(one(x), x.sum(1, keepdim=True))
+        loss.backward()
+        return loss
+
+    for _ in range(20 * STEPS):
+        loss_of(model)
+        optimizer.step()
+    for _ in range(STEPS):
+        second.step(lambda: loss_of(other))
+    return model, other
+
+
+def average_that_has_not_begun():
+    model = network()
+    shadow = [one.detach().clone() for one in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    for _ in range(2 * STEPS):
+        step(model, optimizer)
+        with torch.no_grad():
+            for mine, theirs in zip(shadow, model.parameters(), strict=True):
+                mine.sub_(1.0 * (mine - theirs))
+    return model, shadow
+
+
+def loaded_at_once():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    state = model.state_dict()
+    model.load_state_dict(state)
+    return model
+
+
+def scheduler_of_a_later_epoch():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    later = StepLR(optimizer, 1)
+    for number in range(STEPS):
+        step(model, optimizer)
+        if number == 1000:
+            later.step()
+    return model
+
+
+def instances_of_one_bag():
+    score, out = nn.Linear(4, 1), nn.Linear(4, 2)
+    optimizer = torch.optim.Adam([*score.parameters(), *out.parameters()])
+    for _ in range(STEPS):
+        bag = torch.randn(random.randrange(5, 12), 4)
+        loss = F.cross_entropy(out((score(bag).softmax(0) * bag).sum(0, keepdim=True)), torch.randint(0, 2, (1,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return score, out
+
+
 HEALTHY = [
+    translator(True),
+    converged,
+    average_that_has_not_begun,
+    loaded_at_once,
+    scheduler_of_a_later_epoch,
+    instances_of_one_bag,
     best_by_deepcopy,
     loaded_with_its_own_state_updated,
     pseudo_labels,
