@@ -86,7 +86,7 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
 
 
 _TWO_ZEROS = ": they are 0 themselves, two layers in a row, and the gradient of each has the other as a factor"
-_ONE_OF = "initialise only one of them with 0, and the other at random, as nn.init.kaiming_uniform_() does"
+_ONE_OF = "initialise only one of them by nn.init.zeros_(), and the other at random, as kaiming_uniform_() does"
 
 _CHOICES = (
     "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "

@@ -151,7 +151,7 @@ class Sequences(Topic):
                 self.say(VIEW_MIXES, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
-        for node in loss.of_kinds(("SoftmaxBackward", "LogSoftmaxBackward")):
+        for node in loss.of_kinds(("SoftmaxBackward",)):
             shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
             is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
@@ -197,7 +197,7 @@ def _padding(ids: torch.Tensor) -> int | None:
     runs = torch.arange(ids.shape[1]) >= lengths[:, None]
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
-    return value if several and many and bool((filled == runs).all()) else None
+    return value if value >= 0 and several and many and bool((filled == runs).all()) else None
 
 
 def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:

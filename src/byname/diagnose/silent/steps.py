@@ -67,7 +67,7 @@ class _Schedule:
     """A scheduler, its optimizer as far as it makes steps, the line that made it, and its own steps."""
 
     scheduler: weakref.ref[Any]
-    groups: frozenset[int]
+    optimizer: weakref.ref[Any]
     kind: str
     made: Line
     steps: int = 0
@@ -101,9 +101,9 @@ class Schedules(Topic):
     def _made(self, call: Call, result: Any) -> None:
         optimizer: Any = attributes_of(call.args[0]).get("optimizer")
         line = call.programs_line
-        groups = frozenset(map(id, optimizer.param_groups))
         if line.site is not None and not is_library(line.site.file) and len(self._schedules) < _MANY**2:
-            self._schedules.append(_Schedule(weakref.ref(call.args[0]), groups, type(call.args[0]).__name__, line))
+            references = weakref.ref(call.args[0]), weakref.ref(optimizer)
+            self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line))
 
     def _stepped(self, call: Call, result: Any) -> None:
         for schedule in self._schedules:  # none in its own __init__
@@ -116,7 +116,8 @@ class Schedules(Topic):
         self.before = []
         rate = self._rates.setdefault(id(followed), [_rate_of(optimizer), 0, 0])
         for schedule in self._schedules if optimizer is not None else ():
-            if schedule.followed is None and not schedule.groups.isdisjoint(map(id, optimizer.param_groups)):
+            groups = getattr(schedule.optimizer(), "param_groups", ())
+            if schedule.followed is None and not {*map(id, groups)}.isdisjoint(map(id, optimizer.param_groups)):
                 schedule.followed = followed
         if followed.steps & (followed.steps - 1) or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
             return
@@ -194,7 +195,7 @@ def _rate_of(optimizer: Any) -> float:
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    return type(parameter) in PLAIN and can_look(parameter)
+    return type(parameter) in PLAIN and parameter.dtype.itemsize > 2 and can_look(parameter)
 
 
 class Clipping(Topic):
