@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import weakref
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.code import source_of
+from byname.source.code import source_of, statements_of
 from byname.source.location import is_library
 from byname.table import counted
 from byname.undo import Undo
@@ -184,8 +185,12 @@ def _target(line: Line) -> Name:
 
 def _is_stepped_in_source(schedule: _Schedule) -> bool:
     """Return whether the program has a line that would step a scheduler, perhaps later than this run went."""
-    source, name = None if schedule.made.code is None else source_of(schedule.made.code), _target(schedule.made)
-    return source is not None and f"{name.path.rpartition('.')[2]}.step(" in source.text
+    code, name = schedule.made.code, f"{_target(schedule.made).path.rpartition('.')[2]}.step("
+    source = None if code is None else source_of(code)
+    if source is None or code is None:
+        return False
+    here = [ast.unparse(one) for one in statements_of(code)] if code.co_name != "<module>" else [source.text]
+    return any(name in text for text in here)
 
 
 def _rate_of(optimizer: Any) -> float:
