@@ -42,12 +42,12 @@ from byname.diagnose.followed_optimizer import (
 )
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.diagnose.silent.batches import Batches
-from byname.diagnose.silent.evaluation import Evaluation
+from byname.diagnose.silent.evaluation import EvaluationMode
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.steps import Clipping, Ranks, Schedules
 from byname.diagnose.silent.topic import LOSSES as LOSS_FUNCTIONS
-from byname.diagnose.silent.topic import Call, Topic
+from byname.diagnose.silent.topic import HeardCall, Topic
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame
@@ -87,7 +87,7 @@ class LearningWatch:
         self._over = False
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._schedules, self._weights = Schedules(tell, self), Weights(tell, self)
-        kinds = (Loading, Clipping, Evaluation, Batches, Sequences, Ranks)
+        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Ranks)
         self._topics: list[Topic] = [self._schedules, self._weights, *(kind(tell, self) for kind in kinds)]
 
     def optimizers(self) -> list[FollowedOptimizer]:
@@ -98,7 +98,7 @@ class LearningWatch:
         """Note a call of a loss or a dropout in the first steps."""
         if self.made <= _HEARD_IN and (function in LOSS_FUNCTIONS or function is dropout):
             for topic in self._topics:
-                safely(topic.heard, Call(function, args, kwargs, frame))
+                safely(topic.heard, HeardCall(function, args, kwargs, frame))
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
         """Note that a module is called; after the first steps only that of an outermost one, without gradients."""
@@ -106,7 +106,7 @@ class LearningWatch:
             return
         if depth or self._has_parameters(module):
             for topic in self._topics:
-                safely(topic.ran, Call(module, args, kwargs, frame, depth))
+                safely(topic.ran, HeardCall(module, args, kwargs, frame, depth))
 
     def _has_parameters(self, module: nn.Module) -> bool:
         """Return whether a module has parameters, unlike a loss."""

@@ -10,12 +10,12 @@ from torch import nn
 
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.operations import operations_of, turn_on, turned_off
-from byname.rewriting.sites import Site, entered_with, here
+from byname.rewriting.sites import InterjectionSite, entered_with, here
 from byname.watch.boundary_edges import Entered
 from byname.watch.inplace import overwrite
 
 
-class ModuleSite(Site):
+class ModuleSite(InterjectionSite):
     """An interjection at a module: a forward hook of it."""
 
     def put_on(self, module: nn.Module) -> None:
@@ -100,7 +100,7 @@ class Shown:
         return f"{own}, interjected={{{sites}}}".removeprefix(", ")
 
 
-def sites_of(module: nn.Module) -> Iterator[Site]:
+def sites_of(module: nn.Module) -> Iterator[InterjectionSite]:
     """Yield the interjections at a module and at its operations."""
     for hook in module._forward_hooks.values():
         if isinstance(site := getattr(hook, "__self__", None), ModuleSite):

@@ -28,7 +28,7 @@ from byname.place import NameSegment
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.sites import OperationSite, Site, entered_with, here
+from byname.rewriting.sites import InterjectionSite, OperationSite, entered_with, here
 from byname.watch.inplace import called, changed_by, overwrite
 from byname.watch.interject import Interjection
 
@@ -127,7 +127,7 @@ class Operations:
             _complete_the_compiler()
         else:
             forward = self._narrowed()
-        around, mode = turned_off(), _Mode(self)
+        around, mode = turned_off(), _OperationMode(self)
         try:
             if forward is not None:
                 return forward(self.module, *args, _byname_mode=mode, **kwargs)
@@ -271,7 +271,7 @@ _depth = torch._C._len_torch_function_stack
 _at = torch._C._get_function_stack_at
 
 
-class _Mode(TorchFunctionMode):
+class _OperationMode(TorchFunctionMode):
     """The function mode of one call of a module.
 
     Attributes:
@@ -306,23 +306,23 @@ class _Mode(TorchFunctionMode):
         return self.__torch_function__(func, (), args, kwargs)
 
 
-def turned_off() -> _Mode | None:
+def turned_off() -> _OperationMode | None:
     """Turn off the mode of the module that is running, and return it; None if there is none."""
     depth = _depth()
     if not depth:
         return None
     top = _at(depth - 1)
-    if type(top) is _Mode:
+    if type(top) is _OperationMode:
         return _pop()  # type: ignore[no-any-return]
     for level in range(depth - 2, -1, -1):
         mode = _at(level)
-        if type(mode) is _Mode and not mode.off:
+        if type(mode) is _OperationMode and not mode.off:
             mode.off = True
             return mode
     return None
 
 
-def turn_on(mode: _Mode | None) -> None:
+def turn_on(mode: _OperationMode | None) -> None:
     """Turn a mode on again that `turned_off` returned."""
     if mode is not None:
         if mode.off:
@@ -346,7 +346,7 @@ def _whole_or_eager(function: Any) -> None:
 _whole_or_eager(Operations._counted)
 
 
-def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: Any) -> Any:
+def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation and report its result; return the result, or what replaces it."""
     compiling = torch.compiler.is_compiling()
     if not compiling and _acts_already(path):
@@ -374,7 +374,7 @@ def _reported(path: str, sites: Sequence[Site], func: Any, args: Any, kwargs: An
     return result
 
 
-def _after_all(path: str, sites: Sequence[Site], entered: Sequence[Any], inputs: Any, value: Any) -> Any:
+def _after_all(path: str, sites: Sequence[InterjectionSite], entered: Sequence[Any], inputs: Any, value: Any) -> Any:
     """Return what the interjections make of a value, one after the other; None if it stays."""
     replaced = None
     for site, one in zip(sites, entered, strict=True):
@@ -385,7 +385,7 @@ def _after_all(path: str, sites: Sequence[Site], entered: Sequence[Any], inputs:
 
 
 def _reported_in_place(
-    path: str, sites: Sequence[Site], entered: Sequence[Any], func: Any, args: Any, kwargs: Any
+    path: str, sites: Sequence[InterjectionSite], entered: Sequence[Any], func: Any, args: Any, kwargs: Any
 ) -> Any:
     """Do the same for an operation in place while the compiler traces: it works on a copy, which is then written back.
 

@@ -25,7 +25,7 @@ from byname.watch.interject import (
 from byname.watch.replacement import same_gradients, same_kind
 
 
-class _OfThread(threading.local):
+class _StateOfThread(threading.local):
     """The state of one thread.
 
     Attributes:
@@ -40,7 +40,7 @@ class _OfThread(threading.local):
         self.open: OpenCalls[Entered | None] = OpenCalls()
 
 
-here = _OfThread()
+here = _StateOfThread()
 
 
 class muted:
@@ -58,7 +58,7 @@ def under_way() -> bool:
     return bool(here.running)
 
 
-class Site:
+class InterjectionSite:
     """An interjection in a rewritten model.
 
     Args:
@@ -147,7 +147,7 @@ def entered_with(inputs: Any) -> Entered | None:
     return before([tensor for _, tensor in tensors_in(inputs)]) if torch.is_grad_enabled() else None
 
 
-class OperationSite(Site):
+class OperationSite(InterjectionSite):
     """An interjection at the operations of one module.
 
     Args:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, SequentialSampler, dataloader
 
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.topic import Call, Topic, argument, distinct, patch, row, values_of, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, argument, distinct, patch, row, values_of, variable
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
 from byname.reading.objects import attributes_of
@@ -109,10 +109,10 @@ class Batches(Topic):
         patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         patch(block, nn.Module, "load_state_dict", self._loaded)
 
-    def _loaded(self, call: Call, result: Any) -> None:
+    def _loaded(self, call: HeardCall, result: Any) -> None:
         self._pretrained = True
 
-    def _began(self, call: Call, iterator: Any) -> None:
+    def _began(self, call: HeardCall, iterator: Any) -> None:
         loader, line, made = call.args[0], line_of(call.frame), self._watch.made
         known = self._loaders.get(id(loader))
         if known is None or known.loader() is not loader:
@@ -124,7 +124,7 @@ class Batches(Topic):
         known.iterators, known.steps, known.line = known.iterators + 1, made, line
         self._iterators[id(iterator)] = known
 
-    def _gave(self, call: Call, batch: Any) -> None:
+    def _gave(self, call: HeardCall, batch: Any) -> None:
         known = self._iterators.get(id(call.args[0]))
         if known is not None:
             known.batches += 1
@@ -132,7 +132,7 @@ class Batches(Topic):
                 parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
                 known.before += [weakref.ref(one) for one in parts if is_tensor(one)]
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.made
         if given and torch.is_grad_enabled():
@@ -144,7 +144,7 @@ class Batches(Topic):
                     [(weakref.ref(given[0]), type(call.called).__name__, call.line)] if made in _LOOKED_AT else []
                 )
 
-    def _note_layer(self, call: Call, given: torch.Tensor) -> None:
+    def _note_layer(self, call: HeardCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
         if kind in ("Flatten", "Unflatten", "Identity", "Dropout"):
             return
@@ -167,7 +167,7 @@ class Batches(Topic):
             same = known.tensor() is tensor and known.version == version
             self._same[key] = known._replace(times=known.times + 1) if same else None
 
-    def heard(self, call: Call) -> None:
+    def heard(self, call: HeardCall) -> None:
         """Look at the targets of a loss."""
         targets = call.targets
         if targets is None or not torch.is_grad_enabled():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import Call, Topic, row, values_of, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, row, values_of, variable
 from byname.reading.frames import Line, line_of, users_frame
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
@@ -36,7 +36,7 @@ _WORDS = re.compile(r"valid|\bval_|_val\b|test|eval|accura|\bacc\b|correct|metri
 """Words by which code that evaluates a model is known from code that only draws samples."""
 
 
-class _Forward(NamedTuple):
+class _WithoutGradients(NamedTuple):
     """A forward without gradients: the steps before it, the modules in training mode, its input's shape and sum."""
 
     steps: int
@@ -44,14 +44,14 @@ class _Forward(NamedTuple):
     given: Any
 
 
-class Evaluation(Topic):
+class EvaluationMode(Topic):
     """Watches the outermost calls of modules without gradients."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._lines: dict[Any, tuple[Line, FollowedOptimizer, list[_Forward]]] = {}
+        self._lines: dict[Any, tuple[Line, FollowedOptimizer, list[_WithoutGradients]]] = {}
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Note a call without gradients of a module that an optimizer trains."""
         user, inside = users_frame(call.frame)
         if call.depth or torch.is_grad_enabled() or inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
@@ -68,9 +68,9 @@ class Evaluation(Topic):
             modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
             values = values_of(call.tensors[0]) if call.tensors else None
             given = None if values is None else (values.shape, float(values.double().sum()))
-            forwards.append(_Forward(owner.steps, tuple(sorted(modal)), given))
+            forwards.append(_WithoutGradients(owner.steps, tuple(sorted(modal)), given))
 
-    def heard(self, call: Call) -> None:
+    def heard(self, call: HeardCall) -> None:
         """Tell of a dropout that is called as a function, without saying in which mode."""
         if call.called is F.dropout and not torch.is_grad_enabled() and not users_frame(call.frame)[1]:
             running = [one for log in logs() if log.of_this_thread() for one in log.modules[:1]]
@@ -93,7 +93,7 @@ class Evaluation(Topic):
                 self.say(TRAINS_IN_VALIDATION, line.site, modal=tuple(map(variable, forwards[0].modal)), module=name)
 
 
-def _looks_meant(forwards: Sequence[_Forward]) -> bool:
+def _looks_meant(forwards: Sequence[_WithoutGradients]) -> bool:
     """Return whether forwards repeat an input, are a part of each step as pseudo-labels are, or have the right mode."""
     pairs = [*pairwise(forwards)]
     repeats = any(one.steps == other.steps and one.given == other.given is not None for one, other in pairs)

@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.silent.topic import Call, Topic, argument, patch, row
+from byname.diagnose.silent.topic import HeardCall, Topic, argument, patch, row
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
@@ -52,7 +52,7 @@ class Loading(Topic):
         """Watch ``load_state_dict``."""
         patch(block, nn.Module, "load_state_dict", self._loaded)
 
-    def _loaded(self, call: Call, result: Any) -> None:
+    def _loaded(self, call: HeardCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
         given = {key: one for key, one in snapshot(state) if is_tensor(one)} if issubclass(type(state), dict) else {}
         own = dict(state_of(module))

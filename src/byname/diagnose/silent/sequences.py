@@ -14,7 +14,7 @@ from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.losses import Loss
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
-from byname.diagnose.silent.topic import Call, Topic, distinct, row, values_of
+from byname.diagnose.silent.topic import HeardCall, Topic, distinct, row, values_of
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 
@@ -77,7 +77,7 @@ class Sequences(Topic):
     def _looks(self) -> bool:
         return self._watch.made < _STEPS and torch.is_grad_enabled()
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Note the inputs of the outermost modules, and the layers that know a time."""
         given = call.tensors if self._looks else []
         if given and not call.depth:
@@ -93,7 +93,7 @@ class Sequences(Topic):
             if mask is not None and mask.dtype == torch.bool:
                 self._compare(~mask, call.line.site)
 
-    def heard(self, call: Call) -> None:
+    def heard(self, call: HeardCall) -> None:
         """Compare the targets of a loss with the inputs."""
         target = call.targets if self._looks else None
         if target is None or not self._shape:

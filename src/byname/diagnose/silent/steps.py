@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import Call, Topic, argument, patch, row, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, argument, patch, row, variable
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
@@ -99,14 +99,14 @@ class Schedules(Topic):
                 if kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
                     patch(block, kind, "__init__", self._made)
 
-    def _made(self, call: Call, result: Any) -> None:
+    def _made(self, call: HeardCall, result: Any) -> None:
         optimizer: Any = attributes_of(call.args[0]).get("optimizer")
         line = call.programs_line
         if line.site is not None and not is_library(line.site.file) and len(self._schedules) < _MANY**2:
             references = weakref.ref(call.args[0]), weakref.ref(optimizer)
             self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line))
 
-    def _stepped(self, call: Call, result: Any) -> None:
+    def _stepped(self, call: HeardCall, result: Any) -> None:
         for schedule in self._schedules:  # none in its own __init__
             if schedule.scheduler() is call.args[0]:
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
@@ -216,7 +216,7 @@ class Clipping(Topic):
         """Watch the function inside of it, which gets a list where the outer one may get an iterator."""
         patch(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
 
-    def _clips(self, call: Call, result: Any) -> None:
+    def _clips(self, call: HeardCall, result: Any) -> None:
         given = call.given(0, "parameters")
         keys = {id(one) for one in ([given] if is_tensor(given) else given if type(given) in (list, tuple) else ())}
         every = self._watch.optimizers()
@@ -266,7 +266,7 @@ class Ranks(Topic):
         self._bare: list[tuple[weakref.ref[Any], Line]] = []
         self._times = 0
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Note a call with gradients of a module that is wrapped."""
         if call.depth or not torch.distributed.is_initialized() or not torch.is_grad_enabled():
             return

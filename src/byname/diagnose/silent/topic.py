@@ -24,7 +24,7 @@ from byname.reading.tensor import PLAIN, is_tensor
 from byname.undo import Patch, Undo
 
 
-class Call(NamedTuple):
+class HeardCall(NamedTuple):
     """A call of a module, or of a function of PyTorch's: its arguments, its frame, and how many modules it is in."""
 
     called: Any
@@ -87,10 +87,10 @@ class Topic:
     def begin(self, block: Undo) -> None:
         """Watch until the block is left."""
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Note that a module is called: one inside of others in the first steps only."""
 
-    def heard(self, call: Call) -> None:
+    def heard(self, call: HeardCall) -> None:
         """Note a call of one of the functions that losses and dropouts are."""
 
     def backward(self, loss: Loss) -> None:
@@ -114,7 +114,7 @@ def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
     return Cause(identifier, always, nothing_more, says, remedy)
 
 
-def patch(block: Undo, owner: Any, name: str, note: Callable[[Call, Any], None]) -> None:
+def patch(block: Undo, owner: Any, name: str, note: Callable[[HeardCall, Any], None]) -> None:
     """Call a function after each call of one of PyTorch's own, with its result."""
 
     def wrapper(original: Any) -> Any:
@@ -122,7 +122,7 @@ def patch(block: Undo, owner: Any, name: str, note: Callable[[Call, Any], None])
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            safely(note, Call(original, args, kwargs, sys._getframe(1)), result)
+            safely(note, HeardCall(original, args, kwargs, sys._getframe(1)), result)
             return result
 
         return noted

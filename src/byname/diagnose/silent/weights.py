@@ -14,7 +14,7 @@ from torch import nn
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero, looking
-from byname.diagnose.silent.topic import Call, Topic, row, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, row, variable
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
@@ -82,7 +82,7 @@ class Weights(Topic):
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
         self._loss_is_zero = any(map(is_zero, roots))
 
-    def ran(self, call: Call) -> None:
+    def ran(self, call: HeardCall) -> None:
         """Remember the modules that are called."""
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
