@@ -84,11 +84,11 @@ class DeadTensorError(BynameError, ReferenceError):
 
 
 class InterjectionError(BynameError, ValueError):
-    """Raised when an interjection returns something that cannot replace the value or gradient it was given."""
+    """Raised when something that an interjection returns cannot replace the value or gradient that it was given."""
 
 
 class RewriteError(BynameError, ValueError):
-    """Raised when a model cannot be written as a graph; the message names the statement that prevents it."""
+    """Raised when a model cannot be copied with interjections in it, or an interjection could not act there."""
 
 
 class NotStorableError(BynameError, TypeError):

@@ -1141,6 +1141,7 @@ HEALTHY = [
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.grid(fast=10)
 @pytest.mark.parametrize(
     ("program", "cause"), FAULTY.items(), ids=[f"{one}-{n}" for n, one in enumerate(FAULTY.values())]
 )
@@ -1150,6 +1151,7 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
     assert all(one.sites and one.remedy for one in found)
 
 
+@pytest.mark.grid(fast=12)
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
 def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
     assert [str(one) for one in findings_of(program)] == []

@@ -457,6 +457,25 @@ def test_within_a_checkpoint(model, x, reentrant):
     assert len(seen.forwards) == 2 and len(seen.backwards) == 1
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_an_operation_in_a_checkpoint_of_a_function_is_not_replaced_where_gradients_flow(reentrant):
+    class Checkpointed(nn.Linear):
+        def forward(self, x):
+            return checkpoint(lambda x: super(Checkpointed, self).forward(x).softmax(-1), x, use_reentrant=reentrant)
+
+    model, x = Checkpointed(3, 3), torch.ones(2, 3, requires_grad=True)
+    seen = []
+    with byname.interject(model, "softmax", lambda path, module, value: seen.append(path)):
+        model(x).sum().backward()
+    assert seen == ["softmax"]
+    with byname.interject(model, "softmax", lambda path, module, value: 2 * value):
+        with pytest.raises(InterjectionError, match="`softmax` runs inside of torch.utils.checkpoint"):
+            model(x)
+        with torch.no_grad():
+            doubled = model(x)
+    assert torch.equal(doubled, 2 * model(x))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copies_are_without(model, x, copied):
     seen = Recording()

@@ -31,6 +31,7 @@ from byname.rewriting.narrow import narrowed
 from byname.rewriting.sites import InterjectionSite, OperationSite, entered_with, here
 from byname.watch.inplace import called, changed_by, overwrite
 from byname.watch.interject import Interjection
+from byname.watch.replacement import IN_CHECKPOINT, runs_again
 
 
 class _Unknown(enum.Enum):
@@ -413,13 +414,8 @@ def _acts_already(path: str) -> bool:
             in_graph = True
         elif in_graph and module == "torch._dynamo.eval_frame":
             return True
-        elif module == "torch.utils.checkpoint":
-            context = frame.f_locals.get("ctx")  # of a reentrant one, whose first run is without gradients
-            if torch.is_grad_enabled() or any(getattr(context, "needs_input_grad", ())):
-                raise RewriteError(
-                    f"`{path}` runs inside of torch.utils.checkpoint, which would run it again for the backward "
-                    "without the interjection. Checkpoint a module instead of a function, with the operation in it"
-                )
+        elif runs_again(frame):
+            raise RewriteError(f"`{path}` {IN_CHECKPOINT}")
         frame = frame.f_back
     return False
 

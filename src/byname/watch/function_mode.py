@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
+from byname.errors import InterjectionError
 from byname.model.module_tree import under
 from byname.model.operations import (
     ATTENTIONS,
@@ -29,6 +31,7 @@ from byname.model.operations import (
     operation_path,
     taken,
 )
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
@@ -40,6 +43,7 @@ from byname.watch.delivery import Deliver
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import called, changed_by, overwrite
+from byname.watch.replacement import IN_CHECKPOINT, runs_again
 
 Parts = Mapping[str, Sequence[Deliver]]
 
@@ -284,6 +288,8 @@ class Functions:
             value = deliver(value, inputs, tokens[number] if tokens else None)
         if value is told:
             return result
+        if _in_checkpoint(owner.module):
+            raise InterjectionError(f"`{path}` {IN_CHECKPOINT}")
         if type(result) is tuple and told is not result:
             return (value, *result[1:])
         if changed is None or changed is not told:
@@ -352,6 +358,16 @@ class _InSteps:
         if self.__name__ == ATTENTIONS[0]:
             return explicit_attention(self.see, *args, **kwargs)
         return explicit_multi_head(self.see, self.function, *args, **kwargs)
+
+
+def _in_checkpoint(module: nn.Module) -> bool:
+    """Return whether a checkpoint of a function in the module's forward runs, and will run again without the mode."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not (frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is module):
+        if runs_again(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:

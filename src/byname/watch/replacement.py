@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from byname.errors import InterjectionError
@@ -12,6 +14,20 @@ from byname.model.items import Segments, tensors_in
 from byname.place import join
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
+
+IN_CHECKPOINT = (
+    "runs inside of torch.utils.checkpoint, which would run it again for the backward without the interjection. "
+    "Checkpoint a module instead of a function, with the operation in it"
+)
+"""Why an operation in a checkpoint of a function cannot be replaced: its second run is not in the module's forward."""
+
+
+def runs_again(frame: FrameType) -> bool:
+    """Return whether a frame is that of a checkpoint, which will run its function again for the backward."""
+    if frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        return False
+    context = frame.f_locals.get("ctx")  # of a reentrant one, whose first run is without gradients
+    return torch.is_grad_enabled() or any(node is not None for node, _ in getattr(context, "next_functions", ()))
 
 
 def same_kind(path: str, old: Any, new: Any) -> None:
