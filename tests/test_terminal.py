@@ -205,7 +205,7 @@ TEXTS: dict[str, Callable] = {
     "a row of points": lambda folder: byname.points(Model())[1],
     "a replacement": lambda folder: byname.replace(Model(), nn.Linear, lambda old: nn.Linear(2, 2)),
     "a replacement that is none": lambda folder: byname.replace(Model(), nn.Linear, lambda old: type(NAME, (), {})()),
-    "no rewritten model": lambda folder: byname.rewrite(Broken(), "*", nothing, example=X),
+    "no rewritten model": lambda folder: byname.rewrite(Model(), f"x{ESCAPE}", nothing, example=X),
     "a drawing": lambda folder: byname.draw(Model(), example=X),
     "the text of a drawing": lambda folder: byname.draw(Model(), example=X).svg,
     "a recorder": lambda folder: recorded(folder),
