@@ -16,7 +16,7 @@ from byname.diagnose.check import GRAPH
 from byname.diagnose.explain import ERRORS
 from byname.diagnose.nonfinite.backward import IN_BACKWARD
 from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
-from byname.diagnose.silent import batches, evaluation, loading, sequences, steps, weights
+from byname.diagnose.silent import loading, samples, sequences, steps, validation, weights
 from byname.naming.name import Name
 from byname.source.location import Site
 
@@ -32,7 +32,7 @@ def rows_of(module):
 FOLDER = Path(byname.__file__).parent / "diagnose"
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 CHECKED = (*GRAPH, *NO_GRAD_PATH)
-SILENT = tuple([one for module in (batches, evaluation, loading, sequences, steps, weights) for one in rows_of(module)])
+SILENT = tuple([one for module in (loading, samples, sequences, steps, validation, weights) for one in rows_of(module)])
 TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND, *SILENT)
 NOT_FINITE = (*IN_FORWARD, *IN_BACKWARD, *BY_STEP)
 EVERY = (*ERRORS, *CHECKED, *TRAINED, *NOT_FINITE)

@@ -41,13 +41,13 @@ from byname.diagnose.followed_optimizer import (
     unchanged,
 )
 from byname.diagnose.nonfinite.reasons import is_zero
-from byname.diagnose.silent.batches import Batches
-from byname.diagnose.silent.evaluation import EvaluationMode
 from byname.diagnose.silent.loading import Loading
+from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.steps import Clipping, Ranks, Schedules
 from byname.diagnose.silent.topic import LOSSES as LOSS_FUNCTIONS
 from byname.diagnose.silent.topic import HeardCall, Topic
+from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from byname.reading.quiet import dynamo_skip
-from byname.rewriting.operations import operations_of, turn_on, turned_off
+from byname.rewriting.operation_sites import operations_of, turn_on, turned_off
 from byname.rewriting.sites import InterjectionSite, entered_with, here
 from byname.watch.boundary_edges import Entered
 from byname.watch.inplace import overwrite

@@ -26,7 +26,7 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.module_sites import ModuleSite, Shown, sites_of
-from byname.rewriting.operations import Operations, operations_of
+from byname.rewriting.operation_sites import Operations, operations_of
 from byname.rewriting.sites import muted, under_way
 from byname.source.code import one_at_a_time
 from byname.table import listed
