@@ -79,7 +79,7 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
-        self._tracker.listener = None if self._check is None else self._check.learning
+        self._tracker.listener = None if self._check is None else self._check.listener
         self._foretold: list[tuple[Finding, Explanation]] = []
         self._blocks = Blocks()
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import dropout
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.diagnose.cause import C, Cause
@@ -41,17 +38,9 @@ from byname.diagnose.followed_optimizer import (
     unchanged,
 )
 from byname.diagnose.nonfinite.reasons import is_zero
-from byname.diagnose.silent.loading import Loading
-from byname.diagnose.silent.samples import Batches
-from byname.diagnose.silent.sequences import Sequences
-from byname.diagnose.silent.steps import Clipping, Ranks, Schedules
-from byname.diagnose.silent.topic import LOSSES as LOSS_FUNCTIONS
-from byname.diagnose.silent.topic import HeardCall, Topic
-from byname.diagnose.silent.validation import EvaluationMode
-from byname.diagnose.silent.weights import Weights
+from byname.diagnose.silent.topics import Topics
 from byname.naming.name import Name
 from byname.reading.frames import caller, line_of, programs_frame
-from byname.reading.modules import parameters_in
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
 from byname.undo import Undo
@@ -60,8 +49,6 @@ _CALLS = 8
 """Calls of each line that calls backward whose graph is looked at."""
 _TELL_AT = (64, 1024)
 """Steps at which what was found is told; otherwise it is told when the program ends."""
-_LOOKED_INTO, _HEARD_IN = 2, 64
-"""Steps in which the modules inside of others are looked at, and those in which losses and outermost modules are."""
 _CALLS_OF_WASTE = 64
 """Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
 
@@ -80,48 +67,23 @@ class LearningWatch:
         self._outside_names: tuple[Name, ...] = ()
         self._rebound: dict[Any, tuple[Rebinding, list[tuple[weakref.ref[torch.Tensor], float]]]] = {}
         self._leaf_losses = self._heard = False
-        self._reached: dict[Any, list[FollowedOptimizer]] = {}
+        self._reached: dict[Any, dict[int, FollowedOptimizer]] = {}
         self.made = 0
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
         self._told: set[int] = set()
         self._over = False
-        self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
-        self._schedules, self._weights = Schedules(tell, self), Weights(tell, self)
-        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Ranks)
-        self._topics: list[Topic] = [self._schedules, self._weights, *(kind(tell, self) for kind in kinds)]
+        self.topics = Topics(tell, self)
 
     def optimizers(self) -> list[FollowedOptimizer]:
         """Return the optimizers that are followed."""
         return list(self._followed.values())
-
-    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
-        """Note a call of a loss or a dropout in the first steps."""
-        if self.made <= _HEARD_IN and (function in LOSS_FUNCTIONS or function is dropout):
-            for topic in self._topics:
-                safely(topic.heard, HeardCall(function, args, kwargs, frame))
-
-    def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
-        """Note that a module is called; after the first steps only that of an outermost one, without gradients."""
-        if self.made > (_LOOKED_INTO if depth else _HEARD_IN) and (depth or torch.is_grad_enabled()):
-            return
-        if depth or self._has_parameters(module):
-            for topic in self._topics:
-                safely(topic.ran, HeardCall(module, args, kwargs, frame, depth))
-
-    def _has_parameters(self, module: nn.Module) -> bool:
-        """Return whether a module has parameters, unlike a loss."""
-        known = self._modules.get(id(module))
-        if known is None or known[0]() is not module:
-            known = self._modules[id(module)] = weakref.ref(module), bool(parameters_in(module))
-        return known[1]
 
     def begin(self, block: Undo) -> None:
         """Follow the steps of optimizers until the block is left; then tell what was found."""
         block.add(safely, self.end)
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
-        for topic in self._topics:
-            topic.begin(block)
+        self.topics.begin(block)
 
     def before(self, run: BackwardCall, graph: FailureContext, number: int, around: Sequence[Any]) -> None:
         """Note which parameters a backward call reaches, and whether their gradients were cleared before it.
@@ -137,9 +99,9 @@ class LearningWatch:
             if issubclass(type(one), torch.optim.Optimizer):
                 self._of(one)
         self._heard = True
-        if self._weights.dead:
-            self._weights.note_losses(graph.roots)
-        for followed in self._reached.get(run.line.place, ()) if number > _CALLS else ():
+        self.topics.note_losses(graph.roots)
+        reached = self._reached.setdefault(run.line.place, {})
+        for followed in reached.values() if number > _CALLS else ():
             followed.fresh = True
         followed_now = self._followed.values()
         if number > _CALLS and (
@@ -150,8 +112,7 @@ class LearningWatch:
         for finding in (one for cause in LOSSES for one in cause.findings(loss)):
             self._leaf_losses = self._leaf_losses or finding.cause == "leaf-loss"  # of which all else follows
             self._tell(finding)
-        for topic in self._topics:
-            safely(topic.backward, loss)
+        self.topics.backward(loss)
         flat = flat_in(loss) if is_first(loss) else None
         leaves = {id(one): one for one in loss.context.leaves}
         owned: set[int] = set()
@@ -159,7 +120,7 @@ class LearningWatch:
             mine = [one for one in followed.parameters() if id(one) in leaves]
             owned.update(map(id, mine))
             if mine:
-                self._reached.setdefault(run.line.place, []).append(followed)
+                reached[id(followed)] = followed
                 self._reaches(followed, mine, run)
                 followed.flat = followed.flat or flat
         outside = [one for key, one in leaves.items() if key not in owned]
@@ -241,9 +202,7 @@ class LearningWatch:
         followed.note_mode()
         self._note_single(followed, optimizer)
         self._tell_all(STEPPING, followed)
-        if followed.steps <= 2 * _CALLS or id(followed) in self._weights.dead or _is_near_a_look(followed.steps):
-            for topic in self._topics:
-                safely(topic.before_step, followed)
+        self.topics.before_step(followed)
         followed.wasted, followed.fresh = 0, False
         if followed.steps in _TELL_AT:
             self._tell_of(followed)
@@ -280,13 +239,14 @@ class LearningWatch:
 
     @dynamo_skip
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        safely(self._moves, self._followed.get(id(optimizer)))
-        if self._schedules.before and (followed := self._followed.get(id(optimizer))) is not None:
-            safely(self._schedules.after_step, followed)
+        followed = self._followed.get(id(optimizer))
+        if followed is not None:
+            safely(self._moves, followed)
+            self.topics.after_step(followed)
 
-    def _moves(self, followed: FollowedOptimizer | None) -> None:
+    def _moves(self, followed: FollowedOptimizer) -> None:
         """Note what a step changed whose parameters were looked at before."""
-        if followed is not None and followed.values and _is_looked_at(followed.steps):
+        if followed.values and _is_looked_at(followed.steps):
             with DisableTorchFunction():
                 note_changes(followed)
 
@@ -305,8 +265,7 @@ class LearningWatch:
         """Tell what was found of all optimizers."""
         self._over = True
         every = list(self._followed.values())
-        for topic in self._topics:
-            safely(topic.end, every)
+        self.topics.end(every)
         stepped = {key for followed in every if followed.steps for key in followed.keys}
         for followed in every:
             if followed.steps:
@@ -337,10 +296,6 @@ class LearningWatch:
 def _is_looked_at(step: int) -> bool:
     """Return whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
     return step & (step - 1) == 0
-
-
-def _is_near_a_look(step: int) -> bool:
-    return _is_looked_at(step) or _is_looked_at(step - 1)
 
 
 def _all_alive(references: Iterable[weakref.ref[torch.Tensor]]) -> bool:

@@ -18,6 +18,7 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall
 from byname.diagnose.finding import Finding
 from byname.diagnose.learning import LearningWatch
+from byname.diagnose.silent.topics import Topics
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.modules import parameters_of
@@ -45,12 +46,17 @@ class RunningCheck:
         self._runs: dict[tuple[ThisCode, int], int] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[_Waiting] = []
-        self.learning = LearningWatch(self.tell)
+        self._learning = LearningWatch(self.tell)
+
+    @property
+    def listener(self) -> Topics:
+        """Who listens to the calls that the tracker hears."""
+        return self._learning.topics
 
     def begin(self, block: Undo) -> None:
         """Watch the steps of optimizers until the block is left."""
         block.register(register_optimizer_step_pre_hook, self._before_step)
-        self.learning.begin(block)
+        self._learning.begin(block)
 
     def before(self, run: BackwardCall, roots: Sequence[Any]) -> list[Finding]:
         """Check the roots of a backward call that is about to run; return the findings that foretell an error of it.
@@ -68,7 +74,7 @@ class RunningCheck:
     def _look(self, run: BackwardCall, roots: Sequence[Any], number: int) -> list[Finding]:
         around = living(torch.optim.Optimizer, nn.Module) if number == 1 else []
         graph = FailureContext([one for one in roots if has_graph(one)])
-        self.learning.before(run, graph, number, around)
+        self._learning.before(run, graph, number, around)
         if number == _GROWN_BY:
             self._tell_of_growth(roots)
         if number != 1:
@@ -97,7 +103,7 @@ class RunningCheck:
                     parameters = [weakref.ref(one) for one in group.parameters]
                     self._waiting.append(_Waiting(finding, weakref.ref(optimizer), parameters))
                 if group.sure is not MAY_BE or not any(is_library(site.file) for site in finding.sites):
-                    self.learning.note_cut(optimizer, finding, group.parameters)
+                    self._learning.note_cut(optimizer, finding, group.parameters)
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""

@@ -205,7 +205,7 @@ class DataEdit(NamedTuple):
     operation: str
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """Someone who is told of calls while they run, and before their results go back to the program."""
 
     def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
@@ -236,7 +236,7 @@ class Log:
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
-        self.listener: Listener | None = None
+        self.listener: CallListener | None = None
         self._thread = weakref.ref(threading.current_thread())
         self.made: dict[int, CreationRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []

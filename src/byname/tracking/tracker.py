@@ -16,7 +16,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.allocations import AllocationLog, AllocationMode
-from byname.tracking.log import TRACKERS, Listener, Log, Mutation
+from byname.tracking.log import TRACKERS, CallListener, Log, Mutation
 from byname.tracking.mode import TrackingMode
 from byname.tracking.patches import NEW_THREADS, start, stop
 from byname.undo import Blocks, Undo
@@ -33,7 +33,7 @@ class Tracker:
     def __init__(self, limit: int, allocations: bool = False) -> None:
         self._limit = limit
         self._allocations = AllocationLog(limit) if allocations else None
-        self.listener: Listener | None = None
+        self.listener: CallListener | None = None
         self.logs: list[Log] = []
         self._entered: list[TrackingMode] = []
         self._in_threads: list[TrackingMode] = []

@@ -55,11 +55,11 @@ class HeardCall(NamedTuple):
     @property
     def targets(self) -> torch.Tensor | None:
         """The targets of a loss; None of any other call."""
-        found = self.given(1, "target") if self.called in LOSSES else None
+        found = self.given(1, "target") if self.called in LOSS_FUNCTIONS else None
         return found if is_tensor(found) and is_tensor(self.given(0, "input")) else None
 
 
-LOSSES = {
+LOSS_FUNCTIONS = {
     *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
     *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
 }
