@@ -10,7 +10,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.diagnose.cause import C, Cause
-from byname.diagnose.causes.losses import LOSSES, Loss, flat_in, is_first
+from byname.diagnose.causes.loss import Loss, is_first
+from byname.diagnose.causes.losses import LOSSES, flat_in
 from byname.diagnose.causes.not_reached import last_use
 from byname.diagnose.causes.training import (
     BY_HAND,

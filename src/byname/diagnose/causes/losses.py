@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
 
-from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts, always
+from byname.diagnose.causes.activations import ACTIVATIONS
+from byname.diagnose.causes.loss import BY_HAND, COMPARING, MOVES, Loss, input_of, is_first, kind_of
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
-from byname.diagnose.nonfinite.reasons import looking
 from byname.naming.name import Name
-from byname.reading.frames import caller, line_of, variables_of
+from byname.reading.frames import line_of, variables_of
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
@@ -30,120 +28,11 @@ from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of, site_of_tensor
 
-_SQUASHED = {
-    "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
-    "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),
-}
-"""Losses with a softmax or sigmoid of their own: the node before which it stands twice, and both in words."""
-
-_NO_LOGARITHM = {
-    "SoftmaxBackward": "a softmax",
-    "SigmoidBackward": "a sigmoid",
-    "AddmmBackward": "a linear layer",
-    "ReluBackward": "a relu",
-}
-"""What gives no log-probabilities, by the node, in words."""
-_TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
-_COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
-_BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
-"""What a loss that is written by hand makes of a difference."""
-_MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
-
-
-class Loss:
-    """The losses of a backward call that a running program is about to make.
-
-    Attributes:
-        context: the graph behind them.
-        number: how many calls there were of this line, with this one.
-        called: the line.
-        modules: the modules that there are, at the first call of a line.
-        frame: the frame of the program that makes the call.
-    """
-
-    def __init__(
-        self, context: FailureContext, number: int, called: Site | None, modules: Sequence[nn.Module] = ()
-    ) -> None:
-        self.context = context
-        self.number = number
-        self.called = called
-        self.modules = modules
-        self.frame = caller()
-        self.known: Facts = {"noticed": None}
-
-    @cached_property
-    def nodes(self) -> dict[str, list[Any]]:
-        """The nodes of the graph by kind, without the number of the overload."""
-        found: dict[str, list[Any]] = {}
-        for kind, same in self.context.kinds.items():
-            found.setdefault(kind.__name__.rstrip("0123456789"), []).extend(same)
-        return found
-
-    def of_kinds(self, kinds: Iterable[str]) -> Iterator[Any]:
-        """Yield the nodes of some kinds."""
-        return (node for kind in kinds for node in self.nodes.get(kind, ()))
-
-    def site(self, node: Any) -> Site | None:
-        """Return the line that made a node."""
-        return self.context.site(self.context.walk.numbers[node])
-
-
-def is_first(loss: Loss) -> bool:
-    """Return whether a line calls backward for the first time."""
-    return loss.number == 1
-
-
-def _kind(node: Any) -> str:
-    return type(node).__name__.rstrip("0123456789")
-
-
-def _before(node: Any) -> Any:
-    """Return the node that computed the first input of another, past those that only move values."""
-    given = node.next_functions[0][0]
-    while _kind(given) in _MOVES:
-        given = given.next_functions[0][0]
-    return given
-
-
-def _squashed_twice(loss: Loss) -> Iterator[Facts]:
-    for node in loss.of_kinds(_SQUASHED):
-        given, (before, what, words) = _before(node), _SQUASHED[_kind(node)]
-        if _kind(given) == before:
-            other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
-            facts = {"what": what, "loss": words, "other": other}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
-
-
-def _no_logarithms(loss: Loss) -> Iterator[Facts]:
-    """Yield the operation that gives no log-probabilities to a loss that expects them."""
-    found = [("nll_loss", node, _before(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
-    for node in loss.of_kinds(_BY_HAND):
-        given = next((one for one, _ in node.next_functions[1:] if _kind(one) in _NO_LOGARITHM), None)
-        call = None if given is None else loss.context.lookup.call(node)
-        if call is not None and call.name == "kl_div":
-            found.append(("kl_div", node, given))
-    for name, node, given in found:
-        if (kind := _kind(given)) in _NO_LOGARITHM:
-            remedy = "use cross_entropy, which takes logits" if name == "nll_loss" else "apply log_softmax to it before"
-            remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
-            facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
-
-
-def _over_samples(loss: Loss) -> Iterator[Facts]:
-    """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
-    for node in loss.of_kinds(_TAKES_LOGARITHMS):
-        given = node.next_functions[0][0]
-        shape = tuple(given._input_metadata[0].shape) if _kind(given) == "LogSoftmaxBackward" else ()
-        if len(shape) == 2 and shape[0] != shape[1] and given._saved_dim in (0, (1 << 64) - 2):
-            sites = {"given": loss.site(given), "used": loss.site(node)}
-            yield {"samples": shape[0], "shape": str(shape), **sites}
-
 
 def _broadcast(loss: Loss) -> Iterator[Facts]:
-    for node in loss.of_kinds(_COMPARING):
-        expanded, lookup = _before(node), loss.context.lookup
-        if _kind(expanded) == "ExpandBackward":
+    for node in loss.of_kinds(COMPARING):
+        expanded, lookup = input_of(node), loss.context.lookup
+        if kind_of(expanded) == "ExpandBackward":
             before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
             if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program
                 yield {"before": str(before), "after": str(after), "compared": loss.site(node)}
@@ -151,24 +40,24 @@ def _broadcast(loss: Loss) -> Iterator[Facts]:
 
 def _squares(loss: Loss) -> Iterator[Facts]:
     """Yield a difference of (N, 1) and (N,), which is (N, N), of which a loss is made by hand."""
-    for node in loss.of_kinds(_BY_HAND):
+    for node in loss.of_kinds(BY_HAND):
         minus = node.next_functions[0][0]
-        terms = minus.next_functions if _kind(minus) == "SubBackward" else ()
+        terms = minus.next_functions if kind_of(minus) == "SubBackward" else ()
         shape = tuple(minus._input_metadata[0].shape) if terms else ()
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
             continue
         given, output = next(term for term in terms if term[0] is not None)
         before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
-        is_column = before == (shape[0], 1) and _kind(given) not in _MAKES_COLUMNS
+        is_column = before == (shape[0], 1) and kind_of(given) not in _MAKES_COLUMNS
         users = (walk.nodes[user] for user in walk.users[walk.numbers[node]])
-        is_reduced = all(_kind(user) in ("MeanBackward", "SumBackward") for user in users)
+        is_reduced = all(kind_of(user) in ("MeanBackward", "SumBackward") for user in users)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
             site = loss.site(minus)
             if site is not None and not _ON_PURPOSE.search(site.statement):
                 yield {"before": str(before), "after": str(shape), "compared": site}
 
 
-_MAKES_COLUMNS = {*_MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
+_MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
 _ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape")
 """Words by which a statement makes values ready to be compared with all others."""
 
@@ -219,7 +108,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
 
 def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
     """Yield the terms of a sum in the source that have no graph, according to the nodes of the sum."""
-    if isinstance(part, ast.BinOp) and _kind(node) in ("AddBackward", "SubBackward"):
+    if isinstance(part, ast.BinOp) and kind_of(node) in ("AddBackward", "SubBackward"):
         for side, (below, _) in zip((part.left, part.right), node.next_functions, strict=False):
             yield from [side] if below is None else _constants(side, below)
 
@@ -340,7 +229,7 @@ _FLAT = {
 def flat_in(loss: Loss) -> Flat | None:
     """Return the first operation in the graph of a loss whose derivative is 0 everywhere."""
     for node in loss.context.nodes:
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind in _FLAT:
             return Flat(kind.removesuffix("Backward").lower(), loss.site(node))
         if kind in _SOFTMAX and _is_of_one(node):
@@ -355,65 +244,6 @@ def _is_of_one(node: Any) -> bool:
     """Return whether a softmax was along a dimension with one element."""
     shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
     return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
-
-
-_RANGES = {
-    "SigmoidBackward": ("a sigmoid", 0.0, 1.0),
-    "SoftmaxBackward": ("a softmax", 0.0, 1.0),
-    "TanhBackward": ("a tanh", -1.0, 1.0),
-    "ReluBackward": ("a relu", 0.0, math.inf),
-}
-"""What gives values of some range only, by the node, in words."""
-
-
-def _unreachable(loss: Loss) -> Iterator[Facts]:
-    """Yield comparisons of what has a range with targets most of which lie outside of it."""
-    for node, slot, target in held_by_nodes(loss.of_kinds(_COMPARING)):
-        what, least, most = _RANGES.get(_kind(_before(node)), ("", 0.0, 0.0))
-        if slot == "target" and what and target.numel():
-            with looking():
-                values = target.detach().double()
-                share = float(((values < least - 0.05) | (values > most + 0.05)).double().mean())
-                ends = f"{float(values.min()):.3g} to {float(values.max()):.3g}"
-            if share > 0.5:
-                facts = {"what": what, "range": f"{least:g} and {most:g}", "share": f"{share:.0%}", "ends": ends}
-                yield {**facts, "given": loss.site(_before(node)), "used": loss.site(node)}
-
-
-_TAKE_LOGITS = {
-    "LogSoftmaxBackward": "cross_entropy (log_softmax)",
-    **{key: words for key, (_, _, words) in _SQUASHED.items()},
-}
-
-
-_BOUNDED = {
-    "LogSoftmaxBackward": ("ReluBackward", "SigmoidBackward"),
-    "BinaryCrossEntropyWithLogitsBackward": ("ReluBackward", "SoftmaxBackward"),
-}
-"""What bounds the logits that a loss takes, by both nodes."""
-
-
-def _rectified(loss: Loss) -> Iterator[Facts]:
-    for node in loss.of_kinds(_TAKE_LOGITS):
-        if (kind := _kind(given := _before(node))) in _BOUNDED.get(_kind(node), ()):
-            yield {
-                "what": _RANGES[kind][0],
-                "loss": _TAKE_LOGITS[_kind(node)],
-                "given": loss.site(given),
-                "used": loss.site(node),
-            }
-
-
-def _turned_round(loss: Loss) -> Iterator[Facts]:
-    """Yield losses whose target has a graph, and whose input has none."""
-    kinds = {"BinaryCrossEntropyBackward": "binary_cross_entropy", "BinaryCrossEntropyWithLogitsBackward": _WITH_LOGITS}
-    for node in loss.of_kinds(kinds):
-        given, target = (*node.next_functions, (None, 0), (None, 0))[:2]
-        if given[0] is None and target[0] is not None:
-            yield {"loss": kinds[_kind(node)], "used": loss.site(node)}
-
-
-_WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
@@ -461,34 +291,12 @@ _COMPARED = (
 
 # fmt: off
 LOSSES: tuple[Cause[Loss], ...] = (
+    *ACTIVATIONS,
     Cause("data-edit", always, _edited,
         "suspicious: {statement}{edited:at} changes a result that this loss is computed from through .data, where "
         "autograd does not see it: backward computes gradients as if nothing had changed there{names:-}", "{remedy}"),
-    Cause("double-softmax", is_first, _squashed_twice,
-        "suspicious: {what}(){given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
-        "gradients become small, and the loss cannot go below a bound",
-        "leave out the {what}() and give the logits to the loss, or use {other}"),
-    Cause("no-log-probabilities", is_first, _no_logarithms,
-        "suspicious: the result of {what}{given:at} is given to {loss}{used:at}, which expects log-probabilities",
-        "{remedy}"),
-    Cause("no-log-probabilities", is_first, _over_samples,
-        "suspicious: log_softmax{given:at} is over the {samples} samples (dim=0) of shape {shape}, and "
-        "nll_loss{used:at} expects it over the classes",
-        "take the log_softmax with dim=1"),
     Cause("broadcast-loss", is_first, _broadcast, *_COMPARED),
     Cause("broadcast-loss", is_first, _squares, *_COMPARED),
-    Cause("target-out-of-reach", is_first, _unreachable,
-        "{what}{given:at} gives values between {range} only, and {share} of the targets that the loss{used:at} "
-        "compares them with lie outside: they go from {ends}",
-        "leave out the activation where the output is a regression, or scale the targets to its range"),
-    Cause("rectified-logits", is_first, _rectified,
-        "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
-        "though the loss expects any numbers",
-        "leave it out before the loss"),
-    Cause("loss-turned-round", is_first, _turned_round,
-        "{loss}{used:at} is given the labels first and the prediction as its target: the gradient comes from the "
-        "second argument only",
-        "swap the arguments: {loss}(prediction, target)"),
     Cause("loss-overwritten", is_first, _overwritten,
         "suspicious: {name} is 0 before a loop, and each round of the loop assigns it anew{noticed:at}: only the value "
         "of the last round is left, and the others are thrown away",

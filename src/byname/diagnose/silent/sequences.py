@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.losses import Loss
+from byname.diagnose.causes.loss import Loss
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.topic import HeardCall, Topic, distinct, row, values_of

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from byname.diagnose.cause import Cause, always, nothing_more
-from byname.diagnose.causes.losses import Loss
+from byname.diagnose.causes.loss import Loss
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout
 
-from byname.diagnose.causes.losses import Loss
+from byname.diagnose.causes.loss import Loss
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
