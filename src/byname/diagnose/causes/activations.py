@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.causes.loss import BY_HAND, COMPARING, Loss, input_of, is_first, kind_of
-from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.nonfinite.reasons import can_look, looking
 
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
@@ -68,13 +68,15 @@ _RANGES = {
     "ReluBackward": ("a relu", 0.0, math.inf),
 }
 """What gives values of some range only, by the node, in words."""
+_MOST_NUMBERS = 1 << 22
+"""Numbers of targets that are compared with a range, at most."""
 
 
 def _unreachable(loss: Loss) -> Iterator[Facts]:
     """Yield comparisons of what has a range with targets most of which lie outside of it."""
     for node, slot, target in held_by_nodes(loss.of_kinds(COMPARING)):
         what, least, most = _RANGES.get(kind_of(input_of(node)), ("", 0.0, 0.0))
-        if slot == "target" and what and target.numel():
+        if slot == "target" and what and 0 < target.numel() <= _MOST_NUMBERS and can_look(target):
             with looking():
                 values = target.detach().double()
                 share = float(((values < least - 0.05) | (values > most + 0.05)).double().mean())
@@ -84,28 +86,21 @@ def _unreachable(loss: Loss) -> Iterator[Facts]:
                 yield {**facts, "given": loss.site(input_of(node)), "used": loss.site(node)}
 
 
-_TAKE_LOGITS = {
-    "LogSoftmaxBackward": "cross_entropy (log_softmax)",
-    **{key: words for key, (_, _, words) in _SQUASHED.items()},
-}
-
-
+_WITH_LOGITS = "binary_cross_entropy_with_logits"
 _BOUNDED = {
-    "LogSoftmaxBackward": ("ReluBackward", "SigmoidBackward"),
-    "BinaryCrossEntropyWithLogitsBackward": ("ReluBackward", "SoftmaxBackward"),
+    "LogSoftmaxBackward": (("ReluBackward", "SigmoidBackward"), "cross_entropy (log_softmax)"),
+    "BinaryCrossEntropyWithLogitsBackward": (("ReluBackward", "SoftmaxBackward"), _WITH_LOGITS),
 }
-"""What bounds the logits that a loss takes, by both nodes."""
+"""Losses that take logits: the nodes of what bounds these, and the loss in words."""
 
 
 def _rectified(loss: Loss) -> Iterator[Facts]:
-    for node in loss.of_kinds(_TAKE_LOGITS):
-        if (kind := kind_of(given := input_of(node))) in _BOUNDED.get(kind_of(node), ()):
-            yield {
-                "what": _RANGES[kind][0],
-                "loss": _TAKE_LOGITS[kind_of(node)],
-                "given": loss.site(given),
-                "used": loss.site(node),
-            }
+    """Yield logits that cannot be negative."""
+    for node in loss.of_kinds(_BOUNDED):
+        given, (kinds, words) = input_of(node), _BOUNDED[kind_of(node)]
+        if kind_of(given) in kinds:
+            facts = {"what": _RANGES[kind_of(given)][0], "loss": words}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
 
 
 def _turned_round(loss: Loss) -> Iterator[Facts]:
@@ -115,9 +110,6 @@ def _turned_round(loss: Loss) -> Iterator[Facts]:
         given, target = (*node.next_functions, (None, 0), (None, 0))[:2]
         if given[0] is None and target[0] is not None:
             yield {"loss": kinds[kind_of(node)], "used": loss.site(node)}
-
-
-_WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 
 # fmt: off
@@ -142,8 +134,8 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "though the loss expects any numbers",
         "leave it out before the loss"),
     Cause("loss-turned-round", is_first, _turned_round,
-        "{loss}{used:at} is given the labels first and the prediction as its target: the gradient comes from the "
-        "second argument only",
+        "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
+        "be swapped, the labels first and the prediction as their target",
         "swap the arguments: {loss}(prediction, target)"),
 )
 # fmt: on

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -247,35 +247,34 @@ def _is_of_one(node: Any) -> bool:
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
-    """Yield the variable of a loss to which a value is assigned that nothing reads before the next one replaces it."""
+    """Yield the variable of a loss of which a loop keeps only the value of its last round."""
     line = line_of(loss.frame)
     spot, code = line.spot, line.code
     name = None if spot is None else spot.receiver
     if code is None or spot is None or name is None or not name.isidentifier():
         return
-    body = [one for one in statements_of(code) if one.lineno < spot.site.line]
-    for at, one in enumerate(body):
-        if isinstance(one, ast.For) and (one.end_lineno or 0) < spot.site.line:
-            inside = list(statements_in(one.body))
-            bound = [part for part in inside if isinstance(part, ast.Assign) and name in names_bound(part)]
-            reads = any(_reads(part, name) or isinstance(part, ast.Break | ast.Return) for part in inside)
-            begun = [part for part in body[:at] if isinstance(part, ast.Assign) and name in names_bound(part)]
-            if len(bound) == 1 and not reads and begun and _is_nothing(begun[-1].value):
-                yield {
-                    "name": Name(name, "local", exact=False),
-                    "noticed": site_of(code, bound[0], name, code.co_qualname),
-                }
+    before = [one for one in statements_of(code) if one.lineno < spot.site.line]
+    for at, loop in enumerate(before):
+        if isinstance(loop, ast.For) and (loop.end_lineno or 0) < spot.site.line:
+            last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
+            if last is not None and first and _is_nothing(first[-1].value):
+                variable = Name(name, "local", exact=False)
+                yield {"name": variable, "noticed": site_of(code, last, name, code.co_qualname)}
 
 
-def _reads(statement: ast.stmt, name: str) -> bool:
-    parts = (
-        [statement] if not hasattr(statement, "body") else [getattr(statement, key, None) for key in ("test", "iter")]
-    )
-    nodes = [node for part in parts if part is not None for node in ast.walk(part)]
-    is_changed = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == name
-    return is_changed or any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in nodes
-    )
+def _assigns(statement: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
+    return isinstance(statement, ast.Assign) and name in names_bound(statement)
+
+
+def _overwriting(loop: ast.For, name: str) -> ast.Assign | None:
+    """Return the one statement of a loop that assigns a variable; None if the loop reads it, or may end early."""
+    assigned = [one for one in statements_in(loop.body) if _assigns(one, name)]
+    for node in ast.walk(loop):
+        reads = isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        adds = isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name
+        if reads or adds or isinstance(node, ast.Break | ast.Return):
+            return None
+    return assigned[0] if len(assigned) == 1 else None
 
 
 def _is_nothing(value: ast.expr) -> bool:
