@@ -41,7 +41,17 @@ def operation_name(function: Any) -> str | None:
     Args:
         function: the function that a function mode receives: a function, a method, or the ``__get__`` of a property.
     """
-    return _known(function) if is_torchs(function) else _name_of(function)
+    if type(function) not in _PLAIN:  # another callable may define a hash of its own
+        return _name_of(function)
+    try:
+        return _names[function]
+    except KeyError:
+        name = _name_of(function)
+        if is_torchs(function):
+            if len(_names) >= _MOST_NAMES:
+                _names.clear()
+            _names[function] = name
+        return name
 
 
 def main_result(function: Any, result: Any) -> Any:
@@ -64,9 +74,9 @@ def is_torchs(function: Any) -> bool:
     return False
 
 
-@lru_cache(maxsize=8192)
-def _known(function: Any) -> str | None:
-    return _name_of(function)
+_MOST_NAMES = 8192
+_names: dict[Any, str | None] = {}
+"""The names of PyTorch's functions, in one step: function modes ask for each call of the program."""
 
 
 def _name_of(function: Any) -> str | None:
@@ -85,7 +95,7 @@ _BUILTINS = (type(len), type(str.join), type(str.__len__), type("".__len__))
 _OWNERS = (type, ModuleType, GetSetDescriptorType, MemberDescriptorType)
 """The types to which PyTorch's own C functions may be bound."""
 
-PLAIN_FUNCTIONS = frozenset([FunctionType, *_BUILTINS])
+_PLAIN = frozenset([FunctionType, *_BUILTINS])
 """The types of functions that have Python's own hash."""
 
 

@@ -17,8 +17,6 @@ from byname.errors import RewriteError
 from byname.model.module_tree import under
 from byname.model.operations import (
     COMPUTED,
-    PLAIN_FUNCTIONS,
-    is_torchs,
     main_result,
     operation_name,
     operation_path,
@@ -224,20 +222,7 @@ def _means(pattern: str, name: str) -> bool:
     return pattern == name or NameSegment(pattern).matches(name)
 
 
-@_constant
-def _name_of(function: Any) -> str | None:
-    if type(function) not in PLAIN_FUNCTIONS:  # another callable may define a hash of its own
-        return operation_name(function)
-    try:
-        return _names[function]
-    except KeyError:
-        name = operation_name(function)
-        if is_torchs(function):  # a user's function may reference anything, so it is not kept
-            _names[function] = name
-        return name
-
-
-_names: dict[Any, str | None] = {}
+_name_of = _constant(operation_name)
 
 
 @_constant

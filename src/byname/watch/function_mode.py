@@ -24,8 +24,6 @@ from byname.model.module_tree import under
 from byname.model.operations import (
     ATTENTIONS,
     PARTS_OF_ATTENTION,
-    PLAIN_FUNCTIONS,
-    is_torchs,
     main_result,
     operation_name,
     operation_path,
@@ -124,7 +122,6 @@ class _Mode(TorchFunctionMode):
         order: the number of the attachment.
         thread: the identifier of the thread.
         on: whether it is on the mode stack of that thread. PyTorch pops it while it handles a call.
-        names: the names of the functions called so far.
         gone: whether its attachment was removed, so that it must not be pushed again.
     """
 
@@ -137,21 +134,13 @@ class _Mode(TorchFunctionMode):
         self.frames: OpenCalls[tuple[_Frame | None, bool]] = OpenCalls()
         self.on = False
         self.gone = False
-        self.names: dict[Any, Any] = {}
 
     @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = self.frame
         if frame is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if type(func) in PLAIN_FUNCTIONS:  # another callable may define a hash of its own
-            name = self.names.get(func, _UNKNOWN)
-            if name is _UNKNOWN:
-                name = operation_name(func)
-                if is_torchs(func):  # a user's function may reference anything, so it is not kept
-                    self.names[func] = name
-        else:
-            name = operation_name(func)
+        name = operation_name(func)
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         counts = frame.counts
@@ -170,9 +159,6 @@ class _Mode(TorchFunctionMode):
         if found.delivers or found.parts:
             return self.functions.deliver(owner, found, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
-
-
-_UNKNOWN = object()
 
 
 class _Here(threading.local):
