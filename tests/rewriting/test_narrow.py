@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import softmax
 
 import byname
-from byname.rewriting import operations
+from byname.rewriting import operation_sites
 from byname.rewriting.narrow import narrowed
 from byname.rewriting.rewrite import rewrite
 
@@ -276,7 +276,7 @@ def told(model, x):
 def test_it_finds_what_a_mode_around_the_whole_forward_finds(make, monkeypatch):
     model, x = make(), torch.randn(4, 4)
     outputs, seen = told(model, x)
-    monkeypatch.setattr(operations, "narrowed", lambda *_: None)
+    monkeypatch.setattr(operation_sites, "narrowed", lambda *_: None)
     wanted, all_seen = told(model, x)
     assert seen == all_seen and seen
     assert all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True))
