@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from byname.model.items import Segments, items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
@@ -18,6 +19,18 @@ from byname.watch.value_gradients import missed_at, on_gradient
 
 Deliver: TypeAlias = Callable[..., Any]
 """A function ``(value, inputs=(), before=None)`` that reports a value and returns what replaces it."""
+
+
+Delivered: TypeAlias = tuple[Spot, Deliver]
+"""A place, with the function that reports its values."""
+
+
+def by_module(found: Iterable[Delivered]) -> Iterator[tuple[nn.Module, list[Delivered]]]:
+    """Return each module with its places."""
+    groups: dict[int, list[Delivered]] = {}
+    for spot, deliver in found:
+        groups.setdefault(id(spot.module), []).append((spot, deliver))
+    return ((group[0][0].module, group) for group in groups.values())
 
 
 def delivery(running: Running, spot: Spot) -> Deliver:

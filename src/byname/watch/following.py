@@ -20,7 +20,7 @@ from byname.place import NameSegment, parse
 from byname.reading.interrupts import defer_signals
 from byname.undo import Undo
 from byname.watch.attachment import Running
-from byname.watch.delivery import Deliver, delivery
+from byname.watch.delivery import Delivered, by_module, delivery
 from byname.watch.handle import CHANGING, Tap
 from byname.watch.heard import not_come_to
 from byname.watch.hooks import Hooks
@@ -219,7 +219,7 @@ _REGISTRY = {"parameter": "_parameters", "buffer": "_buffers", "computed": "__di
 """Where a module holds what goes by a name."""
 
 
-def _of_kind(wanted: list[tuple[Spot, Deliver]], *kinds: str) -> list[tuple[Spot, Deliver]]:
+def _of_kind(wanted: list[Delivered], *kinds: str) -> list[Delivered]:
     return [one for one in wanted if one[0].kind in kinds]
 
 
@@ -255,7 +255,7 @@ Given = dict[int | str, Any]
 """The arguments of a call, positional ones by their index, the others by their name."""
 
 
-def hook_inputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+def hook_inputs(hooks: Hooks, running: Running, spots: Sequence[Delivered]) -> None:
     """Add hooks that report the arguments of modules.
 
     Args:
@@ -263,16 +263,13 @@ def hook_inputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deli
         running: the attachment.
         spots: the places of inputs, each with the function that reports its values.
     """
-    by_module: dict[int, tuple[nn.Module, list[tuple[Spot, Deliver]]]] = {}
-    for spot, deliver in spots:
-        by_module.setdefault(id(spot.module), (spot.module, []))[1].append((spot, deliver))
-    for module, found in by_module.values():
+    for module, found in by_module(spots):
         hooks.before(module, partial(_deliver, running, found))
 
 
 def _deliver(
     running: Running,
-    found: list[tuple[Spot, Deliver]],
+    found: list[Delivered],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

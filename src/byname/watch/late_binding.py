@@ -33,7 +33,7 @@ from byname.tracing.muted import unheard
 from byname.tracing.tracer import trace
 from byname.undo import Undo
 from byname.watch.attachment import Running
-from byname.watch.delivery import Deliver, delivery
+from byname.watch.delivery import Deliver, Delivered, delivery
 from byname.watch.function_mode import Functions, Owner
 from byname.watch.hooks import Hooks
 from byname.watch.module_outputs import Wanting, hook_calls, hook_ends, hook_outputs
@@ -84,7 +84,7 @@ class Binding:
             function = called_function(spot.module, spot.method) if spot.method else None
             if function is not None:
                 self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
-        self._modules: dict[int, list[tuple[Spot, Deliver]]] = {}
+        self._modules: dict[int, list[Delivered]] = {}
         self._told = {
             id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
         }
@@ -407,7 +407,7 @@ class Binding:
     def _asked(self, path: str, module: nn.Module) -> Wanting:
         """Return a function that returns the places of a module; its first call asks the selectors."""
 
-        def wanting() -> Sequence[tuple[Spot, Deliver]]:
+        def wanting() -> Sequence[Delivered]:
             found = self._modules.get(id(module))
             if found is None:
                 found = self._modules[id(module)] = []

@@ -20,18 +20,18 @@ from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.tracing.muted import UNDER_WAY
 from byname.watch.attachment import Event, Running, runs
-from byname.watch.delivery import Deliver, OfGradients, ReshapedGradient, ValueGradient
+from byname.watch.delivery import Deliver, Delivered, OfGradients, ReshapedGradient, ValueGradient, by_module
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.inplace import overwrite
 from byname.watch.value_gradients import HOOKING, node_reshaped
 
 _GONE = object()
 
-Wanting = Callable[[], Sequence[tuple[Spot, Deliver]]]
+Wanting = Callable[[], Sequence[Delivered]]
 """A function that returns the places that match a call, each with the function that reports the output."""
 
 
-def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[Delivered]) -> None:
     """Add hooks that report the outputs of modules.
 
     Args:
@@ -39,10 +39,7 @@ def hook_outputs(hooks: Hooks, running: Running, spots: Sequence[tuple[Spot, Del
         running: the attachment.
         spots: the places of modules, each with the function that reports its values.
     """
-    by_module: dict[int, tuple[nn.Module, list[tuple[Spot, Deliver]]]] = {}
-    for spot, deliver in spots:
-        by_module.setdefault(id(spot.module), (spot.module, []))[1].append((spot, deliver))
-    for module, found in by_module.values():
+    for module, found in by_module(spots):
         if running.before is not None:
             hook_calls(hooks, running, module, _always(found))
         else:
@@ -81,11 +78,11 @@ def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wantin
     hooks.after(module, hook)
 
 
-def _always(found: list[tuple[Spot, Deliver]]) -> Wanting:
+def _always(found: list[Delivered]) -> Wanting:
     return lambda: found
 
 
-def _hook_of(running: Running, found: list[tuple[Spot, Deliver]]) -> Callable[..., Any]:
+def _hook_of(running: Running, found: list[Delivered]) -> Callable[..., Any]:
     spot, deliver = found[0]
     if len(found) > 1 or spot.items:
         return partial(_deliver, running, [deliver for _, deliver in found])

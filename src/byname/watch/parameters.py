@@ -18,7 +18,7 @@ from torch import nn
 
 from byname.model.spot import Spot
 from byname.watch.attachment import Event, Running, runs
-from byname.watch.delivery import Deliver
+from byname.watch.delivery import Deliver, Delivered
 from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.value_gradients import accumulate, accumulating
 
@@ -50,7 +50,7 @@ class States:
         spots: the places, each with the function that reports its values.
     """
 
-    def __init__(self, running: Running, spots: Sequence[tuple[Spot, Deliver]] = ()) -> None:
+    def __init__(self, running: Running, spots: Sequence[Delivered] = ()) -> None:
         self._running = running
         self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
         self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
@@ -59,7 +59,7 @@ class States:
         self._recomputed: list[nn.Module] = []
         self.observe(spots)
 
-    def observe(self, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+    def observe(self, spots: Sequence[Delivered]) -> None:
         """Observe these places from now on, instead of those before."""
         values = [one for one in spots if not one[0].gradient]
         self._at_begin = [] if self._running.reads else [one for one in values if one[0].kind == "parameter"]
@@ -69,7 +69,7 @@ class States:
             for path in self._awaited.keys() - {spot.full for spot in self._gradients}:
                 self._awaited.pop(path)[1].remove()
 
-    def hook_computed(self, hooks: Hooks, spots: Sequence[tuple[Spot, Deliver]]) -> None:
+    def hook_computed(self, hooks: Hooks, spots: Sequence[Delivered]) -> None:
         """Add hooks that report tensors which are computed in the place of a parameter, in forwards of the model."""
         self._recomputed = []
         for spot, deliver in spots:
