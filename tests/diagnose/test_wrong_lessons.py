@@ -98,6 +98,18 @@ def validated_in_training_mode():
     return model
 
 
+def validated_in_a_block():
+    model, (x, y) = network(0.5), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        for _ in range(6):
+            step(model, optimizer)
+        with torch.no_grad():
+            val = F.cross_entropy(model(x), y)
+        assert val > 0
+    return model
+
+
 class DropsAlways(nn.Module):
     def __init__(self):
         super().__init__()
@@ -632,6 +644,7 @@ FAULTY = {
     best_in_a_dict_of_references: "loads-itself",
     best_moved_to_where_it_is: "loads-itself",
     validated_in_training_mode: "evaluated-in-training-mode",
+    validated_in_a_block: "evaluated-in-training-mode",
     evaluated_with(DropsAlways): "dropout-in-evaluation",
     decayed_per_batch: "rate-too-small",
     a_tiny_rate: "rate-too-small",

@@ -32,7 +32,9 @@ DROPS_IN_EVALUATION = row("dropout-in-evaluation",
 
 _LOOKS = 64
 """Forwards of a line whose modules and inputs are looked at."""
-_WORDS = re.compile(r"valid|\bval_|_val\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|argmax|predict")
+_WORDS = re.compile(
+    r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
+)
 """Words by which code that evaluates a model is known from code that only draws samples."""
 
 
